@@ -1,0 +1,95 @@
+"""Everything gpusched raises on purpose, as a tree.
+
+    GpuschedError
+      UserError            what was asked is wrong: the caller can mend it
+        UsageError           it cannot be read at all (exit code 2)
+        Refused              it is readable but cannot be granted
+        NotFound             it names something that does not exist
+        Forbidden            it names something that belongs to another user
+      NotReady             the surroundings are not ready: daemon, disk, database, driver
+        DaemonUnreachable    no daemon answers on the socket
+        StoreBroken          the database is corrupt or was written by a newer release
+        StoreFull            the disk that holds the database cannot take more
+      BrokenInvariant      our bug: a state that the design says cannot happen
+
+A message is one sentence with the offending value; the hint is the next command to type. This
+module is imported by every command at the prompt, so it imports nothing.
+"""
+
+
+class GpuschedError(Exception):
+    """Base of all: carries a message, a hint, a stable code word and the process exit code."""
+
+    code = "error"
+    exit_code = 1
+    http_status = 500
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UserError(GpuschedError):
+    """What was asked is wrong."""
+
+    code = "refused"
+    http_status = 409
+
+
+class UsageError(UserError):
+    """The request cannot be read: an unknown option, a size that does not parse."""
+
+    code = "usage"
+    exit_code = 2
+    http_status = 400
+
+
+class Refused(UserError):
+    """The request is readable and will not be granted."""
+
+
+class NotFound(UserError):
+    """The request names a job, run or device that does not exist."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class Forbidden(UserError):
+    """The request touches what belongs to another user."""
+
+    code = "forbidden"
+    http_status = 403
+
+
+class NotReady(GpuschedError):
+    """The surroundings are not ready; trying again later may work."""
+
+    code = "not_ready"
+    http_status = 503
+
+
+class DaemonUnreachable(NotReady):
+    """No daemon answers on the socket."""
+
+    code = "no_daemon"
+
+
+class StoreBroken(NotReady):
+    """The database cannot be used: corrupt, or written by a newer release."""
+
+    code = "store_broken"
+
+
+class StoreFull(NotReady):
+    """The disk that holds the database cannot take another record."""
+
+    code = "disk_full"
+    http_status = 507
+
+
+class BrokenInvariant(GpuschedError):
+    """A state that the design rules out was met; the message carries the job's story."""
+
+    code = "bug"

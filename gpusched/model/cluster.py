@@ -1,0 +1,145 @@
+"""What the machines are and do at one instant: GPUs, nodes and their measured load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpusched.model.job import GpuShare
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds a GPU. `vram_mib` is None when the driver does not tell."""
+
+    pid: int
+    vram_mib: int | None
+    user: str | None = None
+    started_at: float | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU as measured at one instant. None is unknown, never zero and never free."""
+
+    uuid: str
+    index: int
+    name: str
+    vram_total_mib: int | None = None
+    vram_reserved_mib: int = 0
+    """Held by the driver itself; not bookable."""
+    vram_used_mib: int | None = None
+    """By processes, without the driver's reserve (NVML memory v2)."""
+    utilisation: float | None = None
+    """Share of time some kernel ran, 0 to 1."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    """None when the list is unavailable or makes no sense; an empty tuple when it is truly empty."""
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    """N of /dev/nvidiaN, which is not the index."""
+    mig_enabled: bool = False
+    compute_mode: int = 0
+    """0 default, 2 prohibited, 3 one process only."""
+    display_active: bool = False
+    unified_memory: bool = False
+    """The card has no memory of its own: VRAM is host memory."""
+    is_lost: bool = False
+    """The driver says the device is gone (fell off the bus)."""
+    error: str | None = None
+    """Why this device could not be read at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """All GPUs of one node at one instant, or why there is none."""
+
+    at: float
+    source: str
+    """`nvml`, `simulated` or `none`."""
+    gpus: tuple[GpuSample, ...] = ()
+    error: str | None = None
+    """Set when the driver as a whole is broken: GPU jobs wait and this is why."""
+    driver_version: str | None = None
+    notes: tuple[str, ...] = ()
+    """Remarks for `ginfo` and `doctor`, such as a limit by CUDA_VISIBLE_DEVICES."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """Measured load of one node. Fractions are 0 to 1; None is unknown."""
+
+    at: float
+    name: str
+    cpus: int
+    mem_total_mib: int
+    mem_available_mib: int
+    cpu_fraction: float | None = None
+    disk_mib_s: float | None = None
+    net_mib_s: float | None = None
+    boot_id: str = ""
+
+
+class GpuState:
+    """Words for a GPU's condition, as `ginfo` prints them."""
+
+    IDLE = "idle"
+    ALLOCATED = "allocated"
+    MIXED = "mixed"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """A GPU as the policy sees it: what is there, and whether anything may be placed on it."""
+
+    uuid: str
+    index: int
+    name: str
+    vram_total_mib: int | None
+    """Bookable memory: total less the driver's reserve. None when it cannot be read."""
+    foreign_mib: int = 0
+    """Held by processes of no job, at its recent peak."""
+    why_not: str | None = None
+    """Set when nothing may be placed here: drained, lost, stale, dirty, in foreign use for slices too."""
+    why_not_whole: str | None = None
+    """Set when slices may be placed but a whole-card job may not: foreign use above the threshold."""
+    can_share: bool = True
+    """False when the compute mode admits one process only, or MIG is on."""
+    is_present: bool = True
+    """False for a lost card: it does not count as capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as the policy sees it."""
+
+    name: str
+    cpus: float
+    mem_mib: int
+    gpus: tuple[GpuView, ...] = ()
+    why_not: str | None = None
+    """Set when nothing may be placed on the node: drained, or down."""
+    gpu_error: str | None = None
+    """Set when the driver is broken: GPU jobs wait, others go on."""
+    load: HostSample | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one open run holds."""
+
+    job_id: int
+    uid: int
+    node: str
+    gpus: tuple[GpuShare, ...]
+    cpus: float
+    mem_mib: int
+    start_at: float
+    expected_end_at: float | None = None
+    """Start plus time limit; None without a limit."""

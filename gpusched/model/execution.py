@@ -1,0 +1,148 @@
+"""What the daemon and an engine say to each other about runs: tickets and orders down, events up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpusched.model.job import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """All an engine needs to start one run. Nothing in it is interpreted but by the job's own exec.
+
+    Texts may hold lone surrogates (`os.fsencode` gives the bytes back).
+    """
+
+    run: str
+    """Handle `JOB.RUN`; the engine claims it exclusively, so a second start is refused."""
+    uid: int
+    user: str
+    argv: tuple[str, ...]
+    """The command; with `script`, its arguments only."""
+    script: bytes | None
+    """Text of the script; the engine keeps a copy of its own and executes that."""
+    env: Mapping[str, str]
+    """The whole environment; the engine adds nothing."""
+    work_dir: str
+    umask: int
+    stdout_path: str
+    """Absolute, or relative to `work_dir`."""
+    stderr_path: str | None
+    """None: same as output."""
+    append: bool
+    """Keep what the output file holds already; else it is emptied."""
+    time_limit_s: float | None
+    grace_s: float
+    leftover_grace_s: float
+    stop_signal: int
+    notice: Notice | None = None
+    has_gpus: bool = False
+    """Look for GPU out-of-memory in the tail of the output when the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
+
+    why: str
+    """`cancel` or `preempt`."""
+    signal: int | None = None
+    """None: the ticket's stop signal."""
+    grace_s: float | None = None
+    """None: the ticket's grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalOrder:
+    """Deliver one signal and nothing more."""
+
+    signal: int
+    main_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOrder:
+    """Replace the time limit of a run, counted from its start; None lifts it."""
+
+    time_limit_s: float | None
+
+
+Order = StopOrder | SignalOrder | LimitOrder
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The run's supervisor holds the claim and the job's first process was started."""
+
+    run: str
+    at: float
+    supervisor_pid: int
+    supervisor_start_ticks: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopping:
+    """The run is being ended, or its first process is gone and others linger."""
+
+    run: str
+    at: float
+    why: str
+    """`cancel`, `preempt`, `timeout` or `leftovers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """No process of the run is left, and this is how it ended. Comes from the result file."""
+
+    run: str
+    start_at: float | None
+    """None when nothing was started."""
+    end_at: float
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped_by: str | None = None
+    """`cancel`, `preempt`, `timeout`; None when the job ended by itself."""
+    launch_error: str | None = None
+    """A sentence: why the command could not be started (work dir, output file, exec)."""
+    gpu_oom: bool = False
+    """The tail of the output shows that GPU memory ran out."""
+    cpu_s: float | None = None
+    peak_mem_mib: float | None = None
+    leftovers: tuple[str, ...] = ()
+    """`name(pid)` of processes that had to be ended after the job's first process was gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLost:
+    """The run's supervisor is gone without a result; what it left behind has been killed."""
+
+    run: str
+    at: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunNeverStarted:
+    """The claim was revoked before any supervisor took it: the run can be given back safely."""
+
+    run: str
+    at: float
+    detail: str
+
+
+EngineEvent = RunStarted | RunStopping | RunEnded | RunLost | RunNeverStarted
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """What the store knows of a run that has no end yet; handed to the engine for adoption."""
+
+    run: str
+    boot_id: str
+    supervisor_pid: int | None
+    supervisor_start_ticks: int | None
+    pending_order: StopOrder | None = None
+    """A stop that was recorded; the engine sends it again."""

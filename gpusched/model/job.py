@@ -1,0 +1,230 @@
+"""A job is what was asked; a run is one attempt at it. Both are frozen values: a change makes a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpusched.model.states import JobState, ReasonCode, RunState
+
+NICE_MIN, NICE_MAX = -10_000, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Resources of one job. Equal requests are one object in the daemon's memory.
+
+    GPUs come as whole cards (`gpus` >= 1 and neither `gpu_fraction` nor `vram_mib`), as a fraction of
+    one card (`gpus` == 1 and `gpu_fraction`), or as slices by memory (`vram_mib` on each of `gpus` cards).
+    """
+
+    gpus: int = 0
+    """Number of cards touched; 0 means a job that must not see a GPU."""
+    gpu_fraction: float | None = None
+    """Share of one card, above 0 and below 1, booked in both VRAM and time."""
+    gpu_type: str | None = None
+    """Matches a card whose model name contains this, ignoring case, blanks and dashes."""
+    vram_mib: int | None = None
+    """VRAM booked on each card; the rest of the card may serve other slices of the same user."""
+    min_vram_mib: int | None = None
+    """Only cards with at least this much VRAM in total."""
+    cpus: float = 1.0
+    """Cores booked; 0 books none."""
+    mem_mib: int = 0
+    """Host memory booked; 0 books none."""
+
+    @property
+    def shares_cards(self) -> bool:
+        """Whether the job takes slices rather than whole cards."""
+        return self.gpu_fraction is not None or self.vram_mib is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """When and how often a failed run is tried again."""
+
+    retries: int = 0
+    """Attempts after the first that count against the job."""
+    backoff_s: float = 10.0
+    backoff_factor: float = 2.0
+    backoff_max_s: float = 600.0
+    retry_on: tuple[str, ...] = ("exit", "signal", "oom", "node_fail")
+    """Classes: exit, signal, oom, timeout, node_fail; an exit code `3` or range `10-20`; a name `SIGSEGV`."""
+    requeue: bool = True
+    """Whether a run lost to the machine is repeated without using up a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A signal sent some time before the time limit (`--signal [B:]SIG[@s]`)."""
+
+    signal: int
+    before_s: int
+    main_only: bool
+    """True for `B:`: only the job's first process is told, not the whole tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a run is started. Texts may hold lone surrogates for bytes that are not UTF-8."""
+
+    argv: tuple[str, ...]
+    """Command and arguments; for a script, the arguments only."""
+    script_sha: str | None
+    """SHA-256 of the script's text in the payload table; None for a plain command."""
+    script_name: str | None
+    """What the user called the script: file name, `stdin` or `wrap`."""
+    env_sha: str
+    """SHA-256 of the captured environment in the payload table."""
+    work_dir: str
+    umask: int = 0o022
+    stdout: str | None = None
+    """Output pattern (`%j %A %a %x %u %N`); None means `gpusched-%j.out`."""
+    stderr: str | None = None
+    """Error pattern; None means into the output."""
+    open_mode: str | None = None
+    """`truncate`, `append`, or None: the first run truncates, later runs get a numbered suffix."""
+    notice: Notice | None = None
+    stop_signal: int | None = None
+    """First signal when the job is stopped; None is TERM."""
+    grace_s: float | None = None
+    """Between the first signal and KILL; None is the setting `grace_s`."""
+    gpu_ids: str | None = None
+    """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None is the setting `gpu_ids`."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """All that a submission says, after validation."""
+
+    name: str
+    request: Request
+    launch: Launch
+    retry: RetryRule = field(default_factory=RetryRule)
+    account: str = ""
+    queue: str = "default"
+    nice: int = 0
+    time_limit_s: int | None = None
+    begin_at: float | None = None
+    dependency: str | None = None
+    """Slurm's syntax, `afterok:1:2,afterany:3`; ids are checked at submission."""
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row of the job table."""
+
+    id: int
+    uid: int
+    user: str
+    spec: JobSpec
+    state: JobState
+    submit_at: float
+    queued_at: float
+    """Age counts from here: submission, or the asked begin time; retries do not move it."""
+    eligible_at: float
+    """Not before this instant: begin time, or the end of a retry's backoff."""
+    start_at: float | None = None
+    """Start of the last run."""
+    end_at: float | None = None
+    """Set exactly when the state is final."""
+    hold: str | None = None
+    """`user` or `admin` while held."""
+    run: int = 0
+    """Number of the current or last run; 0 before the first."""
+    failures: int = 0
+    """Failed runs that counted against the retries."""
+    requeues: int = 0
+    """Runs lost to the machine and repeated for free."""
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: ReasonCode | None = None
+    """Of the end, or of the last failed run; while pending the reason is worked out, not stored."""
+    reason_text: str | None = None
+    cancel_at: float | None = None
+    """When a cancel was recorded for a run that has not ended yet."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was started again: SLURM_RESTART_COUNT."""
+        return max(0, self.run - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """What one run books on one card; whole when neither part is set."""
+
+    uuid: str
+    index: int
+    """Index at the time of booking, for display only."""
+    vram_mib: int | None = None
+    fraction: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the card is booked alone."""
+        return self.vram_mib is None and self.fraction is None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One attempt at a job: one row of the run table."""
+
+    job_id: int
+    number: int
+    state: RunState
+    node: str
+    boot_id: str
+    """Of the machine when the run was recorded; another one now means the run cannot be alive."""
+    intent_at: float
+    gpus: tuple[GpuShare, ...] = ()
+    cpus: float = 0.0
+    mem_mib: int = 0
+    start_at: float | None = None
+    end_at: float | None = None
+    supervisor_pid: int | None = None
+    supervisor_start_ticks: int | None = None
+    """Start time of the supervisor in clock ticks since boot, against pid reuse."""
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    outcome: JobState | None = None
+    """How this attempt ended, in job-state words; None while it is open."""
+    reason: ReasonCode | None = None
+    reason_text: str | None = None
+    cpu_s: float | None = None
+    peak_mem_mib: float | None = None
+    """Largest resident size of any one process of the run."""
+    peak_vram_mib: int | None = None
+    mean_utilisation: float | None = None
+    energy_j: float | None = None
+    stdout_path: str | None = None
+    stderr_path: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The engine's handle, `JOB.RUN`; used once and never again."""
+        return run_id(self.job_id, self.number)
+
+
+def run_id(job_id: int, number: int) -> str:
+    """Handle of a run, `JOB.RUN`."""
+    return f"{job_id}.{number}"
+
+
+def split_run_id(handle: str) -> tuple[int, int]:
+    """Job id and run number of a handle made by `run_id`."""
+    job, _, number = handle.partition(".")
+    return int(job), int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One line of a job's story, append-only."""
+
+    job_id: int
+    at: float
+    kind: str
+    """One word: submitted, started, stopping, ended, retry, requeued, held, released, updated, note."""
+    text: str
+    run: int | None = None

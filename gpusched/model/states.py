@@ -1,0 +1,96 @@
+"""Job states, run states and the reason codes, with one line on each.
+
+Spelling is Slurm's wherever Slurm has the word. `docs/reference/states.md` explains every name here
+and a test keeps the two in step.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class JobState(str, Enum):
+    """Where a job is. A job in a final state never moves again."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    DEADLINE = "DEADLINE"
+
+    __str__ = str.__str__
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended for good."""
+        return self in FINAL_STATES
+
+    @property
+    def compact(self) -> str:
+        """Slurm's two-letter form, as `gq` prints it in its ST column."""
+        return COMPACT[self]
+
+
+ACTIVE_STATES = frozenset({JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED})
+FINAL_STATES = frozenset(JobState) - ACTIVE_STATES
+
+COMPACT = {
+    JobState.PENDING: "PD",
+    JobState.RUNNING: "R",
+    JobState.COMPLETING: "CG",
+    JobState.SUSPENDED: "S",
+    JobState.COMPLETED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+    JobState.TIMEOUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
+    JobState.NODE_FAIL: "NF",
+    JobState.PREEMPTED: "PR",
+    JobState.DEADLINE: "DL",
+}
+
+
+class RunState(str, Enum):
+    """Where one attempt is. STARTING is recorded before the process is asked for."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    ENDED = "ENDED"
+
+    __str__ = str.__str__
+
+
+class ReasonCode(str, Enum):
+    """Why a job waits, or why it ended as it did. One word each, without blanks."""
+
+    NONE = "None"
+    # why a job waits
+    PRIORITY = "Priority"
+    RESOURCES = "Resources"
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
+    LOAD_CEILING = "LoadCeiling"
+    BEGIN_TIME = "BeginTime"
+    RETRY_DELAY = "RetryDelay"
+    DEPENDENCY = "Dependency"
+    JOB_HELD_USER = "JobHeldUser"
+    JOB_HELD_ADMIN = "JobHeldAdmin"
+    # why a job ended
+    NON_ZERO_EXIT_CODE = "NonZeroExitCode"
+    RAISED_SIGNAL = "RaisedSignal"
+    TIME_LIMIT = "TimeLimit"
+    OUT_OF_MEMORY = "OutOfMemory"
+    JOB_LAUNCH_FAILURE = "JobLaunchFailure"
+    CANCELLED_BY_USER = "CancelledByUser"
+    DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
+    NODE_DOWN = "NodeDown"
+    SUPERVISOR_LOST = "SupervisorLost"
+    GPU_FAILED = "GpuFailed"
+
+    __str__ = str.__str__

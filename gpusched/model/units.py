@@ -1,0 +1,149 @@
+"""Sizes, times, ids and names as people write them, read once and printed the same way everywhere.
+
+No imports: commands at the prompt use this module. Every function raises ValueError with a sentence
+that quotes the offending text; the caller knows which option it came from.
+"""
+
+from __future__ import annotations
+
+MAX_SECONDS = 10 * 365 * 86400
+MAX_MIB = 1 << 40
+
+_SIZE_FACTORS_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+_TIME_FACTORS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_size_mib(text: str) -> int:
+    """Read a memory size; binary units, a bare number is MiB, rounded up to a whole MiB.
+
+    Accepts `8192`, `8G`, `8GB`, `8GiB`, `0.5T`, in either case.
+    """
+    word = text.strip()
+    upper = word.upper()
+    for suffix in ("IB", "B"):
+        if upper.endswith(suffix) and len(upper) > len(suffix) and upper[-len(suffix) - 1] in "KMGT":
+            upper = upper[: -len(suffix)]
+            break
+    unit = upper[-1:] if upper[-1:] in "KMGT" else ""
+    digits = upper[: len(upper) - len(unit)].strip()
+    value = _number(digits)
+    if value is None:
+        raise ValueError(f"{text!r} is not a size; write it as 8G, 8GiB or 8192 (MiB)")
+    mib = value * _SIZE_FACTORS_MIB[unit]
+    if not 0 < mib <= MAX_MIB:
+        raise ValueError(f"the size {text!r} is out of range; it must be above 0 and at most 1024P")
+    return -int(-mib // 1)
+
+
+def format_size_mib(mib: float | None) -> str:
+    """Print MiB the short way people read it: `512M`, `24G`, `1.5G`; `-` when unknown."""
+    if mib is None:
+        return "-"
+    if mib < 1024:
+        return f"{mib:.0f}M"
+    for unit, factor in (("G", 1024.0), ("T", 1024.0**2), ("P", 1024.0**3)):
+        value = mib / factor
+        if value < 1024 or unit == "P":
+            return f"{value:.1f}".removesuffix(".0") + unit
+    raise AssertionError("unreachable")
+
+
+def parse_duration_s(text: str) -> int:
+    """Read a length of time in seconds.
+
+    Slurm's forms `MM`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`, and `90s`, `30m`, `4h`, `2d`, `1h30m`.
+    A bare number is minutes, as in Slurm.
+    """
+    word = text.strip().lower()
+    seconds = _slurm_duration(word) if word and word[-1:] not in _TIME_FACTORS_S else _unit_duration(word)
+    if seconds is None:
+        raise ValueError(f"{text!r} is not a time; write it as 90s, 30m, 4h, 2d, HH:MM:SS or D-HH:MM")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"the time {text!r} is out of range; it must be above 0 and at most 3650d")
+    return seconds
+
+
+def _slurm_duration(word: str) -> int | None:
+    days_text, dash, clock = word.rpartition("-")
+    parts = clock.split(":")
+    if not all(_is_digits(part) for part in parts) or len(parts) > 3:
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        if not _is_digits(days_text):
+            return None
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+        return int(days_text) * 86400 + hours * 3600 + minutes * 60 + seconds
+    if len(numbers) == 1:
+        return numbers[0] * 60
+    if len(numbers) == 2:
+        return numbers[0] * 60 + numbers[1]
+    return numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
+
+
+def _unit_duration(word: str) -> int | None:
+    total = 0.0
+    digits = ""
+    for char in word:
+        if char in _TIME_FACTORS_S:
+            value = _number(digits)
+            if value is None:
+                return None
+            total += value * _TIME_FACTORS_S[char]
+            digits = ""
+        else:
+            digits += char
+    if digits or not word:
+        return None
+    return -int(-total // 1)
+
+
+def format_duration(seconds: float | None) -> str:
+    """Print a length of time as Slurm does: `M:SS`, `H:MM:SS`, `D-HH:MM:SS`; `UNLIMITED` for None."""
+    if seconds is None:
+        return "UNLIMITED"
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days}-{hours:02d}:{minutes:02d}:{secs:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{secs:02d}"
+    return f"{minutes}:{secs:02d}"
+
+
+def parse_job_id(text: str) -> int:
+    """Read a job id; ids are whole numbers from 1."""
+    if not _is_digits(text) or len(text) > 18 or int(text) < 1:
+        raise ValueError(f"{text!r} is not a job id; ids are whole numbers, as `gq` prints them")
+    return int(text)
+
+
+def printable(text: str, width: int | None = None) -> str:
+    """Make user-supplied text safe for a terminal: control and undecodable characters are escaped.
+
+    With `width`, longer text is cut and ends in `+`, as Slurm marks a cut name.
+    """
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else _escape(char) for char in text)
+    if width is not None and len(text) > width:
+        text = text[: width - 1] + "+"
+    return text
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _number(digits: str) -> float | None:
+    whole, _, fraction = digits.partition(".")
+    if not _is_digits(whole or "0") or not _is_digits(fraction or "0") or not (whole or fraction):
+        return None
+    if len(digits) > 18:
+        return float("inf")
+    return float(digits)

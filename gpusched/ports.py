@@ -1,0 +1,156 @@
+"""The seams: what the core needs from the outside, as protocols. Implementations live at the edges.
+
+    Clock       wall clock
+    Store       the job table                      store/sqlite.py, store/memory.py
+    GpuSource   one reading of this node's GPUs    gpu/nvml.py, gpu/simulated.py
+    HostSource  one reading of this node's load    gpu/host.py
+    Engine      starts and ends runs               engine/local.py, engine/simulated.py
+
+`tests/contract/` runs one suite over every implementation of a seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpusched.model.cluster import GpuReading, HostSample
+from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.states import JobState
+
+
+class Clock(Protocol):
+    """Time as the daemon sees it."""
+
+    def now(self) -> float:
+        """UTC epoch seconds."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """Everything one tick records, committed as one transaction or not at all.
+
+    `jobs` and `runs` are whole rows, inserted or replaced; the last one of an id wins.
+    """
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    events: list[JobEvent] = field(default_factory=list)
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    """Scripts and environments by SHA-256 (hex); one that is stored already is left as it is."""
+    drains: dict[str, str | None] = field(default_factory=dict)
+    """Node name or GPU UUID -> the message it is drained with; None undrains."""
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.runs or self.events or self.payloads or self.drains)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list; empty fields do not restrict."""
+
+    ids: frozenset[int] = frozenset()
+    states: frozenset[JobState] = frozenset()
+    users: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
+    since: float | None = None
+    """Only jobs that were still unfinished, or ended, at or after this instant."""
+    limit: int | None = None
+    """The newest this many."""
+
+
+class Store(Protocol):
+    """The job table: the only truth. One writer; a commit is durable when it returns.
+
+    Raises: StoreFull when the disk is full (nothing of the commit is kept); StoreBroken when the
+    database is corrupt or newer than this release.
+    """
+
+    def load_active(self) -> tuple[list[Job], list[Run]]:
+        """All jobs that are not final, and all runs that are not ENDED, by id."""
+
+    def load_drains(self) -> dict[str, str]:
+        """Drained nodes and GPUs with their messages."""
+
+    def next_job_id(self) -> int:
+        """One above every id ever used, also after old jobs were pruned."""
+
+    def commit(self, changes: Changes) -> None:
+        """Record all of it in one transaction, durably."""
+
+    def changed(self) -> bool:
+        """Whether somebody else wrote to the table since the last call; the daemon then loads it anew."""
+
+    def jobs(self, wanted: JobFilter) -> list[Job]:
+        """Jobs of the whole table, final ones included, by ascending id."""
+
+    def runs(self, job_ids: Iterable[int]) -> list[Run]:
+        """Every run of these jobs, by job and number."""
+
+    def events(self, job_id: int) -> list[JobEvent]:
+        """The job's story, oldest first."""
+
+    def payload(self, sha: str) -> bytes:
+        """A stored script or environment. Raises: KeyError."""
+
+    def last_job_id(self, uid: int) -> int | None:
+        """Newest job of this user."""
+
+    def save_gpus(self, node: str, reading: GpuReading) -> None:
+        """Keep the inventory (uuid, index, name, memory) of a node, for history; not per poll."""
+
+    def close(self) -> None:
+        """Checkpoint and release the file."""
+
+
+class GpuSource(Protocol):
+    """Reads the GPUs of one node. May be slow or hang: the caller runs it in a worker with a deadline."""
+
+    def read(self) -> GpuReading:
+        """One reading; never raises for a device fault, which is reported per device and field."""
+
+    def close(self) -> None:
+        """Release the driver."""
+
+
+class HostSource(Protocol):
+    """Reads the load of one node."""
+
+    def read(self) -> HostSample:
+        """One sample; rates are since the previous call and None in the first."""
+
+
+class Engine(Protocol):
+    """Starts runs, ends them and says what became of them.
+
+    Every run that `start` accepted yields exactly one of RunEnded, RunLost or RunNeverStarted through
+    `events` until it is forgotten, also over restarts of the daemon (by `adopt`): an event that was
+    handed out but not followed by `forget` is handed out again after a restart.
+    """
+
+    def adopt(self, runs: Sequence[OpenRun]) -> None:
+        """Take over runs recorded before a restart. Each will yield an event, RunStarted if alive."""
+
+    def start(self, tickets: Sequence[Ticket]) -> None:
+        """Ask for these runs; returns at once. A handle that was claimed before is not started again."""
+
+    def order(self, run: str, order: Order) -> None:
+        """Stop, signal or re-limit a run. Unknown and ended runs are ignored."""
+
+    def events(self) -> list[EngineEvent]:
+        """What happened since the last call, in order per run; does not block."""
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """The ends of these runs are recorded: their spool may go."""
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
+        """Which of these processes belong to a run: pid -> handle. Foreign ones are left out."""
+
+    def set_waker(self, wake: Callable[[], None] | None) -> None:
+        """Called from the event loop's thread whenever `events` has something new."""
+
+    def close(self) -> None:
+        """Stop helpers; runs go on."""
