@@ -102,6 +102,9 @@ class Store(Protocol):
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory (uuid, index, name, memory) of a node, for history; not per poll."""
 
+    def check(self) -> str | None:
+        """Look for damage; None when the table is sound, else a sentence."""
+
     def close(self) -> None:
         """Checkpoint and release the file."""
 

@@ -37,6 +37,22 @@ class Request:
         """Whether the job takes slices rather than whole cards."""
         return self.gpu_fraction is not None or self.vram_mib is not None
 
+    def contradiction(self) -> str | None:
+        """A sentence when the parts do not go together, whatever the machines are."""
+        if self.gpu_fraction is not None and self.gpus != 1:
+            return f"a fraction of {self.gpu_fraction:g} is of one card, but {self.gpus} GPUs are asked for"
+        if self.gpu_fraction is not None and self.vram_mib is not None:
+            return "a fraction of a card and an amount of VRAM were both asked for"
+        if not self.gpus:
+            for name, value in (
+                ("VRAM", self.vram_mib),
+                ("a least VRAM", self.min_vram_mib),
+                ("the type " + repr(self.gpu_type), self.gpu_type),
+            ):
+                if value is not None:
+                    return f"{name} is asked for, but no GPU"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:

@@ -1,0 +1,293 @@
+"""Handlers about jobs. Each reads its request, asks the service, renders a document."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api import validate
+from gpusched.api.identity import caller_of
+from gpusched.api.render import JOB_FIELDS, document, event_json, job_json, plain, run_json
+from gpusched.api.service import Service, number, service_of, states_of, words
+from gpusched.daemon import commands
+from gpusched.daemon.commands import Caller, Selection
+from gpusched.daemon.forecast import forecast
+from gpusched.errors import NotFound, UsageError
+from gpusched.model.job import Job
+from gpusched.model.states import ACTIVE_STATES, JobState
+from gpusched.model.units import printable
+from gpusched.policy.ordering import priority
+from gpusched.ports import JobFilter
+
+MAX_WAIT_S = 300.0
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
+    """The request's JSON object. Raises: UsageError."""
+    try:
+        # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
+        body = json.loads(await request.read() or b"{}")
+    except (ValueError, RecursionError):
+        raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
+    return validate.read_object(body, "the request")
+
+
+def check_keys(body: dict[str, Any], *known: str) -> None:
+    """Refuse keys that would otherwise be ignored. Raises: UsageError."""
+    for key in body:
+        if key not in known:
+            raise UsageError(f"unknown field {printable(key, 60)!r}", "known fields: " + ", ".join(known))
+
+
+async def submit(request: web.Request) -> web.Response:
+    """POST /v1/jobs"""
+    service = service_of(request)
+    caller = caller_of(request)
+    body = await read_body(request)
+    check_keys(body, "spec", "batch", "dry_run")
+    submission = validate.read_submission(
+        body.get("spec"), body.get("batch"), service.settings, caller.user, service.requests
+    )
+    if body.get("dry_run"):
+        return respond(dry_run=plain(forecast(submission.specs[0], caller, service.scheduler)))
+    answer = await service.ask(commands.Submit(caller, submission.specs, submission.payloads))
+    if body.get("batch") is not None:
+        return respond(ids=answer["ids"])
+    job = service.find(answer["ids"][0])
+    return respond(job=job_json(job, service.facts_of([job])(job)))
+
+
+async def listing(request: web.Request) -> web.Response:
+    """GET /v1/jobs"""
+    service = service_of(request)
+    caller = caller_of(request)
+    ids = service.job_ids(request.query.get("ids", ""), caller)
+    states = states_of(words(request, "states"))
+    limit = number(request, "limit", None, 1, 10_000_000)
+    wanted = JobFilter(
+        ids=frozenset(ids),
+        states=states if states or ids else ACTIVE_STATES,
+        users=words(request, "users"),
+        names=words(request, "names"),
+        queues=words(request, "queues"),
+        since=number(request, "since", None, 0, 1e12),
+        limit=None if limit is None else int(limit),
+    )
+    jobs = _select(service, wanted)
+    missing: list[str] = []
+    if ids:
+        known = service.find_all(ids)
+        missing = [str(job_id) for job_id in ids if job_id not in known]
+        if missing and len(ids) == 1:
+            raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
+    extra: dict[str, Any] = {"missing": missing} if missing else {}
+    facts = service.facts_of(jobs)
+    names = request.query.get("fields")
+    if names is None:
+        return respond(jobs=[job_json(job, facts(job)) for job in jobs], **extra)
+    fields = [name for name in names.split(",") if name]
+    for name in fields:
+        if name not in JOB_FIELDS:
+            raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(JOB_FIELDS))
+    makers = [JOB_FIELDS[name] for name in fields]
+    rows = []
+    for job in jobs:
+        context = facts(job)
+        rows.append([make(job, context) for make in makers])
+    return respond(fields=fields, rows=rows, **extra)
+
+
+def _select(service: Service, wanted: JobFilter) -> list[Job]:
+    if wanted.states and wanted.states <= ACTIVE_STATES and not wanted.ids:
+        jobs = [
+            job
+            for job in service.scheduler.world.jobs.values()
+            if job.state in wanted.states
+            and (not wanted.users or job.user in wanted.users)
+            and (not wanted.names or job.spec.name in wanted.names)
+            and (not wanted.queues or job.spec.queue in wanted.queues)
+        ]
+        jobs.sort(key=lambda job: job.id)
+        return jobs if wanted.limit is None else jobs[-wanted.limit :]
+    return service.scheduler.store.jobs(wanted)
+
+
+async def show(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}"""
+    service = service_of(request)
+    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    store = service.scheduler.store
+    runs = {run.number: run for run in store.runs([job.id])}
+    runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
+    spec = plain(job.spec)
+    return respond(
+        job={
+            **job_json(job, service.facts_of([job])(job)),
+            "runs": [run_json(runs[number]) for number in sorted(runs)],
+            "events": [event_json(event) for event in store.events(job.id)],
+            "request": spec.pop("request"),
+            "spec": spec,
+        }
+    )
+
+
+async def why(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/why"""
+    service = service_of(request)
+    scheduler = service.scheduler
+    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    reason = scheduler.reason_for(job)
+    parts = priority(job.spec.nice, job.queued_at, scheduler.now(), service.settings.priority)
+    key = scheduler.world.class_of(job.id)
+    return respond(
+        why={
+            "id": str(job.id),
+            "state": job.state.value,
+            "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
+            "text": reason.text if reason else (job.reason_text or f"is {job.state}"),
+            "facts": plain(reason.facts) if reason else {},
+            "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
+            "position": scheduler.position(job) if key is not None else None,
+        }
+    )
+
+
+async def script(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/script"""
+    service = service_of(request)
+    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    launch = job.spec.launch
+    body = None
+    if launch.script_sha is not None:
+        body = service.scheduler.store.payload(launch.script_sha).decode("utf-8", "surrogateescape")
+    return respond(script=body, argv=list(launch.argv))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """POST /v1/jobs/cancel"""
+    service = service_of(request)
+    caller = caller_of(request)
+    body = await read_body(request)
+    check_keys(
+        body, "ids", "users", "queues", "names", "states", "all", "signal", "main_only", "dry_run"
+    )
+    lists = {key: _texts(body, key) for key in ("users", "queues", "names", "states")}
+    selection = Selection(
+        ids=tuple(_ids(service, body, caller)),
+        users=frozenset(lists["users"]),
+        queues=frozenset(lists["queues"]),
+        names=frozenset(lists["names"]),
+        states=states_of(lists["states"]),
+        everything=body.get("all") is True,
+    )
+    if not (selection.ids or selection.everything or any(lists.values())):
+        raise UsageError("no jobs are named", "give ids, a filter such as -n NAME, or --all")
+    signal = body.get("signal")
+    if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
+        raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
+    answer = await service.ask(
+        commands.Cancel(
+            caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True
+        )
+    )
+    return respond(**answer)
+
+
+def _texts(body: dict[str, Any], key: str) -> list[str]:
+    value = body.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise UsageError(f"{key} must be a list of texts", "see GET /v1/openapi.json")
+    return value
+
+
+def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
+    value = body.get("ids", [])
+    if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
+        raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
+    return list(dict.fromkeys(service.job_id(str(word), caller) for word in value))
+
+
+def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
+    ids = _ids(service, body, caller)
+    if not ids:
+        raise UsageError("no jobs are named", "list the jobs with: gq")
+    return tuple(ids)
+
+
+async def hold(request: web.Request) -> web.Response:
+    """POST /v1/jobs/hold"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "ids")
+    return respond(**await service.ask(commands.Hold(caller, _named_ids(service, body, caller))))
+
+
+async def release(request: web.Request) -> web.Response:
+    """POST /v1/jobs/release"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "ids")
+    return respond(**await service.ask(commands.Release(caller, _named_ids(service, body, caller))))
+
+
+async def update(request: web.Request) -> web.Response:
+    """POST /v1/jobs/update"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "ids", "changes")
+    changes = validate.read_changes(body.get("changes"), service.settings)
+    return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
+
+
+async def wait(request: web.Request) -> web.Response:
+    """GET /v1/wait"""
+    service = service_of(request)
+    caller = caller_of(request)
+    ids = service.job_ids(request.query.get("ids", ""), caller)
+    if not ids:
+        raise UsageError("no jobs are named", "list the jobs with: gq")
+    timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
+    state_not = request.query.get("state_not")
+    run_not = request.query.get("run_not")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        jobs = service.find_all(ids)
+        for job_id in ids:
+            if job_id not in jobs:
+                raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+        done = all(job.state.is_final for job in jobs.values())
+        left_s = deadline - loop.time()
+        if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
+            break
+        await service.changed(ids, left_s)
+    return respond(
+        done=done,
+        jobs=[
+            {
+                "id": str(job.id),
+                "state": job.state.value,
+                "exit_code": job.exit_code,
+                "signal": job.signal,
+                "run": job.run,
+                "reason": job.reason and str(job.reason),
+                "reason_text": job.reason_text,
+            }
+            for job in (jobs[job_id] for job_id in ids)
+        ],
+    )
+
+
+def _moved(job: Job, state_not: str | None, run_not: str | None) -> bool:
+    if state_not is None and run_not is None:
+        return False
+    return (state_not is not None and job.state.value != state_not) or (
+        run_not is not None and str(job.run) != run_not
+    )
+
+
+def respond(**content: Any) -> web.Response:
+    """A JSON document, as compact as it gets."""
+    return web.Response(
+        body=json.dumps(document(**content), separators=(",", ":")).encode(), content_type="application/json"
+    )

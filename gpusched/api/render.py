@@ -1,0 +1,174 @@
+"""From the daemon's values to the JSON that scripts rely on. Unknown is null; instants are epoch seconds."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gpusched.daemon.launch import output_paths
+from gpusched.model.job import Job, JobEvent, Request, Run
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Reason
+from gpusched.model.states import JobState
+
+SCHEMA_VERSION = 1
+
+
+def document(**content: Any) -> dict[str, Any]:
+    """A JSON document with the schema version in front."""
+    return {"schema_version": SCHEMA_VERSION, **content}
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """What a job's JSON needs beyond its row."""
+
+    settings: Settings
+    node: str
+    run: Run | None
+    """The current or last run, when it is known without asking the store for each job."""
+    reason: Reason | None
+    """Why it waits, for a pending job."""
+    priority: Callable[[], float | None]
+
+
+JobFacts = Callable[[Job], JobContext]
+
+
+def _gpus(ctx: JobContext) -> list[dict[str, Any]]:
+    if ctx.run is None:
+        return []
+    return [
+        {"uuid": share.uuid, "index": share.index, "vram_mib": share.vram_mib, "fraction": share.fraction}
+        for share in ctx.run.gpus
+    ]
+
+
+def _reason(job: Job, ctx: JobContext) -> str | None:
+    if ctx.reason is not None:
+        return str(ctx.reason.code)
+    return None if job.reason is None else str(job.reason)
+
+
+def _reason_text(job: Job, ctx: JobContext) -> str | None:
+    return job.reason_text if ctx.reason is None else ctx.reason.text
+
+
+def _path(job: Job, ctx: JobContext, which: int) -> str | None:
+    paths = output_paths(job, max(1, job.run), ctx.node, ctx.settings.default.output)
+    return paths[which] if paths[which] is not None else paths[0]
+
+
+def command_line(job: Job) -> str:
+    """The command in one line, as one could type it."""
+    launch = job.spec.launch
+    words = list(launch.argv)
+    if launch.script_sha is not None:
+        words.insert(0, launch.script_name or "script")
+    elif launch.script_name == "batch" and len(words) == 3:
+        return words[2]
+    return shlex.join(words)
+
+
+JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
+    "id": lambda job, ctx: str(job.id),
+    "name": lambda job, ctx: job.spec.name,
+    "user": lambda job, ctx: job.user,
+    "account": lambda job, ctx: job.spec.account,
+    "queue": lambda job, ctx: job.spec.queue,
+    "state": lambda job, ctx: job.state.value,
+    "reason": _reason,
+    "reason_text": _reason_text,
+    "priority": lambda job, ctx: ctx.priority() if job.state is JobState.PENDING else None,
+    "nice": lambda job, ctx: job.spec.nice,
+    "hold": lambda job, ctx: job.hold,
+    "dependency": lambda job, ctx: job.spec.dependency,
+    "submit_at": lambda job, ctx: job.submit_at,
+    "eligible_at": lambda job, ctx: job.eligible_at,
+    "start_at": lambda job, ctx: job.start_at,
+    "end_at": lambda job, ctx: job.end_at,
+    "time_limit_s": lambda job, ctx: job.spec.time_limit_s,
+    "exit_code": lambda job, ctx: job.exit_code,
+    "signal": lambda job, ctx: job.signal,
+    "node": lambda job, ctx: ctx.run.node if ctx.run else None,
+    "gpus": lambda job, ctx: _gpus(ctx),
+    "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
+    "cpus": lambda job, ctx: job.spec.request.cpus,
+    "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
+    "work_dir": lambda job, ctx: job.spec.launch.work_dir,
+    "stdout_path": lambda job, ctx: _path(job, ctx, 0),
+    "stderr_path": lambda job, ctx: _path(job, ctx, 1),
+    "command": lambda job, ctx: command_line(job),
+    "run": lambda job, ctx: job.run,
+    "restarts": lambda job, ctx: job.restarts,
+    "retries": lambda job, ctx: job.spec.retry.retries,
+    "failures": lambda job, ctx: job.failures,
+}
+"""Every key of a job's JSON and how it is made; `fields=` picks from these."""
+
+
+def gpu_request(request: Request) -> str:
+    """GPUs asked for, the way gsub reads them: `2`, `a100:2`, `0.5`, with VRAM as `1:8192M`; `0` for none."""
+    if not request.gpus:
+        return "0"
+    if request.gpu_fraction is not None:
+        count = f"{request.gpu_fraction:g}"
+    else:
+        count = str(request.gpus)
+    text = f"{request.gpu_type}:{count}" if request.gpu_type else count
+    return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
+
+
+def job_json(job: Job, ctx: JobContext) -> dict[str, Any]:
+    """A job as scripts see it."""
+    return {name: make(job, ctx) for name, make in JOB_FIELDS.items()}
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """One attempt as gshow lists it."""
+    return {
+        "run": run.number,
+        "state": run.state.value,
+        "node": run.node,
+        "gpus": [
+            {"uuid": share.uuid, "index": share.index, "vram_mib": share.vram_mib, "fraction": share.fraction}
+            for share in run.gpus
+        ],
+        "cpus": run.cpus,
+        "mem_mib": run.mem_mib,
+        "start_at": run.start_at,
+        "end_at": run.end_at,
+        "pid": run.pid,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "outcome": None if run.outcome is None else run.outcome.value,
+        "reason": None if run.reason is None else run.reason.value,
+        "reason_text": run.reason_text,
+        "cpu_s": run.cpu_s,
+        "peak_mem_mib": run.peak_mem_mib,
+        "peak_vram_mib": run.peak_vram_mib,
+        "mean_utilisation": run.mean_utilisation,
+        "energy_j": run.energy_j,
+        "stdout_path": run.stdout_path,
+        "stderr_path": run.stderr_path,
+    }
+
+
+def event_json(event: JobEvent) -> dict[str, Any]:
+    """One line of a job's story."""
+    return {"at": event.at, "kind": event.kind, "text": event.text, "run": event.run}
+
+
+def plain(value: Any) -> Any:
+    """Any frozen model value as JSON, by its fields."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    if isinstance(value, Iterable):
+        return [plain(item) for item in value]
+    return str(value)

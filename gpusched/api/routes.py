@@ -1,0 +1,124 @@
+"""The table of routes: what the server registers, what the OpenAPI document lists, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api import jobs, site
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation: where it is, what it does, what it takes and what it answers with."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    answer: str
+    """Key of the document that carries the result."""
+    query: dict[str, str] = field(default_factory=dict)
+    """Query parameters and their meaning."""
+    body: dict[str, Any] | None = None
+    """JSON Schema of the request's properties; None for no body."""
+
+
+_IDS = {"ids": {"type": "array", "items": {"type": ["integer", "string"]}}}
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "POST",
+        "/v1/jobs",
+        jobs.submit,
+        "Record a job, or one per batch line; with dry_run only say what would become of it.",
+        "job, ids or dry_run",
+        body={
+            "spec": {"$ref": "#/components/schemas/Spec"},
+            "batch": _STRINGS,
+            "dry_run": {"type": "boolean"},
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/jobs",
+        jobs.listing,
+        "List jobs; active ones unless ids or states are given.",
+        "jobs, or fields and rows",
+        query={
+            "ids": "comma-separated ids; @ is the caller's last job",
+            "states": "comma-separated states, or all",
+            "users": "comma-separated user names",
+            "names": "comma-separated job names",
+            "queues": "comma-separated queues",
+            "since": "only jobs unfinished or ended at or after this instant",
+            "limit": "the newest this many",
+            "fields": "comma-separated keys: rows of bare values instead of objects",
+        },
+    ),
+    Route("GET", "/v1/jobs/{id}", jobs.show, "Everything about one job: request, runs, story.", "job"),
+    Route("GET", "/v1/jobs/{id}/why", jobs.why, "Why a job waits, with the facts.", "why"),
+    Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),
+    Route(
+        "POST",
+        "/v1/jobs/cancel",
+        jobs.cancel,
+        "End jobs, or send them a signal.",
+        "cancelled, signalled, ended, missing",
+        body={
+            **_IDS,
+            "users": _STRINGS,
+            "queues": _STRINGS,
+            "names": _STRINGS,
+            "states": _STRINGS,
+            "all": {"type": "boolean"},
+            "signal": {"type": ["integer", "null"], "minimum": 1, "maximum": 64},
+            "main_only": {"type": "boolean"},
+            "dry_run": {"type": "boolean"},
+        },
+    ),
+    Route("POST", "/v1/jobs/hold", jobs.hold, "Keep jobs from starting.", "changed, unchanged", body=_IDS),
+    Route("POST", "/v1/jobs/release", jobs.release, "Undo a hold.", "changed, unchanged", body=_IDS),
+    Route(
+        "POST",
+        "/v1/jobs/update",
+        jobs.update,
+        "Change what jobs ask for.",
+        "changed",
+        body={**_IDS, "changes": {"$ref": "#/components/schemas/Changes"}},
+    ),
+    Route(
+        "GET",
+        "/v1/wait",
+        jobs.wait,
+        "Wait until jobs have ended, or one has moved on from a state and run.",
+        "done, jobs",
+        query={
+            "ids": "comma-separated ids; @ is the caller's last job",
+            "timeout_s": "answer after this long at the latest; at most 300",
+            "state_not": "one id only: answer once its state differs from this",
+            "run_not": "one id only: answer once its run number differs from this",
+        },
+    ),
+    Route("GET", "/v1/cluster", site.cluster, "Nodes, GPUs and queues.", "nodes, gpus, queues"),
+    Route(
+        "POST",
+        "/v1/drain",
+        site.drain,
+        "Keep new work off nodes or GPUs.",
+        "changed",
+        body={"targets": _STRINGS, "message": {"type": "string"}},
+    ),
+    Route("POST", "/v1/undrain", site.undrain, "Let work back.", "changed", body={"targets": _STRINGS}),
+    Route("GET", "/v1/status", site.status, "The daemon itself.", "daemon"),
+    Route("POST", "/v1/shutdown", site.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
+    Route("GET", "/v1/doctor", site.doctor, "Checks that only the daemon can make.", "checks"),
+    Route("GET", "/v1/snapshot", site.snapshot, "The policy's input right now, for replay.", "snapshot"),
+    Route("GET", "/v1/openapi.json", site.openapi, "This description.", "the OpenAPI document itself"),
+)

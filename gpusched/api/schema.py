@@ -1,0 +1,118 @@
+"""The fields of a submission: one table that validation and the OpenAPI document both read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.model.job import NICE_MAX, NICE_MIN
+from gpusched.model.units import MAX_MIB, MAX_SECONDS
+
+MAX_GPUS = 1024
+MAX_CPUS = 65536
+MAX_RETRIES = 1000
+MAX_NAME = 200
+MAX_INSTANT = 32503680000.0
+"""Year 3000: a begin time above is a mistake in units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: JSON type, range or choices, and its meaning."""
+
+    kind: str
+    """string, integer, number, boolean, strings, map, notice."""
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    nullable: bool = True
+    exclusive_low: bool = False
+
+    def json_schema(self) -> dict[str, Any]:
+        """The field in JSON Schema's words, as the OpenAPI document shows it."""
+        shape: dict[str, Any]
+        if self.kind == "strings":
+            shape = {"type": "array", "items": {"type": "string"}}
+        elif self.kind == "map":
+            shape = {"type": "object", "additionalProperties": {"type": "string"}}
+        elif self.kind == "notice":
+            shape = {
+                "type": "object",
+                "required": ["signal", "before_s", "main_only"],
+                "additionalProperties": False,
+                "properties": {
+                    "signal": {"type": "integer", "minimum": 1, "maximum": 64},
+                    "before_s": {"type": "integer", "minimum": 0, "maximum": MAX_SECONDS},
+                    "main_only": {"type": "boolean"},
+                },
+            }
+        else:
+            shape = {"type": self.kind}
+        if self.low is not None:
+            shape["exclusiveMinimum" if self.exclusive_low else "minimum"] = self.low
+        if self.high is not None:
+            shape["maximum"] = self.high
+        if self.choices:
+            shape["enum"] = list(self.choices)
+        if self.nullable:
+            shape["type"] = [shape["type"], "null"]
+            if self.choices:
+                shape["enum"].append(None)
+        shape["description"] = self.doc
+        return shape
+
+
+REQUEST_FIELDS: dict[str, Field] = {
+    "gpus": Field("integer", "GPUs; 0 for none.", 0, MAX_GPUS),
+    "gpu_fraction": Field("number", "Share of one card.", 0, 1, exclusive_low=True),
+    "gpu_type": Field("string", "Part of the GPU's model name."),
+    "vram_mib": Field("integer", "VRAM on each card, sharing it, in MiB.", 1, MAX_MIB),
+    "min_vram_mib": Field("integer", "Least VRAM of each card, in MiB.", 1, MAX_MIB),
+    "cpus": Field("number", "Cores; 0 books none.", 0, MAX_CPUS),
+    "mem_mib": Field("integer", "Host memory in MiB; 0 books none.", 0, MAX_MIB),
+}
+
+RETRY_FIELDS: dict[str, Field] = {
+    "retries": Field("integer", "Attempts after the first.", 0, MAX_RETRIES),
+    "backoff_s": Field("number", "Wait before the first retry, in seconds.", 0, MAX_SECONDS),
+    "backoff_factor": Field("number", "Growth of the wait from retry to retry.", 1, 1000),
+    "backoff_max_s": Field("number", "Longest wait between retries, in seconds.", 0, MAX_SECONDS),
+    "retry_on": Field("strings", "Classes of failure that are retried."),
+    "requeue": Field("boolean", "Repeat for free a run lost to the machine."),
+}
+
+LAUNCH_FIELDS: dict[str, Field] = {
+    "argv": Field("strings", "Command and arguments; with a script its arguments only."),
+    "script": Field("string", "Text of the script, beginning with #!."),
+    "script_name": Field("string", "What the user calls the script."),
+    "env": Field("map", "Captured environment."),
+    "work_dir": Field("string", "Working directory, absolute."),
+    "umask": Field("integer", "File mode mask of the submitter.", 0, 0o777),
+    "stdout": Field("string", "Output pattern."),
+    "stderr": Field("string", "Error pattern; absent: into the output."),
+    "open_mode": Field("string", "What to do with a file that exists.", choices=("truncate", "append")),
+    "notice": Field("notice", "Signal some time before the time limit."),
+    "stop_signal": Field("integer", "First signal when the job is stopped.", 1, 64),
+    "grace_s": Field("number", "Between the first signal and KILL, in seconds.", 0, 86400),
+    "gpu_ids": Field("string", "Form of CUDA_VISIBLE_DEVICES.", choices=("index", "uuid")),
+}
+
+JOB_FIELDS: dict[str, Field] = {
+    "name": Field("string", "Name of the job."),
+    "account": Field("string", "Account the usage goes to."),
+    "queue": Field("string", "Queue the job waits in."),
+    "nice": Field("integer", "Lowers the priority; below 0 raises it.", NICE_MIN, NICE_MAX),
+    "time_limit_s": Field("integer", "Time limit in seconds; null for none.", 1, MAX_SECONDS),
+    "begin_at": Field("number", "Not before this instant, UTC epoch seconds.", 0, MAX_INSTANT),
+    "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42."),
+    "hold": Field("boolean", "Keep the job from starting until it is released."),
+}
+
+SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
+
+UPDATE_FIELDS: dict[str, Field] = {
+    name: field
+    for name, field in {**JOB_FIELDS, **REQUEST_FIELDS, "retries": RETRY_FIELDS["retries"]}.items()
+    if name != "hold"
+}

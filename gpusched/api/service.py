@@ -1,0 +1,208 @@
+"""What handlers need of the running daemon: its scheduler, a way to wait for it, facts about itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api.render import JobContext, JobFacts
+from gpusched.daemon.commands import Caller, Command
+from gpusched.daemon.tick import Scheduler
+from gpusched.errors import GpuschedError, NotFound, UsageError
+from gpusched.model.job import Job, Request, Run, run_id
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
+from gpusched.model.units import parse_job_id, printable
+from gpusched.policy.ordering import priority
+from gpusched.ports import JobFilter
+
+
+@dataclass(slots=True)
+class Service:
+    """The daemon as its API sees it."""
+
+    scheduler: Scheduler
+    wake: Callable[[], None]
+    stop: Callable[[], None]
+    facts: dict[str, Any]
+    """Fixed facts for /v1/status: version, pid, paths."""
+    requests: dict[Request, Request] = field(default_factory=dict)
+    """Equal resource requests are one object, however many jobs ask for them."""
+    watchers: dict[int, set[asyncio.Event]] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """The daemon's settings."""
+        return self.scheduler.settings
+
+    async def ask(self, command: Command) -> dict[str, Any]:
+        """Have the next tick apply a command; returns after its commit. Raises: what the command raised."""
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: dict[str, Any] | GpuschedError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, GpuschedError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self.scheduler.submit(command, reply)
+        self.wake()
+        return await future
+
+    def announce(self, job_ids: Iterable[int]) -> None:
+        """Wake the clients that wait for any of these jobs; called after each commit."""
+        if self.watchers:
+            for job_id in job_ids:
+                for event in self.watchers.get(job_id, ()):
+                    event.set()
+
+    async def changed(self, ids: Iterable[int], timeout_s: float) -> None:
+        """Return when the row of one of these jobs changes, or after the timeout."""
+        event = asyncio.Event()
+        ids = list(ids)
+        for job_id in ids:
+            self.watchers.setdefault(job_id, set()).add(event)
+        try:
+            await asyncio.wait_for(event.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            pass  # the caller looks at the states again either way
+        finally:
+            for job_id in ids:
+                events = self.watchers[job_id]
+                events.discard(event)
+                if not events:
+                    del self.watchers[job_id]
+
+    # --- looking jobs up --------------------------------------------------------------------------
+
+    def job_id(self, text: str, caller: Caller) -> int:
+        """The id a client wrote: a number, or `@` for the caller's last job."""
+        if text == "@":
+            last = self.scheduler.store.last_job_id(caller.uid)
+            if last is None:
+                raise NotFound(f"{caller.user} has not submitted a job yet", "submit one with: gsub script.sh")
+            return last
+        try:
+            return parse_job_id(text)
+        except ValueError as error:
+            raise UsageError(str(error), "list the jobs with: gq") from None
+
+    def job_ids(self, text: str, caller: Caller) -> list[int]:
+        """A comma-separated list of ids, each once, in the order given."""
+        return list(dict.fromkeys(self.job_id(word, caller) for word in text.split(",") if word))
+
+    def find(self, job_id: int) -> Job:
+        """A job, active or ended. Raises: NotFound."""
+        job = self.scheduler.world.jobs.get(job_id)
+        if job is None:
+            found = self.scheduler.store.jobs(JobFilter(ids=frozenset({job_id})))
+            if not found:
+                raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+            job = found[0]
+        return job
+
+    def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
+        """Those of these jobs that exist, by id."""
+        active = self.scheduler.world.jobs
+        wanted = list(ids)
+        found = {job_id: active[job_id] for job_id in wanted if job_id in active}
+        ended = frozenset(job_id for job_id in wanted if job_id not in found)
+        if ended:
+            found.update({job.id: job for job in self.scheduler.store.jobs(JobFilter(ids=ended))})
+        return found
+
+    def runs_of(self, jobs: Iterable[Job]) -> dict[int, Run]:
+        """The current or last run of each job that has one."""
+        world = self.scheduler.world
+        runs: dict[int, Run] = {}
+        stored = []
+        for job in jobs:
+            if not job.run:
+                continue
+            handle = run_id(job.id, job.run)
+            run = world.open_runs.get(handle) or world.releasing.get(handle)
+            if run is not None:
+                runs[job.id] = run
+            else:
+                stored.append(job.id)
+        if stored:
+            last = {run.job_id: run for run in self.scheduler.store.runs(stored)}
+            runs.update(last)
+        return runs
+
+    def facts_of(self, jobs: Iterable[Job]) -> JobFacts:
+        """A function that gives the context of each of these jobs."""
+        jobs = list(jobs)
+        runs = self.runs_of(jobs)
+        scheduler = self.scheduler
+        now = scheduler.now()
+
+        def context(job: Job) -> JobContext:
+            return JobContext(
+                settings=self.settings,
+                node=scheduler.site.node,
+                run=runs.get(job.id),
+                reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
+                priority=lambda: priority(job.spec.nice, job.queued_at, now, self.settings.priority).total,
+            )
+
+        return context
+
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+
+
+def service_of(request: web.Request) -> Service:
+    """The service behind a request."""
+    return request.app[SERVICE]
+
+
+def words(request: web.Request, name: str) -> frozenset[str]:
+    """A comma-separated query parameter."""
+    return frozenset(word for word in request.query.get(name, "").split(",") if word)
+
+
+def number(request: web.Request, name: str, default: float | None, low: float, high: float) -> float | None:
+    """A numeric query parameter within a range. Raises: UsageError."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise UsageError(f"{name} is {printable(text, 40)!r}; it must be a number from {low:g} to {high:g}", "")
+    return value
+
+
+def states_of(names: Iterable[str]) -> frozenset[JobState]:
+    """Job states by name or two-letter form, in any case; `all` is every state. Raises: UsageError."""
+    by_name = {state.value: state for state in JobState} | {state.compact: state for state in JobState}
+    found = set()
+    for name in names:
+        if name.lower() == "all":
+            return frozenset(JobState)
+        state = by_name.get(name.upper())
+        if state is None:
+            raise UsageError(
+                f"{printable(name, 40)!r} is not a job state",
+                "states: " + ", ".join(state.value for state in JobState),
+            )
+        found.add(state)
+    return frozenset(found)
+
+
+def recent_percentiles_ms(samples: deque[float]) -> tuple[float | None, float | None]:
+    """Last and 95th percentile of recent tick times, in milliseconds."""
+    if not samples:
+        return None, None
+    ordered = sorted(samples)
+    return samples[-1] * 1e3, ordered[int(len(ordered) * 0.95)] * 1e3

@@ -1,0 +1,192 @@
+"""Handlers about the machines and the daemon itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api.identity import caller_of, user_name
+from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.render import plain
+from gpusched.api.service import Service, recent_percentiles_ms, service_of
+from gpusched.daemon import commands
+from gpusched.daemon.checks import daemon_checks
+from gpusched.errors import UsageError
+from gpusched.model.cluster import GpuView
+from gpusched.model.units import printable
+
+
+async def cluster(request: web.Request) -> web.Response:
+    """GET /v1/cluster"""
+    caller_of(request)
+    service = service_of(request)
+    scheduler = service.scheduler
+    now = scheduler.now()
+    (node,) = scheduler.nodes(now)
+    holds = scheduler.world.holds.values()
+    load = scheduler.host
+    reading = scheduler.reading
+    nodes = [
+        {
+            "name": node.name,
+            "state": "drained" if node.why_not else "up",
+            "message": scheduler.world.drains.get(node.name),
+            "cpus": node.cpus,
+            "cpus_booked": sum(hold.cpus for hold in holds),
+            "mem_mib": node.mem_mib,
+            "mem_booked_mib": sum(hold.mem_mib for hold in holds),
+            "mem_available_mib": load.mem_available_mib,
+            "cpu_fraction": load.cpu_fraction,
+            "disk_mib_s": load.disk_mib_s,
+            "net_mib_s": load.net_mib_s,
+            "gpu_source": reading.source if reading else None,
+            "gpu_error": node.gpu_error,
+            "driver_version": reading.driver_version if reading else None,
+            "notes": list(reading.notes) if reading else [],
+        }
+    ]
+    return respond(
+        nodes=nodes,
+        gpus=[_gpu(service, node.name, view) for view in node.gpus],
+        queues=_queues(service),
+    )
+
+
+def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
+    scheduler = service.scheduler
+    status = scheduler.tracker.status(view.uuid)
+    sample = status.sample
+    world = scheduler.world
+    runs = [
+        (run, share)
+        for run in (*world.open_runs.values(), *world.releasing.values())
+        for share in run.gpus
+        if share.uuid == view.uuid
+    ]
+    whole = any(share.is_whole for _, share in runs)
+    booked = view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
+    if whole and view.vram_total_mib is None:
+        booked = None
+    return {
+        "node": node,
+        "index": view.index,
+        "uuid": view.uuid,
+        "name": view.name,
+        "state": status.state,
+        "why": status.why,
+        "vram_total_mib": sample.vram_total_mib if sample else None,
+        "vram_used_mib": sample.vram_used_mib if sample else None,
+        "vram_booked_mib": booked,
+        "utilisation": sample.utilisation if sample else None,
+        "temperature_c": sample.temperature_c if sample else None,
+        "power_w": sample.power_w if sample else None,
+        "pci_bus_id": sample.pci_bus_id if sample else None,
+        "jobs": sorted({str(run.job_id) for run, _ in runs}, key=int),
+        "booked_by": [
+            {
+                "job": str(run.job_id),
+                "user": user_name(world.jobs[run.job_id].uid),
+                "vram_mib": share.vram_mib,
+                "fraction": share.fraction,
+            }
+            for run, share in runs
+        ],
+        "foreign": [
+            {
+                "pid": process.pid,
+                "user": process.user,
+                "vram_mib": process.vram_mib,
+                "name": process.name,
+                "started_at": process.started_at,
+            }
+            for process in status.foreign
+        ],
+        "foreign_mib": view.foreign_mib,
+    }
+
+
+def _queues(service: Service) -> list[dict[str, Any]]:
+    tally: dict[str, dict[str, int]] = {service.settings.default.queue: {"pending": 0, "running": 0}}
+    for job in service.scheduler.world.jobs.values():
+        counts = tally.setdefault(job.spec.queue, {"pending": 0, "running": 0})
+        counts["pending" if job.state.value == "PENDING" else "running"] += 1
+    return [{"name": name, **tally[name]} for name in sorted(tally)]
+
+
+def _targets(body: dict[str, Any]) -> tuple[str, ...]:
+    targets = body.get("targets")
+    if not isinstance(targets, list) or not targets or not all(isinstance(word, str) for word in targets):
+        raise UsageError("no node or GPU is named", "for example: gctl drain 3 -m 'fan is broken'")
+    return tuple(targets)
+
+
+async def drain(request: web.Request) -> web.Response:
+    """POST /v1/drain"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "targets", "message")
+    message = body.get("message") or f"drained by {caller.user}"
+    if not isinstance(message, str) or len(message) > 500:
+        raise UsageError("the message must be a text of at most 500 characters", "use -m 'why'")
+    return respond(**await service.ask(commands.Drain(caller, _targets(body), printable(message))))
+
+
+async def undrain(request: web.Request) -> web.Response:
+    """POST /v1/undrain"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "targets")
+    return respond(**await service.ask(commands.Drain(caller, _targets(body), None)))
+
+
+async def status(request: web.Request) -> web.Response:
+    """GET /v1/status"""
+    caller_of(request)
+    service = service_of(request)
+    scheduler = service.scheduler
+    last_ms, p95_ms = recent_percentiles_ms(scheduler.recent_tick_s)
+    reading = scheduler.reading
+    warnings = list(reading.notes) if reading else []
+    if reading and reading.error:
+        warnings.append(reading.error)
+    if scheduler.trouble:
+        warnings.append(scheduler.trouble)
+    return respond(
+        daemon={
+            **service.facts,
+            "now": time.time(),
+            "jobs": scheduler.world.counts(),
+            "gpu_source": reading.source if reading else None,
+            "warnings": warnings,
+            "tick": {"count": scheduler.ticks, "last_ms": last_ms, "p95_ms": p95_ms},
+        }
+    )
+
+
+async def shutdown(request: web.Request) -> web.Response:
+    """POST /v1/shutdown"""
+    caller_of(request)
+    # After the answer is out: the loop ends when the server has sent it.
+    asyncio.get_running_loop().call_later(0.01, service_of(request).stop)
+    return respond(stopping=True)
+
+
+async def doctor(request: web.Request) -> web.Response:
+    """GET /v1/doctor"""
+    caller_of(request)
+    return respond(checks=[plain(check) for check in daemon_checks(service_of(request).scheduler)])
+
+
+async def snapshot(request: web.Request) -> web.Response:
+    """GET /v1/snapshot"""
+    caller_of(request)
+    scheduler = service_of(request).scheduler
+    return respond(snapshot=plain(scheduler.snapshot(scheduler.now())))
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """GET /v1/openapi.json"""
+    from gpusched.api.openapi import build  # the document is made from the routes, which name this handler
+
+    return web.json_response(build())

@@ -1,0 +1,323 @@
+"""From a client's JSON to checked values. Nothing a client sends is trusted, not even our own client's."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from math import isfinite
+from typing import Any
+
+from gpusched.api.schema import (
+    JOB_FIELDS,
+    LAUNCH_FIELDS,
+    MAX_NAME,
+    REQUEST_FIELDS,
+    RETRY_FIELDS,
+    SPEC_FIELDS,
+    UPDATE_FIELDS,
+    Field,
+)
+from gpusched.daemon.launch import pack_environment
+from gpusched.errors import Refused, UsageError
+from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
+from gpusched.model.settings import Settings
+from gpusched.model.units import printable
+from gpusched.policy.dependencies import parse_dependency
+from gpusched.policy.retry import parse_retry_on
+
+_ARGV_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Checked jobs of one request and the texts they refer to by SHA-256."""
+
+    specs: tuple[JobSpec, ...]
+    payloads: dict[str, bytes]
+
+
+def read_object(value: object, what: str) -> dict[str, Any]:
+    """A JSON object, or a usage error that says what should have been one."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{what} must be a JSON object", "see GET /v1/openapi.json")
+    return value
+
+
+def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Every value checked for type and range. Null means absent. Raises: UsageError."""
+    checked = {}
+    for name, value in values.items():
+        field = fields.get(name)
+        if field is None:
+            near = get_close_matches(name, fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "known fields: " + ", ".join(sorted(fields))
+            raise UsageError(f"unknown field {printable(name, 60)!r}", hint)
+        if value is None and field.nullable:
+            continue
+        checked[name] = _check(name, value, field)
+    return checked
+
+
+def _check(name: str, value: Any, field: Field) -> Any:
+    kind = field.kind
+    if kind == "string":
+        if not isinstance(value, str):
+            raise _wrong(name, value, "a text")
+        if "\0" in value and name != "script":
+            raise UsageError(f"{name} holds a NUL byte, which no path, name or argument can", "remove it")
+        if field.choices and value not in field.choices:
+            raise _wrong(name, value, "one of " + ", ".join(field.choices))
+        _check_text(name, value)
+    elif kind == "boolean":
+        if not isinstance(value, bool):
+            raise _wrong(name, value, "true or false")
+    elif kind in ("integer", "number"):
+        _check_number(name, value, field)
+    elif kind == "strings":
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise _wrong(name, value, "a list of texts")
+        if any("\0" in word for word in value):
+            raise UsageError(f"{name} holds a NUL byte, which no argument can", "remove it")
+        for word in value:
+            _check_text(name, word)
+    elif kind == "map":
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise _wrong(name, value, "an object of texts")
+        for key, text in value.items():
+            _check_text(f"{name}.{key}", key)
+            _check_text(f"{name}.{key}", text)
+    else:
+        notice = read_object(value, name)
+        if set(notice) != {"signal", "before_s", "main_only"}:
+            raise _wrong(name, sorted(notice), "an object with signal, before_s and main_only")
+        _check_number("notice.signal", notice["signal"], Field("integer", "", 1, 64))
+        _check_number("notice.before_s", notice["before_s"], LAUNCH_NOTICE_BEFORE)
+        if not isinstance(notice["main_only"], bool):
+            raise _wrong("notice.main_only", notice["main_only"], "true or false")
+    return value
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"{printable(name, 60)} holds a text that stands for no bytes", "remove it") from None
+
+
+LAUNCH_NOTICE_BEFORE = Field("integer", "", 0, JOB_FIELDS["time_limit_s"].high)
+
+
+def _check_number(name: str, value: Any, field: Field) -> None:
+    whole = field.kind == "integer"
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not isfinite(value):
+        raise _wrong(name, value, "a whole number" if whole else "a number")
+    low, high = field.low, field.high
+    if low is not None and (value < low or (field.exclusive_low and value <= low)):
+        least = f"above {low:g}" if field.exclusive_low else f"at least {low:g}"
+        raise UsageError(f"{name} is {value}; it must be {least}", "see gsub --help")
+    if high is not None and value > high:
+        raise UsageError(f"{name} is {value}; it must be at most {high:g}", "see gsub --help")
+
+
+def _wrong(name: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"{name} is {printable(repr(value), 60)}; it must be {wanted}", "see gsub --help")
+
+
+def read_submission(
+    spec_json: Any, batch: Any, settings: Settings, user: str, request_cache: dict[Request, Request]
+) -> Submission:
+    """Check one submission: a spec, or a spec that many shell lines share. Raises: UsageError, Refused."""
+    values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
+    payloads: dict[str, bytes] = {}
+    if batch is not None:
+        if not isinstance(batch, list) or not all(isinstance(line, str) for line in batch):
+            raise UsageError("batch must be a list of shell lines", "see gsub --help")
+        if len(batch) > settings.limit.batch:
+            raise Refused(
+                f"{len(batch)} jobs in one submission; at most {settings.limit.batch} are taken at once",
+                "split the file, for example with: split -l 100000",
+            )
+        if any("\0" in line for line in batch):
+            raise UsageError("a batch line holds a NUL byte, which no command can", "remove it")
+        for line in batch:
+            _check_text("batch", line)
+        values.setdefault("argv", ["/bin/sh"])
+    base = _read_spec(values, settings, user, payloads)
+    request = request_cache.setdefault(base.request, base.request)
+    base = replace(base, request=request)
+    if batch is None:
+        return Submission((base,), payloads)
+    specs = []
+    for line in batch:
+        launch = replace(base.launch, argv=("/bin/sh", "-c", line), script_name="batch")
+        name = base.name if "name" in values else _first_word(line)
+        specs.append(replace(base, launch=launch, name=name))
+    return Submission(tuple(specs), payloads)
+
+
+def _read_spec(
+    values: dict[str, Any], settings: Settings, user: str, payloads: dict[str, bytes]
+) -> JobSpec:
+    launch = _read_launch(values, settings, payloads)
+    name = values.get("name") or launch.script_name or posixpath.basename(launch.argv[0])
+    if len(name) > MAX_NAME:
+        raise UsageError(f"the job name has {len(name)} characters; at most {MAX_NAME} are kept", "use -J")
+    job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
+    job.setdefault("account", user)
+    job.setdefault("queue", settings.default.queue)
+    if "time_limit_s" not in job and settings.default.time_limit_s is not None:
+        job["time_limit_s"] = settings.default.time_limit_s
+    check_words(job)
+    return JobSpec(
+        name=name,
+        request=read_request(values, settings),
+        launch=launch,
+        retry=_read_retry(values),
+        hold=values.get("hold", False),
+        **job,
+    )
+
+
+def check_words(values: Mapping[str, Any]) -> None:
+    """Queue and account are single words; a dependency follows its grammar. Raises: UsageError."""
+    for key in ("queue", "account"):
+        word = values.get(key)
+        if word is not None and (not word.isprintable() or not word or " " in word or len(word) > MAX_NAME):
+            raise UsageError(f"{key} is {printable(repr(word), 60)}; it must be one word", "see gsub --help")
+    if values.get("dependency"):
+        try:
+            parse_dependency(values["dependency"])
+        except ValueError as error:
+            raise UsageError(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
+
+
+def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
+    """The resources of a submission, checked against each other. Raises: UsageError."""
+    wanted = {key: values[key] for key in REQUEST_FIELDS if key in values}
+    wanted.setdefault("cpus", settings.default.cpus)
+    wanted["cpus"] = float(wanted["cpus"])
+    if wanted.get("gpu_fraction") == 1:
+        del wanted["gpu_fraction"]
+        wanted.setdefault("gpus", 1)
+    if wanted.get("gpu_fraction") is not None or wanted.get("vram_mib") is not None:
+        # Asking for a part of a card is asking for one card, unless a number is given.
+        wanted.setdefault("gpus", 1)
+    request = Request(**wanted)
+    problem = request.contradiction()
+    if problem:
+        raise UsageError(problem, "see the GPU options of gsub --help")
+    return request
+
+
+def _read_retry(values: Mapping[str, Any]) -> RetryRule:
+    wanted = {key: values[key] for key in RETRY_FIELDS if key in values}
+    if "retry_on" in wanted:
+        try:
+            wanted["retry_on"] = parse_retry_on(",".join(wanted["retry_on"]))
+        except ValueError as error:
+            raise UsageError(str(error), "see --retry-on in gsub --help") from None
+    return RetryRule(**wanted)
+
+
+def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes]) -> Launch:
+    argv: Sequence[str] = values.get("argv", ())
+    script = values.get("script")
+    script_sha = None
+    if script is not None:
+        script_sha = _keep(_script_bytes(script, settings), payloads)
+    elif not argv or not argv[0]:
+        raise UsageError("there is no command to run", "give a script, or a command after --")
+    if sum(len(word) + 9 for word in argv) > _ARGV_LIMIT:
+        raise UsageError("the command line is longer than 1 MiB", "put it into a script")
+    env = {
+        key: value
+        for key, value in values.get("env", {}).items()
+        if not any(fnmatchcase(key, pattern) for pattern in settings.daemon.drop_env)
+    }
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in key or "\0" in value:
+            raise UsageError(
+                f"the environment variable {printable(key, 60)!r} cannot be passed on", "unset it, or use --export"
+            )
+    packed = pack_environment(env)
+    limit = int(settings.limit.environment_mib * (1 << 20))
+    if len(packed) > limit:
+        largest = max(env, key=lambda key: len(env[key]))
+        raise Refused(
+            f"the environment holds {len(packed)} bytes, more than the limit of {limit}; "
+            f"the largest variable is {printable(largest, 60)}",
+            "unset it, or submit with --export=NONE",
+        )
+    work_dir = values.get("work_dir", "/")
+    if not work_dir.startswith("/"):
+        raise UsageError(f"work_dir is {printable(work_dir, 100)!r}; it must be absolute", "use -D /path")
+    notice = values.get("notice")
+    rest = {
+        key: values[key]
+        for key in ("script_name", "umask", "stdout", "stderr", "open_mode", "stop_signal", "grace_s", "gpu_ids")
+        if key in values
+    }
+    return Launch(
+        argv=tuple(argv),
+        script_sha=script_sha,
+        env_sha=_keep(packed, payloads),
+        work_dir=work_dir,
+        notice=None if notice is None else Notice(**notice),
+        **{"script_name": None, **rest},
+    )
+
+
+def _script_bytes(script: str, settings: Settings) -> bytes:
+    body = script.encode("utf-8", "surrogateescape")
+    limit = int(settings.limit.script_mib * (1 << 20))
+    if len(body) > limit:
+        raise Refused(
+            f"the script is {len(body) / (1 << 20):.1f} MiB; the limit is {settings.limit.script_mib:g} MiB",
+            "keep data in files, or raise [limit] script_mib in the config file",
+        )
+    if b"\0" in body:
+        raise UsageError("the script holds a NUL byte; it is not a text", "submit a program with: gsub -- ./program")
+    if not body.startswith(b"#!"):
+        raise UsageError("the script does not begin with #!", "let its first line be #!/bin/bash")
+    return body
+
+
+def _keep(body: bytes, payloads: dict[str, bytes]) -> str:
+    sha = hashlib.sha256(body).hexdigest()
+    payloads[sha] = body
+    return sha
+
+
+def _first_word(line: str) -> str:
+    words = line.split(maxsplit=1)
+    return posixpath.basename(words[0])[:MAX_NAME] if words else "batch"
+
+
+def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
+    """Fields of an update; null resets one to its default. Raises: UsageError."""
+    given = read_object(values, "changes")
+    changes = check_fields(given, UPDATE_FIELDS)
+    check_words(changes)
+    if not given:
+        raise UsageError("nothing to change", "for example: gctl update 42 time=2h")
+    if "cpus" in changes:
+        changes["cpus"] = float(changes["cpus"])
+    resets: dict[str, Any] = {
+        "gpus": 0,
+        "cpus": settings.default.cpus,
+        "mem_mib": 0,
+        "nice": 0,
+        "retries": 0,
+        "queue": settings.default.queue,
+        "account": "",
+    }
+    for key, value in given.items():
+        if value is None:
+            if key == "name":
+                raise UsageError("a job cannot be without a name", "for example: gctl update 42 name=train")
+            changes[key] = resets.get(key)
+    return changes

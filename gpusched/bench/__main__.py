@@ -1,0 +1,31 @@
+"""`python -m gpusched.bench [NAME...]`: run benchmarks by name, or all of them."""
+
+from __future__ import annotations
+
+import sys
+
+from gpusched.bench import drain, latency, memory, prompt
+from gpusched.bench.harness import machine
+
+BENCHES = {"latency": latency.main, "drain": drain.main, "prompt": prompt.main, "memory": memory.main}
+
+
+def main(names: list[str]) -> int:
+    """Run these, in order; all without names. Returns the process exit code."""
+    wanted = names or ["all"]
+    if wanted == ["all"]:
+        wanted = list(BENCHES)
+    unknown = [name for name in wanted if name not in BENCHES]
+    if unknown:
+        print(f"no benchmark {unknown[0]!r}; there are: {', '.join(BENCHES)}, all", file=sys.stderr)
+        return 2
+    print(machine())
+    for name in wanted:
+        print(f"\n== {name}")
+        BENCHES[name]()
+    print(f"\n{machine()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""What only the daemon can check for `gpusched doctor`: its table, its books, its readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpusched.daemon.tick import Scheduler
+from gpusched.errors import GpuschedError
+from gpusched.policy.invariants import check_invariants
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor's report."""
+
+    check: str
+    ok: bool
+    text: str
+    hint: str = ""
+
+
+def daemon_checks(scheduler: Scheduler) -> list[Check]:
+    """All checks, each with what to do when it fails."""
+    return [_table(scheduler), _books(scheduler), _gpus(scheduler), _pace(scheduler)]
+
+
+def _table(scheduler: Scheduler) -> Check:
+    try:
+        problem = scheduler.store.check()
+    except GpuschedError as error:
+        problem = error.message
+    if problem is None and scheduler.trouble is None:
+        return Check("database", True, "the job table is sound and writable")
+    return Check(
+        "database",
+        False,
+        problem or scheduler.trouble or "",
+        "free space on its disk, or restore the newest backup; gpusched daemon status shows where it lies",
+    )
+
+
+def _books(scheduler: Scheduler) -> Check:
+    problems = check_invariants(scheduler.snapshot(scheduler.now()))
+    if not problems:
+        return Check("bookings", True, "no GPU, core or memory is promised twice")
+    return Check("bookings", False, "; ".join(problems), "report this with: gpusched debug snapshot > snapshot.json")
+
+
+def _gpus(scheduler: Scheduler) -> Check:
+    reading = scheduler.reading
+    if reading is None:
+        return Check("gpus", False, "no reading of the GPUs has arrived yet", "try again in a few seconds")
+    if reading.error:
+        return Check("gpus", False, reading.error, "GPU jobs wait until it is mended; others run")
+    if not reading.gpus:
+        return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
+    broken = [view for view in scheduler.tracker.views(scheduler.now()) if view.why_not]
+    if broken:
+        text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
+        return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
+    return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
+
+
+def _pace(scheduler: Scheduler) -> Check:
+    slow = sorted(scheduler.recent_tick_s)[-1:] or [0.0]
+    text = f"slowest of the last {len(scheduler.recent_tick_s)} ticks: {slow[0] * 1e3:.1f} ms"
+    return Check("pace", slow[0] < 1.0, text, "look for a slow disk or an overloaded machine")

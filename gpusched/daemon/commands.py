@@ -1,0 +1,341 @@
+"""What clients may ask for, as values, and what each does to the world.
+
+The API builds these from requests and hands them to the tick, which applies them all before one
+commit. A handler changes nothing outside the `Turn` it is given and refuses by raising UserError;
+what it returns is answered only after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.execution import LimitOrder, SignalOrder, StopOrder
+from gpusched.model.job import Job, JobEvent, JobSpec
+from gpusched.model.states import JobState
+from gpusched.policy import lifecycle
+from gpusched.policy.capacity import refusal
+from gpusched.policy.dependencies import find_cycle, parse_dependency
+
+from .turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the kernel says."""
+
+    uid: int
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Record new jobs, in order. Answers with their ids."""
+
+    caller: Caller
+    specs: Sequence[JobSpec]
+    payloads: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs a command is about: ids, or all active jobs that match every given filter."""
+
+    ids: tuple[int, ...] = ()
+    users: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    states: frozenset[JobState] = frozenset()
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End jobs, or send them one signal when `signal` is set."""
+
+    caller: Caller
+    selection: Selection
+    signal: int | None = None
+    main_only: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep pending jobs from starting; running ones are held for their next run."""
+
+    caller: Caller
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Undo a hold."""
+
+    caller: Caller
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Change what jobs ask for. `changes` holds fields of JobSpec, Request and RetryRule by name."""
+
+    caller: Caller
+    ids: tuple[int, ...]
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Keep new work off nodes or GPUs; None as message undrains."""
+
+    caller: Caller
+    targets: tuple[str, ...]
+    message: str | None
+
+
+Command = Submit | Cancel | Hold | Release | Update | Drain
+
+UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
+_REQUEST_FIELDS = frozenset(
+    {"gpus", "gpu_fraction", "gpu_type", "vram_mib", "min_vram_mib", "cpus", "mem_mib"}
+)
+
+
+def apply(command: Command, turn: Turn) -> dict[str, Any]:
+    """Apply one command. Raises: UserError, with nothing of this command applied."""
+    if isinstance(command, Submit):
+        return _submit(command, turn)
+    if isinstance(command, Cancel):
+        return _cancel(command, turn)
+    if isinstance(command, Hold):
+        return _set_hold(command.caller, command.ids, turn, hold=True)
+    if isinstance(command, Release):
+        return _set_hold(command.caller, command.ids, turn, hold=False)
+    if isinstance(command, Update):
+        return _update(command, turn)
+    return _drain(command, turn)
+
+
+def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
+    world, settings, now = turn.world, turn.settings, turn.now
+    room = settings.limit.jobs - len(world.jobs)
+    if len(command.specs) > room:
+        raise Refused(
+            f"{len(world.jobs)} jobs wait or run already and {len(command.specs)} more would pass the limit "
+            f"of {settings.limit.jobs}",
+            "wait for jobs to end, or raise [limit] jobs in the config file",
+        )
+    for spec in {id(spec.request): spec for spec in command.specs}.values():
+        check_can_fit(spec, turn)
+    for dependency in {spec.dependency for spec in command.specs if spec.dependency}:
+        check_dependency(dependency, turn)
+    first = world.next_id
+    for offset, spec in enumerate(command.specs):
+        job = new_job(first + offset, command.caller, spec, now)
+        turn.put_job(job)
+        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}"))
+    world.next_id = first + len(command.specs)
+    turn.changes.payloads.update(command.payloads)
+    return {"ids": [first + offset for offset in range(len(command.specs))]}
+
+
+def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
+    """The row of a job that has just been submitted."""
+    queued_at = max(now, spec.begin_at or now)
+    return Job(
+        id=job_id,
+        uid=caller.uid,
+        user=caller.user,
+        spec=spec,
+        state=JobState.PENDING,
+        submit_at=now,
+        queued_at=queued_at,
+        eligible_at=queued_at,
+        hold="user" if spec.hold else None,
+    )
+
+
+def check_can_fit(spec: JobSpec, turn: Turn) -> None:
+    """Refuse what no state of these nodes could ever hold."""
+    found = refusal(spec.request, turn.nodes, turn.settings)
+    if found is not None:
+        raise Refused(found.text, found.hint)
+
+
+def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> None:
+    """Refuse a dependency on unknown jobs, or one that closes a circle."""
+    try:
+        wanted = set(parse_dependency(dependency).job_ids)
+    except ValueError as error:
+        raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
+    lookup = turn.world.lookup_parents(turn.store, wanted)
+    for parent_id in sorted(wanted):
+        if lookup(parent_id) is None:
+            raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
+    if job_id is not None:
+        cycle = find_cycle({**turn.world.dependency_edges(), job_id: frozenset(wanted)})
+        if cycle:
+            raise Refused(
+                "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
+                f"see what they wait for with: gshow {cycle[0]}",
+            )
+
+
+def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
+    """Jobs of a selection, final ones only when named by id, and the ids that do not exist."""
+    world = turn.world
+    if selection.ids:
+        found = {job_id: world.jobs[job_id] for job_id in selection.ids if job_id in world.jobs}
+        gone = [job_id for job_id in selection.ids if job_id not in found]
+        found.update({job.id: job for job in turn.finished(gone)})
+        missing = [job_id for job_id in selection.ids if job_id not in found]
+        jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
+    else:
+        missing = []
+        jobs = sorted(world.jobs.values(), key=lambda job: job.id)
+    return [job for job in jobs if _matches(job, selection)], missing
+
+
+def _matches(job: Job, selection: Selection) -> bool:
+    return (
+        (not selection.users or job.user in selection.users)
+        and (not selection.queues or job.spec.queue in selection.queues)
+        and (not selection.names or job.spec.name in selection.names)
+        and (not selection.states or job.state in selection.states)
+    )
+
+
+def _own(caller: Caller, job: Job) -> None:
+    if caller.uid != job.uid:
+        raise Forbidden(
+            f"job {job.id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me"
+        )
+
+
+def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
+    selection = command.selection
+    jobs, missing = select(selection, turn)
+    if selection.ids:
+        for job in jobs:
+            _own(command.caller, job)
+        if missing and len(selection.ids) == 1:
+            raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq")
+    else:
+        jobs = [job for job in jobs if job.uid == command.caller.uid]
+    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": missing}
+    for job in jobs:
+        if job.state.is_final:
+            answer["ended"].append(job.id)
+        elif command.signal is None:
+            answer["cancelled"].append(job.id)
+            if not command.dry_run:
+                turn.cancel(job, by=command.caller.user)
+        elif job.state is JobState.RUNNING:
+            answer["signalled"].append(job.id)
+            if not command.dry_run:
+                turn.order(turn.run_of(job).id, SignalOrder(command.signal, command.main_only))
+        elif len(selection.ids) == 1:
+            raise Refused(
+                f"job {job.id} is {job.state} and has no process to signal",
+                f"end it with: gcancel {job.id}",
+            )
+    return answer
+
+
+def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
+    jobs = _named(caller, ids, turn)
+    changed, unchanged = [], []
+    for job in jobs:
+        if job.state.is_final:
+            raise Refused(f"job {job.id} has ended ({job.state})", f"see it with: gshow {job.id}")
+        if hold == (job.hold is not None):
+            unchanged.append(job.id)
+            continue
+        after, event = (
+            lifecycle.hold(job, turn.now, caller.user) if hold else lifecycle.release(job, turn.now, caller.user)
+        )
+        turn.put_job(after)
+        turn.tell(event)
+        changed.append(job.id)
+    return {"changed": changed, "unchanged": unchanged}
+
+
+def _named(caller: Caller, ids: tuple[int, ...], turn: Turn) -> list[Job]:
+    """All of these jobs, or an error before any is touched."""
+    jobs, missing = select(Selection(ids=ids), turn)
+    if missing:
+        raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
+    for job in jobs:
+        _own(caller, job)
+    return jobs
+
+
+def _update(command: Update, turn: Turn) -> dict[str, Any]:
+    jobs = _named(command.caller, command.ids, turn)
+    updated = []
+    for job in jobs:
+        if job.state.is_final:
+            raise Refused(f"job {job.id} has ended ({job.state})", f"see it with: gshow {job.id}")
+        if job.state is not JobState.PENDING:
+            fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
+            if fixed:
+                raise Refused(
+                    f"{fixed[0]} of job {job.id} cannot change while it is {job.state}",
+                    f"cancel it and submit it anew: gcancel {job.id}",
+                )
+        after = _changed(job, command.changes)
+        problem = after.spec.request.contradiction()
+        if problem:
+            raise Refused(f"job {job.id} cannot be changed so: {problem}", f"see it with: gshow {job.id}")
+        if after.spec.request != job.spec.request:
+            check_can_fit(after.spec, turn)
+        if after.spec.dependency and after.spec.dependency != job.spec.dependency:
+            check_dependency(after.spec.dependency, turn, job.id)
+        updated.append((job, after))
+    for before, after in updated:
+        if after.spec.dependency != before.spec.dependency:
+            turn.world.replace_dependency(after)
+        turn.put_job(after)
+        words = ", ".join(f"{name}={value}" for name, value in sorted(command.changes.items()))
+        turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
+        if before.state is JobState.RUNNING and "time_limit_s" in command.changes:
+            run = turn.run_of(before)
+            turn.order(run.id, LimitOrder(after.spec.time_limit_s))
+            turn.world.put_run(run)
+    return {"changed": [job.id for job in jobs]}
+
+
+def _changed(job: Job, changes: dict[str, Any]) -> Job:
+    spec = job.spec
+    request_changes = {name: value for name, value in changes.items() if name in _REQUEST_FIELDS}
+    rest = {name: value for name, value in changes.items() if name not in _REQUEST_FIELDS}
+    if request_changes:
+        rest["request"] = replace(spec.request, **request_changes)
+    if "retries" in rest:
+        rest["retry"] = replace(spec.retry, retries=rest.pop("retries"))
+    job = replace(job, spec=replace(spec, **rest))
+    if "begin_at" in changes and job.state is JobState.PENDING:
+        begin_at = max(job.submit_at, changes["begin_at"] or job.submit_at)
+        job = replace(job, queued_at=begin_at, eligible_at=begin_at)
+    return job
+
+
+def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
+    changed = []
+    for target in command.targets:
+        name = turn.resolve_device(target)
+        turn.changes.drains[name] = command.message
+        if command.message is None:
+            turn.world.drains.pop(name, None)
+        else:
+            turn.world.drains[name] = command.message
+        changed.append(name)
+    return {"changed": changed}
+
+
+def stop_order_for(job: Job) -> StopOrder | None:
+    """The order that a recorded cancel stands for, sent again after a restart."""
+    return StopOrder("cancel") if job.cancel_at is not None else None

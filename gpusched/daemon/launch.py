@@ -1,0 +1,211 @@
+"""From a job, its run and a placement to the ticket that an engine can start.
+
+Pure but for the payloads handed in: paths are worked out, not opened; the environment is built, not read.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpusched.model.execution import Ticket
+from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What jobs are told about where they run."""
+
+    node: str
+    socket: str
+    cluster: str = "gpusched"
+
+
+def pack_environment(env: Mapping[str, str]) -> bytes:
+    """An environment as stored: `KEY=VALUE` entries with NUL after each, bytes as the submitter had them."""
+    return b"".join(
+        f"{key}={value}".encode("utf-8", "surrogateescape") + b"\0" for key, value in env.items()
+    )
+
+
+def unpack_environment(body: bytes) -> dict[str, str]:
+    """The reverse of `pack_environment`; bytes that are not UTF-8 become lone surrogates."""
+    env = {}
+    for entry in body.split(b"\0"):
+        key, equals, value = entry.decode("utf-8", "surrogateescape").partition("=")
+        if equals:
+            env[key] = value
+    return env
+
+
+def expand_pattern(pattern: str, job: Job, node: str) -> str:
+    """Fill in an output pattern: `%j %J %A %a %x %u %N %n %t %s %%`, numbers padded by `%5j`.
+
+    Source: the filename patterns of sbatch. An unknown letter stays as it is. A slash in a name
+    becomes `_`, so that a job's name cannot lead the file elsewhere.
+    """
+    values: dict[str, str | int] = {
+        "j": job.id,
+        "J": job.id,
+        "A": job.id,
+        "a": 0,
+        "n": 0,
+        "t": 0,
+        "s": "batch",
+        "x": job.spec.name.replace("/", "_"),
+        "u": job.user.replace("/", "_"),
+        "N": node.partition(".")[0].replace("/", "_"),
+    }
+    out = []
+    at = 0
+    while at < len(pattern):
+        if pattern[at] != "%":
+            out.append(pattern[at])
+            at += 1
+            continue
+        end = at + 1
+        while end < len(pattern) and pattern[end].isascii() and pattern[end].isdigit():
+            end += 1
+        letter = pattern[end : end + 1]
+        if letter == "%" and end == at + 1:
+            out.append("%")
+        elif letter in values and letter:
+            value = values[letter]
+            width = min(int(pattern[at + 1 : end] or 0), 10)
+            out.append(str(value).zfill(width) if isinstance(value, int) else value)
+        else:
+            out.append(pattern[at : end + 1])
+        at = end + 1
+    return "".join(out)
+
+
+def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[str, str | None]:
+    """Absolute paths of a run's output and error; None when errors go into the output.
+
+    Runs after the first get their number as a suffix, so that no log of an earlier attempt is lost;
+    with `--open-mode=append` all runs write to one file, with `truncate` each empties it as in Slurm.
+    """
+    launch = job.spec.launch
+    suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
+
+    def place(pattern: str) -> str:
+        path = expand_pattern(pattern, job, node)
+        # A device takes no suffix: there is nothing in it to preserve.
+        ending = "" if path.startswith("/dev/") else suffix
+        return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
+
+    stderr = launch.stderr
+    return place(launch.stdout or default), None if stderr is None else place(stderr)
+
+
+def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
+    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs.
+
+    The index is looked up at launch because it shifts when a card is lost; a card that has none now is
+    named by UUID, which CUDA resolves or refuses, never mistakes.
+    """
+    indexes = [index_of.get(share.uuid) for share in run.gpus]
+    if form == "uuid" or None in indexes:
+        return ",".join(share.uuid for share in run.gpus)
+    return ",".join(str(index) for index in indexes)
+
+
+def job_environment(
+    job: Job, run: Run, base: Mapping[str, str], site: Site, settings: Settings, index_of: Mapping[str, int]
+) -> dict[str, str]:
+    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need."""
+    spec = job.spec
+    request = spec.request
+    env = dict(base)
+    cpus = max(1, int(request.cpus))
+    env.setdefault("OMP_NUM_THREADS", str(cpus))
+    gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, spec.launch.gpu_ids or settings.gpu.ids, index_of)
+    own = {
+        "JOB_ID": str(job.id),
+        "JOB_NAME": spec.name,
+        "SUBMIT_DIR": spec.launch.work_dir,
+        "CPUS_ON_NODE": str(cpus),
+        "RESTART_COUNT": str(job.restarts),
+    }
+    env.update({f"GPUSCHED_{name}": value for name, value in own.items()})
+    env["GPUSCHED_RUN"] = run.id
+    env["GPUSCHED_SOCKET"] = site.socket
+    env["GPUSCHED_GPUS"] = str(len(run.gpus))
+    if job.restarts and job.exit_code is not None:
+        env["GPUSCHED_PREVIOUS_EXIT_CODE"] = str(job.exit_code)
+    for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
+        # Left over from an enclosing job: it would name the wrong allocation.
+        del env[key]
+    env.update({f"SLURM_{name}": value for name, value in own.items() if name != "RESTART_COUNT"})
+    if job.restarts:
+        env["SLURM_RESTART_COUNT"] = str(job.restarts)
+    env.update(
+        {
+            "SLURM_JOBID": str(job.id),
+            "SLURM_JOB_USER": job.user,
+            "SLURM_JOB_UID": str(job.uid),
+            "SLURM_JOB_ACCOUNT": spec.account or job.user,
+            "SLURM_JOB_PARTITION": spec.queue,
+            "SLURM_CLUSTER_NAME": site.cluster,
+            "SLURM_SUBMIT_HOST": site.node,
+            "SLURMD_NODENAME": run.node,
+            "SLURM_JOB_NODELIST": run.node,
+            "SLURM_NODELIST": run.node,
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_NNODES": "1",
+            "SLURM_NODEID": "0",
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_JOB_CPUS_PER_NODE": str(cpus),
+            "SLURM_CPUS_PER_TASK": str(cpus),
+            "SLURM_TASKS_PER_NODE": "1",
+        }
+    )
+    if request.mem_mib:
+        env["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
+    if run.gpus:
+        env["SLURM_JOB_GPUS"] = gpu_ids
+        env["SLURM_GPUS_ON_NODE"] = str(len(run.gpus))
+        vram = [str(share.vram_mib) for share in run.gpus if share.vram_mib is not None]
+        if vram:
+            env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
+    return env
+
+
+def make_ticket(
+    job: Job,
+    run: Run,
+    script: bytes | None,
+    environment: bytes,
+    site: Site,
+    settings: Settings,
+    index_of: Mapping[str, int],
+) -> Ticket:
+    """Everything an engine needs to start this run."""
+    spec: JobSpec = job.spec
+    launch = spec.launch
+    stdout_path, stderr_path = output_paths(job, run.number, run.node, settings.default.output)
+    return Ticket(
+        run=run.id,
+        uid=job.uid,
+        user=job.user,
+        argv=launch.argv,
+        script=script,
+        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of),
+        work_dir=launch.work_dir,
+        umask=launch.umask,
+        stdout_path=stdout_path,
+        stderr_path=stderr_path,
+        append=launch.open_mode == "append",
+        time_limit_s=spec.time_limit_s,
+        grace_s=settings.life.grace_s if launch.grace_s is None else launch.grace_s,
+        leftover_grace_s=settings.life.leftover_grace_s,
+        stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
+        notice=launch.notice,
+        has_gpus=bool(run.gpus),
+    )

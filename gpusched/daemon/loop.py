@@ -1,0 +1,180 @@
+"""The asyncio edge: timers, the socket, the worker's pipe, and when the next tick is due.
+
+The tick itself is synchronous and runs on this one thread, so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from logging import getLogger
+
+from aiohttp import web
+
+from gpusched.daemon.tick import Scheduler
+from gpusched.errors import GpuschedError
+from gpusched.gpu.worker import GpuWorker
+from gpusched.ports import HostSource
+
+log = getLogger("gpusched.daemon")
+
+_RELEASE_POLL_S = 0.5
+_SHUTDOWN_S = 2.0
+
+
+class Loop:
+    """Turns the scheduler whenever something happened, and at every poll."""
+
+    def __init__(self, scheduler: Scheduler, worker: GpuWorker, host: HostSource) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._host = host
+        self._stopping = asyncio.Event()
+        self._due: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._promotion: float | None = None
+        self._promotion_timer: asyncio.TimerHandle | None = None
+        self._last_gpu_poll = 0.0
+        self._gpu_fd: int | None = None
+
+    def wake(self) -> None:
+        """Have a tick run as soon as the requests that are already here have been read."""
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_soon(self._turn)
+
+    def stop(self) -> None:
+        """End the loop; runs go on without it."""
+        self._stopping.set()
+
+    async def run(self, app: web.Application, socket_path: str, ready: Callable[[], None]) -> None:
+        """Serve until stopped."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        await runner.setup()
+        try:
+            await _listen(runner, socket_path)
+            self._scheduler.engine.set_waker(self.wake)
+            self._poll()
+            ready()
+            await self._stopping.wait()
+        finally:
+            for timer in (self._timer, self._promotion_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._scheduler.engine.set_waker(None)
+            await runner.cleanup()
+            self._remove_gpu_reader()
+            _unlink(socket_path)
+
+    def _turn(self) -> None:
+        self._due = None
+        try:
+            self._scheduler.tick()
+        except GpuschedError as error:
+            log.error("tick: %s", error.message)
+        except Exception:
+            # One bad tick must not take the queue down: what it was about is still in the table and
+            # the spool, so the memory is rebuilt and the next tick looks at it again.
+            log.exception("tick failed; reading the job table anew")
+            self._scheduler.reload()
+        if self._scheduler.awaits_release:
+            self._request_gpus()
+        if self._scheduler.has_backlog:
+            asyncio.get_running_loop().call_later(_RELEASE_POLL_S, self.wake)
+        self._await_promotion()
+
+    def _await_promotion(self) -> None:
+        """Turn when the next begin time or backoff is over, not at the poll after it."""
+        promotion = self._scheduler.world.next_promotion()
+        if promotion == self._promotion:
+            return
+        self._promotion = promotion
+        if self._promotion_timer is not None:
+            self._promotion_timer.cancel()
+            self._promotion_timer = None
+        if promotion is not None:
+            delay_s = max(0.0, promotion - self._scheduler.now())
+            # A clock that is set back makes the timer early; the tick then finds nothing due and the
+            # poll, which re-arms it, comes within poll_s.
+            self._promotion_timer = asyncio.get_running_loop().call_later(delay_s, self._promote)
+
+    def _promote(self) -> None:
+        self._promotion = None
+        self.wake()
+
+    # --- polling --------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self._scheduler.settings.daemon
+        busy = self._scheduler.has_work
+        try:
+            if self._scheduler.store.changed():
+                log.warning("the job table was changed from outside; reading it anew")
+                self._scheduler.reload()
+            self._scheduler.flush()
+        except GpuschedError as error:
+            log.error("poll: %s", error.message)
+        self._scheduler.observe_host(self._host.read())
+        if busy or loop.time() - self._last_gpu_poll >= settings.idle_poll_s:
+            self._request_gpus()
+        self.wake()
+        wait_s = settings.poll_s
+        if self._scheduler.awaits_release:
+            wait_s = min(wait_s, _RELEASE_POLL_S)
+        self._timer = loop.call_later(wait_s, self._poll)
+
+    def _request_gpus(self) -> None:
+        self._last_gpu_poll = asyncio.get_running_loop().time()
+        self._worker.request()
+        fd = self._worker.fileno()
+        if fd != self._gpu_fd:
+            self._remove_gpu_reader()
+            if fd is not None:
+                asyncio.get_running_loop().add_reader(fd, self._gpus_readable)
+            self._gpu_fd = fd
+        self._take_reading()
+
+    def _gpus_readable(self) -> None:
+        self._take_reading()
+
+    def _take_reading(self) -> None:
+        reading = self._worker.poll()
+        if reading is not None:
+            self._scheduler.observe_gpus(reading)
+            self.wake()
+
+    def _remove_gpu_reader(self) -> None:
+        if self._gpu_fd is not None:
+            asyncio.get_running_loop().remove_reader(self._gpu_fd)
+            self._gpu_fd = None
+
+
+async def _listen(runner: web.AppRunner, socket_path: str) -> None:
+    """Bind the socket, for the owner alone. A file left by a dead daemon is in the way: we hold the lock."""
+    _unlink(socket_path)
+    folder, name = os.path.split(socket_path)
+    before = os.umask(0o177)
+    try:
+        # A path in a deep home can pass the 107 bytes that a socket address holds; a short one through
+        # the folder's descriptor never does.
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            path = socket_path if len(os.fsencode(socket_path)) < 100 else f"/proc/self/fd/{fd}/{name}"
+            await web.UnixSite(runner, path, backlog=1024).start()
+        finally:
+            os.close(fd)
+    finally:
+        os.umask(before)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # nobody was there before us

@@ -1,0 +1,210 @@
+"""Starting the daemon: arguments, single instance, log, the concrete edges, readiness."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import logging.handlers
+import os
+import sys
+import time
+
+from filelock import FileLock, Timeout
+
+from gpusched import __version__, paths
+from gpusched.api.identity import user_name
+from gpusched.api.server import build_app
+from gpusched.api.service import Service
+from gpusched.config import load_settings
+from gpusched.daemon.faults import VARIABLE, crash_step
+from gpusched.daemon.launch import Site
+from gpusched.daemon.loop import Loop
+from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.daemon.tick import Scheduler
+from gpusched.engine.local import LocalEngine
+from gpusched.errors import GpuschedError, NotReady
+from gpusched.gpu.host import PsutilHost
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.gpu.worker import GpuWorker
+from gpusched.model.settings import Settings
+from gpusched.store.sqlite import SqliteStore
+
+log = logging.getLogger("gpusched.daemon")
+
+
+class SystemClock:
+    """Wall clock."""
+
+    def now(self) -> float:
+        """UTC epoch seconds."""
+        return time.time()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the daemon in the foreground until it is told to stop. Returns the process exit code."""
+    parser = argparse.ArgumentParser(
+        prog="gpuschedd",
+        description="The scheduler daemon, in the foreground. Usually the first gsub starts it for you.",
+        epilog="example: gpuschedd   (stop it with Ctrl-C or: gpusched daemon stop; jobs go on)",
+    )
+    parser.add_argument("--version", action="version", version=f"gpuschedd {__version__}")
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="N", help="write one line to this descriptor when the socket answers"
+    )
+    options = parser.parse_args(argv)
+    report = _Report(options.ready_fd)
+    try:
+        _run(report, foreground=options.ready_fd is None)
+    except GpuschedError as error:
+        log.error("%s", error.message)
+        report.failed(error)
+        return error.exit_code
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        report.failed(
+            NotReady(f"the daemon cannot start: {error.strerror}{where}", "gpusched doctor looks at every path")
+        )
+        return 1
+    return 0
+
+
+class _Report:
+    """Tells whoever started the daemon that it is ready, or why it is not."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def ready(self) -> None:
+        self._write("ready\n")
+
+    def failed(self, error: GpuschedError) -> None:
+        if self._fd is None:
+            hint = f"\ngpuschedd: hint: {error.hint}" if error.hint else ""
+            sys.stderr.write(f"gpuschedd: error: {error.message}{hint}\n")
+        words = {"message": error.message, "hint": error.hint, "code": error.code}
+        self._write(f"error {json.dumps(words)}\n")
+
+    def _write(self, line: str) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, line.encode())
+            os.close(self._fd)
+        except OSError:
+            pass  # the client has gone; the daemon serves the next one
+        self._fd = None
+
+
+def _run(report: _Report, foreground: bool) -> None:
+    os.umask(0o077)
+    for folder in (paths.state_dir(), paths.spool_dir(), os.path.dirname(paths.log_file()), paths.runtime_dir()):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    lock = FileLock(paths.lock_file())
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise NotReady(
+            f"another daemon already runs for {paths.state_dir()}", "see it with: gpusched daemon status"
+        ) from None
+    try:
+        loaded = load_settings(paths.config_file(), os.environ)
+        _start_log(loaded.settings, foreground)
+        os.chdir("/")
+        _serve(loaded.settings, report)
+    finally:
+        lock.release()
+
+
+def _start_log(settings: Settings, foreground: bool) -> None:
+    handlers: list[logging.Handler] = [
+        logging.handlers.RotatingFileHandler(
+            paths.log_file(),
+            maxBytes=int(settings.daemon.log_mib * (1 << 20)),
+            backupCount=settings.daemon.log_files,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+    ]
+    if foreground:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(
+        level=settings.daemon.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=handlers,
+        force=True,
+    )
+
+
+def _serve(settings: Settings, report: _Report) -> None:
+    clock = SystemClock()
+    host = PsutilHost(settings.node)
+    sample = host.read()
+    store = SqliteStore.open(paths.database())
+    worker = GpuWorker(settings.gpu)
+    engine = None
+    try:
+        tracker = GpuTracker(settings.gpu)
+        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
+        scheduler = Scheduler(
+            store=store,
+            engine=engine,
+            tracker=tracker,
+            settings=settings,
+            clock=clock,
+            site=Site(node=sample.name, socket=paths.socket_path()),
+            boot_id=sample.boot_id,
+            host=sample,
+            step=crash_step(os.environ.get(VARIABLE)),
+        )
+        _first_readings(worker, scheduler, store)
+        log.info("gpusched %s serves %s", __version__, paths.state_dir())
+        asyncio.run(_loop(scheduler, worker, host, report))
+        scheduler.flush()
+        log.info("stopped; runs go on")
+    finally:
+        if engine is not None:
+            engine.close()
+        worker.close()
+        store.close()
+
+
+def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore) -> None:
+    """Know the GPUs before the first job is judged: a card is used only after several good readings."""
+    gpu = scheduler.settings.gpu
+    for _ in range(gpu.free_polls):
+        reading = worker.read_blocking(gpu.deadline_s + 1.0)
+        scheduler.observe_gpus(reading)
+        if reading.error or not reading.gpus:
+            break
+    else:
+        store.save_gpus(scheduler.site.node, reading)
+    for note in reading.notes:
+        log.info("gpus: %s", note)
+    if reading.error:
+        log.error("gpus: %s", reading.error)
+
+
+async def _loop(
+    scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report
+) -> None:
+    loop = Loop(scheduler, worker, host)
+    adopt_open_runs(scheduler.world, scheduler.engine)
+    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())
+    await loop.run(build_app(service), paths.socket_path(), report.ready)
+
+
+def _facts() -> dict[str, object]:
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "user": user_name(os.geteuid()),
+        "started_at": time.time(),
+        "home": paths.state_dir(),
+        "socket": paths.socket_path(),
+        "database": paths.database(),
+        "spool": paths.spool_dir(),
+        "log": paths.log_file(),
+        "config": paths.config_file(),
+    }

@@ -1,0 +1,401 @@
+"""One turn of the daemon, in a fixed order of named steps.
+
+    collect    engine events and clients' commands
+    apply      events through the lifecycle, then commands, then time and dependencies
+    decide     the policy's plan; every start becomes a recorded intent
+    commit     all of it in one durable transaction
+    reply      clients get their answers
+    start      tickets to the engine
+    orders     stops and signals to the engine
+    forget     the engine may drop what is recorded now
+
+A crash between any two steps loses nothing: before `commit` nothing was promised, and after it the
+table and the engine's spool together say what is left to do. `step` is called with each name before
+the step, so that a test can kill the process exactly there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from logging import getLogger
+from time import perf_counter
+from typing import Any
+
+from gpusched.errors import GpuschedError, NotReady
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading, HostSample, NodeView
+from gpusched.model.execution import (
+    EngineEvent,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunStarted,
+    RunStopping,
+    Ticket,
+)
+from gpusched.model.job import GpuShare, Job, JobEvent, Run
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Plan, Reason, Snapshot
+from gpusched.model.states import JobState, RunState
+from gpusched.policy import lifecycle
+from gpusched.policy.cycle import decide
+from gpusched.ports import Changes, Clock, Engine, Store
+
+from . import commands
+from .launch import Site, make_ticket, output_paths
+from .payloads import PayloadCache
+from .turn import Turn
+from .waiting import waiting_reason
+from .world import World
+
+log = getLogger("gpusched.daemon")
+
+STEPS = ("collect", "apply", "decide", "commit", "reply", "start", "orders", "forget")
+
+Reply = Callable[[dict[str, Any] | GpuschedError], None]
+
+_PLANS_PER_TICK = 64
+_NO_PLAN = Plan()
+
+
+class Scheduler:
+    """The daemon's core: a world, the ports, and the tick that moves it on."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engine: Engine,
+        tracker: GpuTracker,
+        settings: Settings,
+        clock: Clock,
+        site: Site,
+        boot_id: str,
+        host: HostSample,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.tracker = tracker
+        self.settings = settings
+        self.site = site
+        self.host = host
+        self.plan = _NO_PLAN
+        self.ticks = 0
+        self.recent_tick_s: deque[float] = deque(maxlen=512)
+        self.trouble: str | None = None
+        """Why the last commit failed; None when the table is writable."""
+        self.listeners: list[Callable[[Iterable[int]], None]] = []
+        """Called after a commit with the ids of all jobs whose row changed."""
+        self._clock = clock
+        self._boot_id = boot_id
+        self._step = step
+        self._queue: deque[tuple[commands.Command, Reply]] = deque()
+        self._backlog: list[EngineEvent] = []
+        self._carried = Changes()
+        self._payloads = PayloadCache(store)
+        self._reading: GpuReading | None = None
+        self._nodes: tuple[NodeView, ...] = ()
+        self._planned: tuple[object, ...] = ()
+        self.world = World.load(store, clock.now())
+        self._resume_releases()
+
+    # --- what the edges call --------------------------------------------------------------------
+
+    def submit(self, command: commands.Command, reply: Reply) -> None:
+        """Queue a client's command for the next tick; `reply` is called after its commit."""
+        self._queue.append((command, reply))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job waits or runs, so that polling must be prompt."""
+        return bool(self.world.jobs)
+
+    @property
+    def awaits_release(self) -> bool:
+        """Whether ended runs wait for a reading that shows their GPUs clean."""
+        return bool(self.world.releasing)
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether events wait to be recorded again, after a commit that failed."""
+        return bool(self._backlog)
+
+    def observe_gpus(self, reading: GpuReading) -> None:
+        """Take in one reading of the GPUs."""
+        pids = {
+            process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None
+        }
+        booked: dict[str, list[tuple[str, GpuShare]]] = {}
+        for run in (*self.world.open_runs.values(), *self.world.releasing.values()):
+            for share in run.gpus:
+                booked.setdefault(share.uuid, []).append((run.id, share))
+        self._reading = reading
+        self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
+
+    def observe_host(self, sample: HostSample) -> None:
+        """Take in one sample of the node's load."""
+        self.host = sample
+
+    def nodes(self, now: float) -> tuple[NodeView, ...]:
+        """The nodes as the policy sees them now."""
+        name = self.site.node
+        self.tracker.set_drains(self.world.drains)
+        drained = self.world.drains.get(name)
+        node = self.settings.node
+        return (
+            NodeView(
+                name=name,
+                cpus=node.cpus if node.cpus is not None else float(self.host.cpus),
+                mem_mib=node.mem_mib if node.mem_mib is not None else self.host.mem_total_mib,
+                gpus=self.tracker.views(now),
+                why_not=None if drained is None else f"node {name} is drained: {drained}",
+                gpu_error=self._reading.error if self._reading else None,
+                load=self.host,
+            ),
+        )
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The policy's input right now."""
+        return Snapshot(
+            now=now,
+            nodes=self.nodes(now),
+            allocations=tuple(self.world.holds.values()),
+            pending=self.world.pending_views(),
+        )
+
+    def now(self) -> float:
+        """The daemon's time."""
+        return self._clock.now()
+
+    @property
+    def reading(self) -> GpuReading | None:
+        """The last reading of the GPUs."""
+        return self._reading
+
+    # --- the tick -------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Turn once. Raises nothing for a full or broken disk: that is answered and retried."""
+        began = perf_counter()
+        self._step("collect")
+        now = self._clock.now()
+        events, self._backlog = self._backlog + self.engine.events(), []
+        queue, self._queue = self._queue, deque()
+        turn = Turn(self.world, self.store, self.settings, self.nodes(now), now)
+        turn.changes, self._carried = self._carried, Changes()
+
+        self._step("apply")
+        for event in events:
+            self._apply_event(turn, event)
+        self._finish_releases(turn)
+        answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
+        self.world.promote(now)
+        self._settle_dependencies(turn)
+
+        self._step("decide")
+        launches = self._plan(turn)
+        urgent = bool(launches or queue or turn.orders or turn.forgettable)
+        if not urgent and not self._must_record(turn.changes):
+            # A start that was confirmed needs no commit of its own: the spool knows it too.
+            self._carried = turn.changes
+        else:
+            self._step("commit")
+            if not self._commit(turn, events, answers):
+                return
+        self._step("reply")
+        for reply, answer in answers:
+            reply(answer)
+        if turn.changes.jobs:
+            for listener in self.listeners:
+                listener(turn.changes.jobs)
+        self._step("start")
+        if launches:
+            self.engine.start([ticket for job, run in launches if (ticket := self._ticket(job, run))])
+        self._step("orders")
+        for run_id, order in turn.orders:
+            self.engine.order(run_id, order)
+        self._step("forget")
+        if turn.forgettable:
+            self.engine.forget(turn.forgettable)
+        self.ticks += 1
+        self.recent_tick_s.append(perf_counter() - began)
+
+    def flush(self) -> None:
+        """Record what was carried over; called at each poll and at the end."""
+        if self._carried and self.trouble is None:
+            changes, self._carried = self._carried, Changes()
+            self.store.commit(changes)
+
+    def reload(self) -> None:
+        """Somebody else wrote to the table: forget the memory and read it anew."""
+        self._carried = Changes()
+        self.world = World.load(self.store, self._clock.now())
+        self._planned = ()
+        self._resume_releases()
+
+    @staticmethod
+    def _must_record(changes: Changes) -> bool:
+        return bool(changes.jobs or changes.drains or changes.payloads) or any(
+            run.state is not RunState.RUNNING for run in changes.runs.values()
+        )
+
+    def _commit(
+        self, turn: Turn, events: list[EngineEvent], answers: list[tuple[Reply, dict[str, Any] | GpuschedError]]
+    ) -> bool:
+        if not turn.changes:
+            return True
+        try:
+            self.store.commit(turn.changes)
+        except NotReady as error:
+            # The memory is ahead of the table: drop it. The events come again from the backlog, their
+            # results stay in the spool, and nobody is told that anything was recorded.
+            log.error("cannot record: %s", error.message)
+            self.trouble = error.message
+            self._backlog = events
+            self.reload()
+            for reply, _ in answers:
+                reply(error)
+            return False
+        self.trouble = None
+        return True
+
+    # --- apply ----------------------------------------------------------------------------------
+
+    def _apply_event(self, turn: Turn, event: EngineEvent) -> None:
+        run = self.world.open_runs.get(event.run)
+        if run is None:
+            if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
+                # Recorded before a crash that came between commit and forget.
+                turn.forgettable.append(event.run)
+            return
+        job = self.world.jobs[run.job_id]
+        if isinstance(event, RunStarted):
+            self._put(turn, *lifecycle.run_started(job, run, event))
+            if job.cancel_at is not None and (order := commands.stop_order_for(job)):
+                turn.order(run.id, order)
+        elif isinstance(event, RunStopping):
+            self._put(turn, *lifecycle.run_stopping(job, run, event))
+        elif isinstance(event, RunEnded):
+            self._end_run(turn, job, run, event)
+        elif isinstance(event, RunLost):
+            self._put(turn, *lifecycle.run_lost(job, run, event, self.settings, turn.now))
+            turn.forgettable.append(run.id)
+        else:
+            self._put(turn, *lifecycle.run_never_started(job, run, event, self.settings, turn.now))
+            turn.forgettable.append(run.id)
+
+    def _put(self, turn: Turn, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
+        if job is not self.world.jobs.get(job.id):
+            turn.put_job(job)
+        turn.put_run(run)
+        turn.tell(*events)
+
+    def _end_run(self, turn: Turn, job: Job, run: Run, event: RunEnded) -> None:
+        meter = self.tracker.take_meter(run.id)
+        if meter is not None:
+            run = replace(
+                run,
+                peak_vram_mib=meter.peak_vram_mib,
+                mean_utilisation=meter.mean_utilisation,
+                energy_j=meter.energy_j,
+            )
+        # A run that never started has left nothing on its cards.
+        clean = not run.gpus or event.start_at is None
+        job, run, story = lifecycle.run_ended(job, run, event, self.settings, turn.now, gpus_clean=clean)
+        turn.tell(*story)
+        turn.put_job(job)
+        turn.changes.runs[run.id] = run
+        if clean:
+            self.world.put_run(run)
+        else:
+            self.world.begin_release(run)
+            for share in run.gpus:
+                self.tracker.begin_release(share.uuid, run.id, turn.now)
+        turn.forgettable.append(run.id)
+
+    def _resume_releases(self) -> None:
+        for run in self.world.releasing.values():
+            for share in run.gpus:
+                self.tracker.begin_release(share.uuid, run.id, self._clock.now())
+
+    def _finish_releases(self, turn: Turn) -> None:
+        for run in list(self.world.releasing.values()):
+            states = {share.uuid: self.tracker.release_state(share.uuid, turn.now) for share in run.gpus}
+            if "waiting" in states.values():
+                continue
+            job = self.world.jobs[run.job_id]
+            self.world.end_release(run)
+            job, story = lifecycle.finish(job, run, self.settings, turn.now)
+            turn.put_job(job)
+            turn.tell(*story)
+            for uuid, state in states.items():
+                if state == "dirty":
+                    text = f"memory of GPU {uuid} did not come back; the card is suspect until it does"
+                    turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
+
+    def _apply_command(self, turn: Turn, command: commands.Command) -> dict[str, Any] | GpuschedError:
+        try:
+            return commands.apply(command, turn)
+        except GpuschedError as error:
+            return error
+
+    def _settle_dependencies(self, turn: Turn) -> None:
+        while hopeless := self.world.settle_dependencies(turn.now):
+            for job, verdict in hopeless:
+                after, story = lifecycle.never_satisfied(job, turn.now, verdict.text)
+                turn.put_job(after)
+                turn.tell(*story)
+
+    # --- decide ---------------------------------------------------------------------------------
+
+    def _plan(self, turn: Turn) -> list[tuple[Job, Run]]:
+        launches: list[tuple[Job, Run]] = []
+        for _ in range(_PLANS_PER_TICK):
+            snapshot = self.snapshot(turn.now)
+            if not snapshot.pending:
+                self.plan = _NO_PLAN
+                break
+            self.plan = decide(snapshot, self.settings)
+            for start in self.plan.starts:
+                job = self.world.jobs[start.job_id]
+                stdout_path, stderr_path = output_paths(
+                    job, job.run + 1, start.placement.node, self.settings.default.output
+                )
+                job, run, story = lifecycle.start_run(
+                    job, start.placement, self._boot_id, turn.now, stdout_path, stderr_path
+                )
+                self._put(turn, job, run, story)
+                launches.append((job, run))
+            if not self.plan.has_more:
+                break
+        return launches
+
+    def _ticket(self, job: Job, run: Run) -> Ticket | None:
+        launch = job.spec.launch
+        index_of = {gpu.uuid: gpu.index for gpu in (self._reading.gpus if self._reading else ())}
+        try:
+            script = None if launch.script_sha is None else self._payloads.get(launch.script_sha)
+            environment = self._payloads.get(launch.env_sha)
+        except KeyError:
+            text = "its script or environment is missing from the database"
+            self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
+            return None
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of)
+
+    # --- answers about waiting jobs ---------------------------------------------------------------
+
+    def reason_for(self, job: Job) -> Reason | None:
+        """Why a pending job waits; None for any other."""
+        if job.state is not JobState.PENDING:
+            return None
+        return waiting_reason(job, self.world, self.plan, self._clock.now())
+
+    def position(self, job: Job) -> int:
+        """How many eligible jobs would be tried before this one, by priority."""
+        key = self.world.class_of(job.id)
+        if key is None:
+            return 0
+        return self.world.position_in_class(job)

@@ -1,0 +1,90 @@
+"""What one tick has gathered so far: rows to commit, tickets and orders to carry out afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpusched.errors import NotFound
+from gpusched.model.cluster import NodeView
+from gpusched.model.execution import Order, StopOrder
+from gpusched.model.job import Job, JobEvent, Run, run_id
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
+from gpusched.policy import lifecycle
+from gpusched.ports import Changes, JobFilter, Store
+
+from .world import World
+
+
+class Turn:
+    """Collects changes and keeps the world in step with them, so that later steps see earlier ones."""
+
+    def __init__(
+        self, world: World, store: Store, settings: Settings, nodes: tuple[NodeView, ...], now: float
+    ) -> None:
+        self.world = world
+        self.store = store
+        self.settings = settings
+        self.nodes = nodes
+        self.now = now
+        self.changes = Changes()
+        self.orders: list[tuple[str, Order]] = []
+        self.forgettable: list[str] = []
+        """Runs whose end is part of this commit: the engine may drop its spool after it."""
+
+    def put_job(self, job: Job) -> None:
+        """Record a new or changed job."""
+        self.changes.jobs[job.id] = job
+        self.world.put_job(job, self.now)
+
+    def put_run(self, run: Run) -> None:
+        """Record a new or changed run."""
+        self.changes.runs[run.id] = run
+        self.world.put_run(run)
+
+    def tell(self, *events: JobEvent) -> None:
+        """Add to the jobs' stories."""
+        self.changes.events.extend(events)
+
+    def order(self, run: str, order: Order) -> None:
+        """Carry this out after the commit."""
+        self.orders.append((run, order))
+
+    def run_of(self, job: Job) -> Run:
+        """The open run of a job that is RUNNING or COMPLETING."""
+        return self.world.open_runs[run_id(job.id, job.run)]
+
+    def finished(self, ids: Iterable[int]) -> list[Job]:
+        """Jobs that are no longer in memory, with those that ended in this very turn."""
+        wanted = set(ids)
+        here = [self.changes.jobs[job_id] for job_id in sorted(wanted) if job_id in self.changes.jobs]
+        rest = wanted - {job.id for job in here}
+        return here + (self.store.jobs(JobFilter(ids=frozenset(rest))) if rest else [])
+
+    def cancel(self, job: Job, by: str) -> None:
+        """End a pending job at once; ask the engine to end a running one."""
+        after, events = lifecycle.cancel(job, self.now, by)
+        self.put_job(after)
+        self.tell(*events)
+        if after.state is JobState.COMPLETING and run_id(job.id, job.run) in self.world.open_runs:
+            self.order(run_id(job.id, job.run), StopOrder("cancel"))
+
+    def resolve_device(self, target: str) -> str:
+        """Node name or GPU UUID of what a person typed: `node`, `3`, `node:3`, a UUID or its beginning."""
+        matches: list[str] = []
+        for node in self.nodes:
+            if target == node.name:
+                return node.name
+            for gpu in node.gpus:
+                if target in (gpu.uuid, str(gpu.index), f"{node.name}:{gpu.index}"):
+                    matches.append(gpu.uuid)
+                elif len(target) >= 8 and gpu.uuid.startswith(target):
+                    matches.append(gpu.uuid)
+        if len(set(matches)) == 1:
+            return matches[0]
+        if target in self.world.drains:
+            # A lost card can still be released by its UUID.
+            return target
+        names = ", ".join(node.name for node in self.nodes)
+        problem = "is more than one GPU" if matches else "is neither a node nor a GPU"
+        raise NotFound(f"{target!r} {problem} here ({names})", "list them with: ginfo")

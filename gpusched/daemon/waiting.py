@@ -1,0 +1,45 @@
+"""Why one job waits, from what the world knows of it and what the last plan said of its class."""
+
+from __future__ import annotations
+
+from gpusched.model.job import Job
+from gpusched.model.snapshot import Plan, Reason
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import format_duration
+from gpusched.policy.dependencies import Satisfied
+
+from .world import World
+
+
+def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
+    """The reason of a pending job, in the order in which things would have to change for it to start."""
+    if job.hold is not None:
+        code = ReasonCode.JOB_HELD_ADMIN if job.hold == "admin" else ReasonCode.JOB_HELD_USER
+        return Reason(code, f"held; let it go with: gctl release {job.id}")
+    verdict = world.dependency_state(job)
+    if not isinstance(verdict, Satisfied):
+        return Reason(
+            ReasonCode.DEPENDENCY,
+            getattr(verdict, "text", "waits for another job"),
+            {"dependency": job.spec.dependency},
+        )
+    if job.eligible_at > now:
+        return _by_time(job, now)
+    key = world.class_of(job.id)
+    reason = None if key is None else plan.reasons.get(key)
+    if key is None or reason is None:
+        return Reason(ReasonCode.NONE, "is about to be looked at")
+    ahead = world.position_in_class(job)
+    if ahead and reason.code is not ReasonCode.PRIORITY:
+        text = f"waits behind {ahead} earlier job{'s' if ahead > 1 else ''} like it; the first of them: {reason.text}"
+        return Reason(ReasonCode.PRIORITY, text, {**reason.facts, "ahead": ahead})
+    return reason
+
+
+def _by_time(job: Job, now: float) -> Reason:
+    wait = format_duration(job.eligible_at - now)
+    facts = {"eligible_at": job.eligible_at}
+    if job.run:
+        text = f"run {job.run} failed ({job.reason_text or job.reason}); the next one begins in {wait}"
+        return Reason(ReasonCode.RETRY_DELAY, text, {**facts, "run": job.run})
+    return Reason(ReasonCode.BEGIN_TIME, f"asked to begin in {wait}", facts)
