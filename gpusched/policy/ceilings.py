@@ -1,0 +1,99 @@
+"""Measured load against the ceilings of the settings: more is not started on a node that is too busy.
+
+A sample lags behind: jobs that were started after it was taken are not in it yet. They count with
+what they asked for, or a burst of starts would all be let in by the same idle sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpusched.model.cluster import Allocation, HostSample, NodeView
+from gpusched.model.settings import CeilingSettings
+from gpusched.policy.draft import Booking, Layout
+
+
+class Ceilings:
+    """The load of every node as the ceilings see it, through one cycle."""
+
+    def __init__(self, layout: Layout, settings: CeilingSettings, running: Iterable[Allocation] = ()) -> None:
+        self._nodes = layout.nodes
+        self._settings = settings
+        self._new_millicpus = [0] * len(layout.nodes)
+        self._new_mem_mib = [0] * len(layout.nodes)
+        self.is_active = any(
+            ceiling is not None
+            for ceiling in (
+                settings.cpu_fraction,
+                settings.mem_fraction,
+                settings.disk_mib_s,
+                settings.net_mib_s,
+            )
+        )
+        if self.is_active:
+            self._count_unmeasured(layout, running)
+
+    def _count_unmeasured(self, layout: Layout, running: Iterable[Allocation]) -> None:
+        for held in running:
+            booking = layout.booking(held.uid, held)
+            if booking is None:
+                continue
+            load = self._nodes[booking.node].load
+            if load is not None and held.start_at >= load.at:
+                self.add(booking)
+
+    def add(self, booking: Booking) -> None:
+        """Count a job that is started now."""
+        self._new_millicpus[booking.node] += booking.millicpus
+        self._new_mem_mib[booking.node] += booking.mem_mib
+
+    def why_not(self, node: int, mem_mib: int) -> str | None:
+        """A sentence when a job with this memory request may not be started on the node now."""
+        if not self.is_active:
+            return None
+        view = self._nodes[node]
+        load = view.load
+        if load is None:
+            return f"the load of node {view.name} is not known"
+        return (
+            self._cpu(view, load, node)
+            or self._mem(view, load, node, mem_mib)
+            or _rate(view, "disk", load.disk_mib_s, self._settings.disk_mib_s)
+            or _rate(view, "network", load.net_mib_s, self._settings.net_mib_s)
+        )
+
+    def _cpu(self, view: NodeView, load: HostSample, node: int) -> str | None:
+        ceiling = self._settings.cpu_fraction
+        if ceiling is None:
+            return None
+        if load.cpu_fraction is None:
+            return f"the CPU load of node {view.name} is not known yet"
+        expected = load.cpu_fraction
+        if view.cpus > 0:
+            expected += self._new_millicpus[node] / 1000 / view.cpus
+        if expected <= ceiling:
+            return None
+        return f"the CPU load of node {view.name} is {expected:.0%}, the ceiling is {ceiling:.0%}"
+
+    def _mem(self, view: NodeView, load: HostSample, node: int, mem_mib: int) -> str | None:
+        ceiling = self._settings.mem_fraction
+        if ceiling is None:
+            return None
+        used_mib = load.mem_total_mib - load.mem_available_mib + self._new_mem_mib[node]
+        expected = (used_mib + mem_mib) / max(1, load.mem_total_mib)
+        if expected <= ceiling:
+            return None
+        return (
+            f"memory in use on node {view.name} would be {expected:.0%} with this job, "
+            f"the ceiling is {ceiling:.0%}"
+        )
+
+
+def _rate(view: NodeView, name: str, measured: float | None, ceiling: float | None) -> str | None:
+    if ceiling is None:
+        return None
+    if measured is None:
+        return f"the {name} traffic of node {view.name} is not known yet"
+    if measured <= ceiling:
+        return None
+    return f"{name} traffic of node {view.name} is {measured:.0f} MiB/s, the ceiling is {ceiling:.0f} MiB/s"

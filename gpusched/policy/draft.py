@@ -1,0 +1,233 @@
+"""Tentative bookings on a copy of the machines, with checkpoint and rollback.
+
+Bookings are kept as whole numbers (thousandths of a core, millionths of a card), so that taking one
+away again leaves exactly what was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpusched.model.cluster import Allocation, GpuView, NodeView
+from gpusched.model.job import GpuShare
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
+
+WHOLE_CARD = 1_000_000
+"""A whole card in the unit in which fractions are booked."""
+
+
+def millicpus_of(cpus: float) -> int:
+    """Cores in the unit in which they are booked, thousandths."""
+    return round(cpus * 1000)
+
+
+def micros_of(fraction: float) -> int:
+    """A fraction of a card in the unit in which it is booked, millionths."""
+    return max(1, round(fraction * WHOLE_CARD))
+
+
+def squeeze(model: str) -> str:
+    """A model name as types are compared: lower case, without blanks and dashes."""
+    return "".join(model.split()).replace("-", "").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU of the layout. `number` counts over all nodes."""
+
+    number: int
+    view: GpuView
+    model: str
+    slice_total_mib: int | None
+    """What all slices together may hold: the total less the headroom; None when the total is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one booking takes of one card: all of it, or VRAM (and, for a fraction, time)."""
+
+    card: int
+    is_whole: bool
+    vram_mib: int = 0
+    micros: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What one job takes of one node."""
+
+    node: int
+    uid: int
+    millicpus: int
+    mem_mib: int
+    parts: tuple[Part, ...]
+
+
+class Layout:
+    """The machines as they stand through one cycle: nodes by name, their cards by index."""
+
+    __slots__ = ("_card_numbers", "_node_numbers", "cards", "cards_of", "nodes", "pools", "slice_limits")
+
+    def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
+        self.nodes: tuple[NodeView, ...] = tuple(sorted(nodes, key=lambda node: node.name))
+        self.cards: list[Card] = []
+        self.cards_of: list[tuple[Card, ...]] = []
+        self.slice_limits: list[int] = []
+        """Per card, what slices may hold next to foreign use; below 0 when the total is unknown."""
+        self.pools: dict[object, object] = {}
+        """Answers of the placement's filters that do not change within a cycle."""
+        self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        self._card_numbers: dict[tuple[int, str], int] = {}
+        headroom_mib = settings.gpu.share_headroom_mib
+        for number, node in enumerate(self.nodes):
+            first = len(self.cards)
+            for view in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
+                total = None if view.vram_total_mib is None else max(0, view.vram_total_mib - headroom_mib)
+                self._card_numbers[number, view.uuid] = len(self.cards)
+                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total))
+                self.slice_limits.append(-1 if total is None else total - view.foreign_mib)
+            self.cards_of.append(tuple(self.cards[first:]))
+
+    def booking(self, uid: int, held: Allocation | Placement) -> Booking | None:
+        """The booking of an allocation or placement; None on a node that is not there any more."""
+        node = self._node_numbers.get(held.node)
+        if node is None:
+            return None
+        # A card that has left the machine holds nothing that could be given to another job.
+        parts = tuple(
+            self._part(card, share)
+            for share in held.gpus
+            if (card := self._card_numbers.get((node, share.uuid))) is not None
+        )
+        return Booking(node, uid, millicpus_of(held.cpus), held.mem_mib, parts)
+
+    def _part(self, card: int, share: GpuShare) -> Part:
+        if share.is_whole:
+            return Part(card, True)
+        micros = 0 if share.fraction is None else micros_of(share.fraction)
+        vram_mib = share.vram_mib
+        if vram_mib is None:
+            vram_mib = (self.cards[card].slice_total_mib or 0) * micros // WHOLE_CARD
+        return Part(card, False, vram_mib, micros)
+
+    def share(self, part: Part) -> GpuShare:
+        """What a run books on a card for this part."""
+        view = self.cards[part.card].view
+        if part.is_whole:
+            return GpuShare(view.uuid, view.index)
+        fraction = part.micros / WHOLE_CARD if part.micros else None
+        return GpuShare(view.uuid, view.index, part.vram_mib, fraction)
+
+    def placement(self, booking: Booking) -> Placement:
+        """The booking as the rest of the program knows it."""
+        return Placement(
+            node=self.nodes[booking.node].name,
+            gpus=tuple(self.share(part) for part in booking.parts),
+            cpus=booking.millicpus / 1000,
+            mem_mib=booking.mem_mib,
+        )
+
+
+class Draft:
+    """Who holds how much, changed by `book` and `release`; both can be rolled back.
+
+    The lists are indexed by node number (cores, memory) and card number (the rest).
+    """
+
+    __slots__ = (
+        "_log",
+        "free_mem_mib",
+        "free_millicpus",
+        "layout",
+        "micros",
+        "owner",
+        "slices",
+        "vram_mib",
+        "wholes",
+    )
+
+    def __init__(self, layout: Layout) -> None:
+        cards = len(layout.cards)
+        self.layout = layout
+        self.free_millicpus = [millicpus_of(node.cpus) for node in layout.nodes]
+        self.free_mem_mib = [node.mem_mib for node in layout.nodes]
+        self.wholes = [0] * cards
+        self.slices = [0] * cards
+        self.owner = [-1] * cards
+        """User id of the slices on a card; counts only while there are any."""
+        self.vram_mib = [0] * cards
+        self.micros = [0] * cards
+        self._log: list[tuple[Booking, int]] = []
+
+    def copy(self) -> Draft:
+        """An independent draft with the same bookings and an empty log."""
+        twin = Draft.__new__(Draft)
+        twin.layout = self.layout
+        twin.free_millicpus = self.free_millicpus.copy()
+        twin.free_mem_mib = self.free_mem_mib.copy()
+        twin.wholes = self.wholes.copy()
+        twin.slices = self.slices.copy()
+        twin.owner = self.owner.copy()
+        twin.vram_mib = self.vram_mib.copy()
+        twin.micros = self.micros.copy()
+        twin._log = []
+        return twin
+
+    def book(self, booking: Booking) -> None:
+        """Take what the booking says, whether or not it is free."""
+        self._apply(booking, 1)
+        self._log.append((booking, 1))
+
+    def release(self, booking: Booking) -> None:
+        """Give back what the booking took."""
+        self._apply(booking, -1)
+        self._log.append((booking, -1))
+
+    def checkpoint(self) -> int:
+        """A mark to roll back to."""
+        return len(self._log)
+
+    def rollback(self, mark: int) -> None:
+        """Undo everything since the mark, so that no trace of it is left."""
+        while len(self._log) > mark:
+            booking, sign = self._log.pop()
+            self._apply(booking, -sign)
+
+    def _apply(self, booking: Booking, sign: int) -> None:
+        self.free_millicpus[booking.node] -= sign * booking.millicpus
+        self.free_mem_mib[booking.node] -= sign * booking.mem_mib
+        for part in booking.parts:
+            card = part.card
+            if part.is_whole:
+                self.wholes[card] += sign
+                continue
+            if not self.slices[card]:
+                self.owner[card] = booking.uid
+            self.slices[card] += sign
+            self.vram_mib[card] += sign * part.vram_mib
+            self.micros[card] += sign * part.micros
+
+    def is_unbooked(self, card: int) -> bool:
+        """Whether no job holds any part of the card."""
+        return not (self.wholes[card] or self.slices[card])
+
+    def has_room(self, booking: Booking) -> bool:
+        """Whether the booking could be added without overbooking anything."""
+        if booking.millicpus and booking.millicpus > self.free_millicpus[booking.node]:
+            return False
+        if booking.mem_mib and booking.mem_mib > self.free_mem_mib[booking.node]:
+            return False
+        return all(self._has_room_for(part, booking.uid) for part in booking.parts)
+
+    def _has_room_for(self, part: Part, uid: int) -> bool:
+        card = part.card
+        if part.is_whole:
+            return self.is_unbooked(card)
+        return (
+            not self.wholes[card]
+            and (not self.slices[card] or self.owner[card] == uid)
+            and self.vram_mib[card] + part.vram_mib <= self.layout.slice_limits[card]
+            and self.micros[card] + part.micros <= WHOLE_CARD
+        )

@@ -1,0 +1,151 @@
+"""Why a job waits: facts for scripts, a sentence for people.
+
+Instants are in the facts only (`expected_at`); sentences speak of lengths of time, because the policy
+knows no time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpusched.model.snapshot import Reason
+from gpusched.model.states import ReasonCode
+from gpusched.policy.backfill import Reserved
+from gpusched.policy.ceilings import Ceilings
+from gpusched.policy.draft import Card, Draft
+from gpusched.policy.ordering import Head
+from gpusched.policy.placement import Need, Rejection, find, options, reject_card
+from gpusched.policy.shortage import NAMED, Lack, about, describe, lacks, name_some, rejections
+
+
+class Explainer:
+    """Gives the reasons of one cycle, as of its end."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        ceilings: Ceilings,
+        now: float,
+        first_blocked: Head | None,
+        reserved: Reserved | None,
+    ) -> None:
+        self._draft = draft
+        self._idle = Draft(draft.layout)
+        self._ceilings = ceilings
+        self._now = now
+        self._first = first_blocked
+        self._reserved = reserved
+        self._known: dict[object, Reason] = {}
+
+    def reason(self, head: Head) -> Reason:
+        """Why this job, the first of its class that waits, was not started."""
+        need = Need.of(head.key.request, head.key.uid)
+        if head is self._first:
+            return self._of_first(need)
+        found = self._known.get(need.signature)
+        if found is None:
+            found = self._known[need.signature] = self._of_other(need)
+        return found
+
+    def _of_first(self, need: Need) -> Reason:
+        missing = lacks(self._draft, need)
+        facts = self._facts(need, missing)
+        text = _sentence(missing)
+        if self._reserved is not None:
+            facts["expected_at"] = self._reserved.start_at
+            facts["jobs"] = list(self._reserved.waits_for)
+            text += self._prospect(self._reserved)
+        return Reason(ReasonCode.RESOURCES, text, facts)
+
+    def _prospect(self, reserved: Reserved) -> str:
+        jobs = name_some("job", [str(job_id) for job_id in reserved.waits_for])
+        ends = f"{jobs} {'ends' if len(reserved.waits_for) == 1 else 'end'}" if jobs else "running jobs end"
+        if reserved.start_at is None:
+            return f"; expected when {ends}, which nobody knows without a time limit"
+        wait = about(reserved.start_at - self._now)
+        return f"; expected in {wait}, when {ends}"
+
+    def _of_other(self, need: Need) -> Reason:
+        if find(self._idle, need) is None:
+            return self._not_available(need)
+        missing = lacks(self._draft, need)
+        facts = self._facts(need, missing)
+        busy = [] if missing else self._too_busy(need)
+        if busy:
+            return Reason(ReasonCode.LOAD_CEILING, name_some("", busy), facts | {"load": busy})
+        if self._first is None:
+            return Reason(ReasonCode.RESOURCES, _sentence(missing), facts)
+        ahead = self._first.job.id
+        wanted = describe(self._first.key.request)
+        if missing:
+            text = f"{_sentence(missing)}; job {ahead}, which needs {wanted}, goes first"
+        else:
+            text = f"waits behind job {ahead}, which needs {wanted}"
+        return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
+
+    def _facts(self, need: Need, missing: Sequence[Lack]) -> dict[str, object]:
+        return {
+            "needed": {lack.resource: lack.needed for lack in missing},
+            "free": {lack.resource: lack.free for lack in missing},
+            "total": {lack.resource: lack.total for lack in missing},
+            "rejected": rejections(self._draft, need, self._ceilings),
+        }
+
+    def _too_busy(self, need: Need) -> list[str]:
+        """What the ceilings say of each node that has room; empty when one of them may take the job."""
+        texts = []
+        for option in options(self._draft, need):
+            text = self._ceilings.why_not(option.booking.node, need.request.mem_mib)
+            if text is None:
+                return []
+            texts.append(text)
+        return texts
+
+    def _not_available(self, need: Need) -> Reason:
+        """Hardware that would do may not be used now, or is not there any more."""
+        obstacles = list(self._obstacles(need))
+        what = f"needs {describe(need.request)}"
+        if obstacles:
+            whys = [str(obstacle["why"]) for obstacle in obstacles]
+            more = f"; and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
+            text = f"{what}; not available: {'; '.join(whys[:NAMED])}{more}"
+        else:
+            text = f"{what}; no node has that any more"
+        facts = {"unavailable": obstacles, "rejected": rejections(self._draft, need)}
+        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts)
+
+    def _obstacles(self, need: Need) -> Iterator[dict[str, object]]:
+        """Nodes and cards that may not be used, each with why."""
+        layout = self._draft.layout
+        for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
+            if node.why_not is not None:
+                yield {"node": node.name, "why": node.why_not}
+            elif need.request.gpus and node.gpu_error is not None:
+                why = f"the GPU driver of node {node.name} does not work: {node.gpu_error}"
+                yield {"node": node.name, "why": why}
+            elif need.request.gpus:
+                for card in cards:
+                    why_not = _why_not(card, need)
+                    if why_not is not None:
+                        why = f"GPU {card.view.index} of node {node.name}: {why_not}"
+                        yield {"node": node.name, "gpu": card.view.index, "why": why}
+
+
+def _why_not(card: Card, need: Need) -> str | None:
+    """Why a card of the right kind may not be used; None when it may, or is of another kind."""
+    rejection = reject_card(card, need.kind)
+    if rejection is Rejection.CARD_LOST:
+        return card.view.why_not or "lost"
+    if rejection is Rejection.CARD_NOT_AVAILABLE:
+        return card.view.why_not
+    if rejection is Rejection.CARD_FOREIGN:
+        return card.view.why_not_whole
+    if rejection is Rejection.CARD_SIZE_UNKNOWN:
+        return "its VRAM cannot be read"
+    if rejection is Rejection.CARD_UNSHARABLE:
+        return "it cannot be shared"
+    return None
+
+
+def _sentence(missing: Sequence[Lack]) -> str:
+    return "needs " + " and ".join(lack.text for lack in missing)

@@ -1,0 +1,347 @@
+"""The state machine of a job: events in, new values out.
+
+    PENDING ----start----> RUNNING ----stop, leftovers, GPUs not clean----> COMPLETING
+       ^                      |                                                 |
+       |                      +-----------------> finish <----------------------+
+       |                                            |
+       +--- retry, requeue, never started ----------+----> a final state
+
+Every function takes values and returns new ones, with the lines that belong into the job's story.
+`TRANSITIONS` lists every legal move; anything else raises BrokenInvariant. A final state never moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpusched.errors import BrokenInvariant
+from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
+from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.units import format_duration
+from gpusched.policy.retry import backoff_s, failure_of, wants_retry
+
+_ENDS = (
+    JobState.COMPLETED,
+    JobState.FAILED,
+    JobState.CANCELLED,
+    JobState.TIMEOUT,
+    JobState.OUT_OF_MEMORY,
+    JobState.NODE_FAIL,
+    JobState.PREEMPTED,
+)
+
+TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
+    {
+        (JobState.PENDING, JobState.RUNNING),
+        (JobState.PENDING, JobState.CANCELLED),
+        (JobState.RUNNING, JobState.COMPLETING),
+        (JobState.RUNNING, JobState.PENDING),
+        (JobState.COMPLETING, JobState.PENDING),
+        *((JobState.RUNNING, end) for end in _ENDS),
+        *((JobState.COMPLETING, end) for end in _ENDS),
+    }
+)
+
+Step = tuple[Job, Run, tuple[JobEvent, ...]]
+
+
+def check_transition(job: Job, to: JobState) -> None:
+    """Raises: BrokenInvariant, with the job's story, when the job may not move there."""
+    if (job.state, to) not in TRANSITIONS:
+        raise BrokenInvariant(f"job {job.id} cannot go from {job.state} to {to} ({_story(job)})")
+
+
+def _story(job: Job) -> str:
+    parts = [f"submitted at {job.submit_at:.3f}", f"run {job.run}"]
+    for name in ("start_at", "end_at", "cancel_at", "hold", "exit_code", "signal", "reason"):
+        value = getattr(job, name)
+        if value is not None:
+            parts.append(f"{name} {value}")
+    return ", ".join([*parts, f"failures {job.failures}", f"requeues {job.requeues}"])
+
+
+def start_run(
+    job: Job,
+    placement: Placement,
+    boot_id: str,
+    now: float,
+    stdout_path: str | None = None,
+    stderr_path: str | None = None,
+) -> Step:
+    """Record the intent to start the job's next run on this placement."""
+    check_transition(job, JobState.RUNNING)
+    run = Run(
+        job_id=job.id,
+        number=job.run + 1,
+        state=RunState.STARTING,
+        node=placement.node,
+        boot_id=boot_id,
+        intent_at=now,
+        gpus=placement.gpus,
+        cpus=placement.cpus,
+        mem_mib=placement.mem_mib,
+        stdout_path=stdout_path,
+        stderr_path=stderr_path,
+    )
+    job = replace(
+        job,
+        state=JobState.RUNNING,
+        run=run.number,
+        start_at=now,
+        exit_code=None,
+        signal=None,
+        reason=None,
+        reason_text=None,
+    )
+    return job, run, (JobEvent(job.id, now, "started", f"started on {_where(placement)}", run.number),)
+
+
+def _where(placement: Placement) -> str:
+    if not placement.gpus:
+        return placement.node
+    return f"{placement.node}, GPU {','.join(str(share.index) for share in placement.gpus)}"
+
+
+def run_started(job: Job, run: Run, event: RunStarted) -> Step:
+    """The run lives. The job itself is returned unchanged: its start was recorded with the intent."""
+    _check_open(job, run)
+    run = replace(
+        run,
+        state=RunState.RUNNING,
+        start_at=event.at,
+        supervisor_pid=event.supervisor_pid,
+        supervisor_start_ticks=event.supervisor_start_ticks,
+        pid=event.pid,
+    )
+    return job, run, ()
+
+
+def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
+    """The run is being ended: the job is COMPLETING until its end comes."""
+    _check_open(job, run)
+    if job.state is not JobState.RUNNING:
+        return job, run, ()
+    words = {
+        "cancel": "is being cancelled",
+        "preempt": "is being preempted",
+        "timeout": "reached its time limit and is being stopped",
+        "leftovers": "its first process ended; waiting for others that it left behind",
+    }
+    text = words.get(event.why, f"is being stopped: {event.why}")
+    return _move(job, JobState.COMPLETING), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
+
+
+def run_ended(
+    job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool
+) -> Step:
+    """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called."""
+    _check_open(job, run)
+    outcome, reason, text = _judge(job, event)
+    run = replace(
+        run,
+        state=RunState.ENDED,
+        start_at=event.start_at,
+        end_at=event.end_at,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        outcome=outcome,
+        reason=reason,
+        reason_text=text,
+        cpu_s=event.cpu_s,
+        peak_mem_mib=event.peak_mem_mib,
+    )
+    events = [JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
+    if event.leftovers:
+        note = "ended what it left behind: " + ", ".join(event.leftovers)
+        events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
+    if event.start_at is not None:
+        job = replace(job, start_at=event.start_at)
+    if gpus_clean:
+        job, more = finish(job, run, settings, now)
+        return job, run, (*events, *more)
+    if job.state is JobState.RUNNING:
+        job = _move(job, JobState.COMPLETING)
+    return job, run, tuple(events)
+
+
+def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
+    """Outcome, reason and sentence of a run's end. What stopped a run outweighs how it then exited."""
+    if event.launch_error is not None:
+        return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
+    if event.stopped_by == "cancel":
+        return JobState.CANCELLED, ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
+    if event.stopped_by == "preempt":
+        return JobState.PREEMPTED, ReasonCode.NONE, "made room for a job that goes first"
+    if event.stopped_by == "timeout":
+        limit = job.spec.time_limit_s
+        text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")
+        return JobState.TIMEOUT, ReasonCode.TIME_LIMIT, text
+    if event.signal is not None:
+        how = f"signal {event.signal}"
+    elif event.exit_code == 0:
+        return JobState.COMPLETED, ReasonCode.NONE, "exit code 0"
+    else:
+        how = f"exit code {event.exit_code}"
+    if event.gpu_oom:
+        return JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, f"GPU memory ran out ({how})"
+    if event.signal is not None:
+        return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}"
+    return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
+
+
+def run_lost(
+    job: Job, run: Run, event: RunLost, settings: Settings, now: float, *, boot_id: str | None = None
+) -> Step:
+    """The run's supervisor is gone without a result. With another `boot_id` it was the machine's restart."""
+    _check_open(job, run)
+    rebooted = boot_id is not None and boot_id != run.boot_id
+    run = replace(
+        run,
+        state=RunState.ENDED,
+        end_at=event.at,
+        outcome=JobState.NODE_FAIL,
+        reason=ReasonCode.NODE_DOWN if rebooted else ReasonCode.SUPERVISOR_LOST,
+        reason_text=event.detail,
+    )
+    lost = JobEvent(job.id, event.at, "ended", f"{run.outcome}: {event.detail}", run.number)
+    job, events = finish(job, run, settings, now)
+    return job, run, (lost, *events)
+
+
+def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Settings, now: float) -> Step:
+    """Close a run that no process ever took; the job waits again and nothing is counted against it.
+
+    The run's number is not used again. The next try comes no sooner than one poll after this one, so
+    that an engine which cannot start anything does not spin.
+    """
+    _check_open(job, run)
+    text = f"was not started: {event.detail}"
+    run = replace(
+        run,
+        state=RunState.ENDED,
+        end_at=event.at,
+        outcome=JobState.CANCELLED,
+        reason=ReasonCode.NONE,
+        reason_text=text,
+    )
+    requeued = JobEvent(job.id, event.at, "requeued", text, run.number)
+    job = replace(job, start_at=None)
+    if job.cancel_at is not None:
+        return _end(job, JobState.CANCELLED, run), run, (requeued,)
+    job = replace(
+        _move(job, JobState.PENDING),
+        eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
+        reason_text=text,
+    )
+    return job, run, (requeued,)
+
+
+def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Move the job on after its run ended and its GPUs are clean: a retry, a requeue, or the end.
+
+    A recorded cancel forbids another run; a run that ended by itself before the cancel reached it
+    keeps its own outcome when no further run would have followed.
+    """
+    failure = failure_of(run)
+    if run.outcome is None or run.end_at is None:
+        raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({_story(job)})")
+    rule = job.spec.retry
+    job = replace(
+        job, exit_code=run.exit_code, signal=run.signal, reason=run.reason, reason_text=run.reason_text
+    )
+    is_lost = run.outcome is JobState.NODE_FAIL
+    has_requeue = rule.requeue and job.requeues < settings.life.max_requeues
+    if (is_lost and has_requeue) or (run.outcome is JobState.PREEMPTED and rule.requeue):
+        if job.cancel_at is not None:
+            return _end(job, JobState.CANCELLED, run), ()
+        job = replace(_move(job, JobState.PENDING), eligible_at=now, requeues=job.requeues + is_lost)
+        return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
+    can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)
+    if failure is not None and can_retry and wants_retry(rule, failure):
+        if job.cancel_at is not None:
+            return _end(job, JobState.CANCELLED, run), ()
+        wait_s = backoff_s(rule, job.failures + 1, job.id)
+        job = replace(
+            _move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s)
+        )
+        text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
+        return job, (JobEvent(job.id, now, "retry", text, run.number),)
+    if is_lost and job.cancel_at is not None:
+        return _end(job, JobState.CANCELLED, run), ()
+    return _end(job, run.outcome, run), ()
+
+
+def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """End a pending job at once; mark one with a run, which is COMPLETING until the run has ended.
+
+    A second cancel changes nothing.
+    """
+    text = f"cancelled by {by}"
+    if job.state is JobState.PENDING:
+        job = replace(
+            _move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text
+        )
+        return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+    if job.cancel_at is not None and job.state is JobState.COMPLETING:
+        return job, ()
+    if job.state is not JobState.COMPLETING:
+        job = _move(job, JobState.COMPLETING)
+    job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", text, job.run),)
+
+
+def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """End a pending job whose dependency can no longer come true."""
+    check_transition(job, JobState.CANCELLED)
+    job = replace(
+        job,
+        state=JobState.CANCELLED,
+        end_at=now,
+        reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED,
+        reason_text=text,
+    )
+    return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+
+
+def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, JobEvent]:
+    """Keep the job from starting; one that runs is held for its next run."""
+    _check_active(job, "held")
+    job = replace(job, hold="admin" if admin else "user")
+    return job, JobEvent(job.id, now, "held", f"held by {by}")
+
+
+def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
+    """Undo a hold."""
+    _check_active(job, "released")
+    return replace(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
+
+
+def _move(job: Job, to: JobState) -> Job:
+    check_transition(job, to)
+    return replace(job, state=to)
+
+
+def _end(job: Job, to: JobState, run: Run) -> Job:
+    """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
+    job = replace(_move(job, to), end_at=run.end_at)
+    if to is JobState.CANCELLED and run.reason is not ReasonCode.CANCELLED_BY_USER:
+        text = f"cancelled; its last run: {run.reason_text}"
+        job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    return job
+
+
+def _check_open(job: Job, run: Run) -> None:
+    is_current = run.job_id == job.id and run.number == job.run
+    has_run = job.state in (JobState.RUNNING, JobState.COMPLETING)
+    if not is_current or not has_run or run.state is RunState.ENDED:
+        raise BrokenInvariant(
+            f"run {run.id} ({run.state}) has news, but job {job.id} is {job.state} ({_story(job)})"
+        )
+
+
+def _check_active(job: Job, word: str) -> None:
+    if job.state.is_final:
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be {word} ({_story(job)})")

@@ -1,0 +1,131 @@
+"""Which failed runs are tried again, and after how long."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import log
+from signal import Signals
+
+from gpusched.model.job import RetryRule, Run
+from gpusched.model.states import JobState, ReasonCode
+
+CLASSES = ("exit", "signal", "oom", "timeout", "node_fail")
+"""Classes of failure that a job may name in `retry_on`."""
+
+_GROUPS = {"fail": ("exit", "signal", "oom"), "all": CLASSES}
+_CODES = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?")
+_HIGHEST_CODE = 255
+_JITTER = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a run failed. `kind` is one of CLASSES, or `launch`, which is never tried again."""
+
+    kind: str
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+def failure_of(run: Run) -> Failure | None:
+    """The failure of an ended run; None when it did not fail or was ended on purpose."""
+    if run.outcome is JobState.TIMEOUT:
+        kind = "timeout"
+    elif run.outcome is JobState.OUT_OF_MEMORY:
+        kind = "oom"
+    elif run.outcome is JobState.NODE_FAIL:
+        kind = "node_fail"
+    elif run.outcome is not JobState.FAILED:
+        return None
+    elif run.reason is ReasonCode.JOB_LAUNCH_FAILURE:
+        kind = "launch"
+    else:
+        kind = "exit" if run.signal is None else "signal"
+    return Failure(kind, run.exit_code, run.signal)
+
+
+def wants_retry(rule: RetryRule, failure: Failure) -> bool:
+    """Whether the rule names this failure, whatever retries are left.
+
+    An exit code or a signal that is named matches however the failure is classed, but for a time
+    limit, a lost machine and a command that could not be started. A signal's name also matches exit
+    code 128+N, which is how a shell reports the death of its child.
+    """
+    if failure.kind == "launch":
+        return False
+    if failure.kind in rule.retry_on:
+        return True
+    if failure.kind in ("timeout", "node_fail"):
+        return False
+    return any(_names(word, failure) for word in rule.retry_on if word not in CLASSES)
+
+
+def _names(word: str, failure: Failure) -> bool:
+    if word.startswith("SIG"):
+        number = Signals[word].value
+        return failure.signal == number or failure.exit_code == 128 + number
+    low, _, high = word.partition("-")
+    return failure.exit_code is not None and int(low) <= failure.exit_code <= int(high or low)
+
+
+def parse_retry_on(text: str) -> tuple[str, ...]:
+    """Read `--retry-on`: classes, exit codes, ranges and signals, separated by commas.
+
+    `fail` stands for exit, signal and oom; `all` for every class. The result holds canonical words,
+    each once, in the order given. Raises: ValueError with a sentence that quotes the bad word.
+    """
+    words: list[str] = []
+    for part in text.split(","):
+        words.extend(_canonical(part.strip()))
+    return tuple(dict.fromkeys(words))
+
+
+def _canonical(word: str) -> tuple[str, ...]:
+    lower = word.lower()
+    if lower in CLASSES:
+        return (lower,)
+    if lower in _GROUPS:
+        return _GROUPS[lower]
+    codes = _CODES.fullmatch(word) if word.isascii() else None
+    if codes:
+        return (_exit_codes(word, int(codes[1]), int(codes[2] or codes[1])),)
+    name = word.upper() if word.upper().startswith("SIG") else "SIG" + word.upper()
+    if name in Signals.__members__:
+        return (name,)
+    raise ValueError(
+        f"{word!r} is not a failure to retry on; write {', '.join(CLASSES)}, fail, all, an exit code such as "
+        "3, a range such as 10-20, or a signal such as SIGSEGV"
+    )
+
+
+def _exit_codes(word: str, low: int, high: int) -> str:
+    if not 1 <= low <= high <= _HIGHEST_CODE:
+        raise ValueError(f"{word!r} is not a range of failing exit codes; they go from 1 to {_HIGHEST_CODE}")
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def backoff_s(rule: RetryRule, attempt: int, job_id: int) -> float:
+    """Wait in seconds before the run that follows failure number `attempt` (from 1).
+
+    `backoff_s x factor^(attempt-1)`, at most `backoff_max_s`, times a jitter between 0.75 and 1.25
+    that depends on job and attempt alone, so that jobs that failed together do not return together
+    and a restarted daemon finds the same instant.
+    """
+    return _growth_s(rule, attempt) * (1 - _JITTER + 2 * _JITTER * _hash_fraction(f"{job_id}.{attempt}"))
+
+
+def _growth_s(rule: RetryRule, attempt: int) -> float:
+    if rule.backoff_s <= 0 or rule.backoff_factor <= 0:
+        return max(0.0, min(rule.backoff_max_s, rule.backoff_s))
+    # Compared as logarithms: the power itself overflows after some hundred attempts.
+    exponent = (attempt - 1) * log(rule.backoff_factor)
+    if rule.backoff_max_s <= 0 or exponent + log(rule.backoff_s) >= log(rule.backoff_max_s):
+        return max(0.0, rule.backoff_max_s)
+    return float(rule.backoff_s * rule.backoff_factor ** (attempt - 1))
+
+
+def _hash_fraction(text: str) -> float:
+    """A number in [0, 1) that is the same in every process and Python version."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / (1 << 64)
