@@ -19,7 +19,7 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import printable
-from gpusched.policy.ordering import priority
+from gpusched.policy.ordering import class_key, priority
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
@@ -140,7 +140,7 @@ async def why(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
     reason = scheduler.reason_for(job)
-    parts = priority(job.spec.nice, job.queued_at, scheduler.now(), service.settings.priority)
+    parts = priority(class_key(job), job.queued_at, scheduler.now(), service.settings)
     key = scheduler.world.class_of(job.id)
     return respond(
         why={
@@ -171,9 +171,7 @@ async def cancel(request: web.Request) -> web.Response:
     service = service_of(request)
     caller = caller_of(request)
     body = await read_body(request)
-    check_keys(
-        body, "ids", "users", "queues", "names", "states", "all", "signal", "main_only", "dry_run"
-    )
+    check_keys(body, "ids", "users", "queues", "names", "states", "all", "signal", "main_only", "dry_run")
     lists = {key: _texts(body, key) for key in ("users", "queues", "names", "states")}
     selection = Selection(
         ids=tuple(_ids(service, body, caller)),
@@ -189,9 +187,7 @@ async def cancel(request: web.Request) -> web.Response:
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
         raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
     answer = await service.ask(
-        commands.Cancel(
-            caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True
-        )
+        commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
     )
     return respond(**answer)
 
@@ -281,9 +277,7 @@ async def wait(request: web.Request) -> web.Response:
 def _moved(job: Job, state_not: str | None, run_not: str | None) -> bool:
     if state_not is None and run_not is None:
         return False
-    return (state_not is not None and job.state.value != state_not) or (
-        run_not is not None and str(job.run) != run_not
-    )
+    return (state_not is not None and job.state.value != state_not) or (run_not is not None and str(job.run) != run_not)
 
 
 def respond(**content: Any) -> web.Response:

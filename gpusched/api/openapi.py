@@ -52,7 +52,10 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 def _error_schema() -> dict[str, Any]:
     text = {"type": "string"}
-    error = {**_object({"message": text, "hint": text, "code": text}), "required": ["message", "hint", "code"]}
+    error = {
+        **_object({"message": text, "hint": text, "code": text}),
+        "required": ["message", "hint", "code"],
+    }
     return {
         **_object({"schema_version": {"const": 1}, "error": error}),
         "required": ["schema_version", "error"],

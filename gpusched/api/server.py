@@ -46,9 +46,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         raise
     except Exception:
         log.exception("%s %s", request.method, request.path)
-        return _error(
-            BrokenInvariant("the daemon met an error of its own", "the log has it: gpusched daemon status")
-        )
+        return _error(BrokenInvariant("the daemon met an error of its own", "the log has it: gpusched daemon status"))
 
 
 def _error(error: GpuschedError) -> web.Response:

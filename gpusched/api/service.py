@@ -18,7 +18,7 @@ from gpusched.model.job import Job, Request, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, printable
-from gpusched.policy.ordering import priority
+from gpusched.policy.ordering import class_key, priority
 from gpusched.ports import JobFilter
 
 
@@ -150,7 +150,7 @@ class Service:
                 node=scheduler.site.node,
                 run=runs.get(job.id),
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
-                priority=lambda: priority(job.spec.nice, job.queued_at, now, self.settings.priority).total,
+                priority=lambda: priority(class_key(job), job.queued_at, now, self.settings).total,
             )
 
         return context

@@ -13,7 +13,6 @@ from typing import Any
 
 from gpusched.api.schema import (
     JOB_FIELDS,
-    LAUNCH_FIELDS,
     MAX_NAME,
     REQUEST_FIELDS,
     RETRY_FIELDS,
@@ -159,9 +158,7 @@ def read_submission(
     return Submission(tuple(specs), payloads)
 
 
-def _read_spec(
-    values: dict[str, Any], settings: Settings, user: str, payloads: dict[str, bytes]
-) -> JobSpec:
+def _read_spec(values: dict[str, Any], settings: Settings, user: str, payloads: dict[str, bytes]) -> JobSpec:
     launch = _read_launch(values, settings, payloads)
     name = values.get("name") or launch.script_name or posixpath.basename(launch.argv[0])
     if len(name) > MAX_NAME:
@@ -241,7 +238,8 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
     for key, value in env.items():
         if not key or "=" in key or "\0" in key or "\0" in value:
             raise UsageError(
-                f"the environment variable {printable(key, 60)!r} cannot be passed on", "unset it, or use --export"
+                f"the environment variable {printable(key, 60)!r} cannot be passed on",
+                "unset it, or use --export",
             )
     packed = pack_environment(env)
     limit = int(settings.limit.environment_mib * (1 << 20))
@@ -258,7 +256,16 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
     notice = values.get("notice")
     rest = {
         key: values[key]
-        for key in ("script_name", "umask", "stdout", "stderr", "open_mode", "stop_signal", "grace_s", "gpu_ids")
+        for key in (
+            "script_name",
+            "umask",
+            "stdout",
+            "stderr",
+            "open_mode",
+            "stop_signal",
+            "grace_s",
+            "gpu_ids",
+        )
         if key in values
     }
     return Launch(

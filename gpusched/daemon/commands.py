@@ -99,9 +99,7 @@ class Drain:
 Command = Submit | Cancel | Hold | Release | Update | Drain
 
 UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
-_REQUEST_FIELDS = frozenset(
-    {"gpus", "gpu_fraction", "gpu_type", "vram_mib", "min_vram_mib", "cpus", "mem_mib"}
-)
+_REQUEST_FIELDS = frozenset({"gpus", "gpu_fraction", "gpu_type", "vram_mib", "min_vram_mib", "cpus", "mem_mib"})
 
 
 def apply(command: Command, turn: Turn) -> dict[str, Any]:
@@ -210,9 +208,7 @@ def _matches(job: Job, selection: Selection) -> bool:
 
 def _own(caller: Caller, job: Job) -> None:
     if caller.uid != job.uid:
-        raise Forbidden(
-            f"job {job.id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me"
-        )
+        raise Forbidden(f"job {job.id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me")
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Plan, Sn
 from gpusched.model.units import format_duration
 from gpusched.policy.cycle import decide
 from gpusched.policy.dependencies import Satisfied, evaluate, parse_dependency
+from gpusched.policy.ordering import class_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast:
         expression = parse_dependency(spec.dependency)
         verdict = evaluate(expression, scheduler.world.lookup_parents(scheduler.store, set(expression.job_ids)))
         if not isinstance(verdict, Satisfied):
-            return Forecast("waits", getattr(verdict, "text", "waits for another job"), "Dependency")
-    key = ClassKey(job.uid, spec.account, spec.queue, spec.nice, spec.time_limit_s, spec.request)
+            return Forecast("waits", verdict.text, "Dependency")
+    key = class_key(job)
     return _read(job.id, key, now, decide(_with_job(snapshot, key, job.id, job.queued_at), scheduler.settings))
 
 

@@ -26,9 +26,7 @@ class Site:
 
 def pack_environment(env: Mapping[str, str]) -> bytes:
     """An environment as stored: `KEY=VALUE` entries with NUL after each, bytes as the submitter had them."""
-    return b"".join(
-        f"{key}={value}".encode("utf-8", "surrogateescape") + b"\0" for key, value in env.items()
-    )
+    return b"".join(f"{key}={value}".encode("utf-8", "surrogateescape") + b"\0" for key, value in env.items())
 
 
 def unpack_environment(body: bytes) -> dict[str, str]:

@@ -99,7 +99,12 @@ class _Report:
 
 def _run(report: _Report, foreground: bool) -> None:
     os.umask(0o077)
-    for folder in (paths.state_dir(), paths.spool_dir(), os.path.dirname(paths.log_file()), paths.runtime_dir()):
+    for folder in (
+        paths.state_dir(),
+        paths.spool_dir(),
+        os.path.dirname(paths.log_file()),
+        paths.runtime_dir(),
+    ):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     lock = FileLock(paths.lock_file())
     try:
@@ -186,9 +191,7 @@ def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore)
         log.error("gpus: %s", reading.error)
 
 
-async def _loop(
-    scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report
-) -> None:
+async def _loop(scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report) -> None:
     loop = Loop(scheduler, worker, host)
     adopt_open_runs(scheduler.world, scheduler.engine)
     service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())

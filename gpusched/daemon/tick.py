@@ -125,9 +125,7 @@ class Scheduler:
 
     def observe_gpus(self, reading: GpuReading) -> None:
         """Take in one reading of the GPUs."""
-        pids = {
-            process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None
-        }
+        pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
         for run in (*self.world.open_runs.values(), *self.world.releasing.values()):
             for share in run.gpus:
@@ -243,7 +241,10 @@ class Scheduler:
         )
 
     def _commit(
-        self, turn: Turn, events: list[EngineEvent], answers: list[tuple[Reply, dict[str, Any] | GpuschedError]]
+        self,
+        turn: Turn,
+        events: list[EngineEvent],
+        answers: list[tuple[Reply, dict[str, Any] | GpuschedError]],
     ) -> bool:
         if not turn.changes:
             return True
@@ -281,7 +282,7 @@ class Scheduler:
         elif isinstance(event, RunEnded):
             self._end_run(turn, job, run, event)
         elif isinstance(event, RunLost):
-            self._put(turn, *lifecycle.run_lost(job, run, event, self.settings, turn.now))
+            self._put(turn, *lifecycle.run_lost(job, run, event, self.settings, turn.now, boot_id=self._boot_id))
             turn.forgettable.append(run.id)
         else:
             self._put(turn, *lifecycle.run_never_started(job, run, event, self.settings, turn.now))

@@ -19,9 +19,7 @@ from .world import World
 class Turn:
     """Collects changes and keeps the world in step with them, so that later steps see earlier ones."""
 
-    def __init__(
-        self, world: World, store: Store, settings: Settings, nodes: tuple[NodeView, ...], now: float
-    ) -> None:
+    def __init__(self, world: World, store: Store, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> None:
         self.world = world
         self.store = store
         self.settings = settings
@@ -76,9 +74,9 @@ class Turn:
             if target == node.name:
                 return node.name
             for gpu in node.gpus:
-                if target in (gpu.uuid, str(gpu.index), f"{node.name}:{gpu.index}"):
-                    matches.append(gpu.uuid)
-                elif len(target) >= 8 and gpu.uuid.startswith(target):
+                if target in (gpu.uuid, str(gpu.index), f"{node.name}:{gpu.index}") or (
+                    len(target) >= 8 and gpu.uuid.startswith(target)
+                ):
                     matches.append(gpu.uuid)
         if len(set(matches)) == 1:
             return matches[0]

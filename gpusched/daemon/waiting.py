@@ -18,11 +18,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
         return Reason(code, f"held; let it go with: gctl release {job.id}")
     verdict = world.dependency_state(job)
     if not isinstance(verdict, Satisfied):
-        return Reason(
-            ReasonCode.DEPENDENCY,
-            getattr(verdict, "text", "waits for another job"),
-            {"dependency": job.spec.dependency},
-        )
+        return Reason(ReasonCode.DEPENDENCY, verdict.text, {"dependency": job.spec.dependency})
     if job.eligible_at > now:
         return _by_time(job, now)
     key = world.class_of(job.id)

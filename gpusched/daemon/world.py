@@ -14,7 +14,16 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
 from gpusched.model.states import JobState
-from gpusched.policy.dependencies import Expression, Lookup, Never, Satisfied, evaluate, parse_dependency
+from gpusched.policy.dependencies import (
+    Expression,
+    Lookup,
+    Never,
+    Satisfied,
+    Verdict,
+    evaluate,
+    parse_dependency,
+)
+from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 
 FRONT = 128
@@ -143,8 +152,7 @@ class World:
             del self._keys[key]
 
     def _key(self, job: Job) -> ClassKey:
-        spec = job.spec
-        key = ClassKey(job.uid, spec.account, spec.queue, spec.nice, spec.time_limit_s, spec.request)
+        key = class_key(job)
         return self._keys.setdefault(key, key)
 
     def promote(self, now: float) -> bool:
@@ -229,7 +237,7 @@ class World:
         """The job's dependency was changed: watch the new one from the next `put_job` on."""
         self._forget_dependency(job.id)
 
-    def dependency_state(self, job: Job) -> object:
+    def dependency_state(self, job: Job) -> Verdict:
         """Satisfied, Waiting or Never, as of what is known of the parents."""
         expression = self._expressions.get(job.id)
         return Satisfied() if expression is None else evaluate(expression, self._parents.get)

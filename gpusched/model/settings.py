@@ -22,9 +22,7 @@ class PrioritySettings:
     weight_age: float = setting(1000.0, "Weight of the age factor: time waited over max_age_s, at most 1.")
     max_age_s: float = setting(7 * 86400.0, "Time after which waiting longer adds nothing, in seconds.")
     weight_nice: float = setting(20000.0, "Weight of the nice factor; at 20000 one nice step is one point.")
-    backfill: bool = setting(
-        True, "Let later jobs start in the gaps when they cannot delay the first blocked job."
-    )
+    backfill: bool = setting(True, "Let later jobs start in the gaps when they cannot delay the first blocked job.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +60,11 @@ class GpuSettings:
         1024, "Memory of foreign processes above which a whole-card job avoids the card, in MiB."
     )
     foreign_peak_s: float = setting(300.0, "Foreign memory counts at its peak over this many seconds.")
-    share_headroom_mib: int = setting(
-        512, "Memory of a shared card that is never booked, for CUDA contexts, in MiB."
-    )
+    share_headroom_mib: int = setting(512, "Memory of a shared card that is never booked, for CUDA contexts, in MiB.")
     release_wait_s: float = setting(
         30.0, "Longest wait for a card's memory to come back after a job; then the card is suspect."
     )
-    baseline_mib: int = setting(
-        256, "Memory in use that still counts as an empty card when a job has ended, in MiB."
-    )
+    baseline_mib: int = setting(256, "Memory in use that still counts as an empty card when a job has ended, in MiB.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ one when it ends to a file of its own, so the processes themselves bear witness,
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def check_witness(daemon: Daemon, jobs: dict[str, int], exact: bool = True) -> N
         assert len({run["run"] for run in job["runs"]}) == len(job["runs"])
     for gpu, used in spans.items():
         used.sort()
-        for (_, end), (begin, _) in zip(used, used[1:], strict=False):
+        for (_, end), (begin, _) in itertools.pairwise(used):
             assert begin >= end, f"GPU {gpu} was given to two jobs at once"
 
 
@@ -120,7 +121,9 @@ def test_killed_at_random_times_many_times(make_daemon: Callable[..., Daemon], s
     run_under_kills(make_daemon(fake_gpus="3x24GiB"), kills=25, seed=seed)
 
 
-def test_a_cancel_that_was_recorded_is_carried_out_after_the_crash(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_cancel_that_was_recorded_is_carried_out_after_the_crash(
+    make_daemon: Callable[..., Daemon],
+) -> None:
     daemon = make_daemon(start=False)
     daemon.start(GPUSCHED_CRASH_AT="orders:4")
     job_id = daemon.submit("/bin/sleep", "1000")
@@ -138,8 +141,7 @@ def test_a_cancel_that_was_recorded_is_carried_out_after_the_crash(make_daemon: 
 def test_runs_outlive_the_daemon_and_keep_their_codes(daemon: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     ids = [
-        daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.01; done; exit {code}")
-        for code in (0, 3, 9)
+        daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.01; done; exit {code}") for code in (0, 3, 9)
     ]
     for job_id in ids:
         daemon.wait_state(job_id, "RUNNING")

@@ -1,0 +1,86 @@
+"""The OpenAPI document against the routes of the running server, and its answers against itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from types import SimpleNamespace
+
+import jsonschema
+from harness import Daemon
+
+from gpusched.api.openapi import build
+from gpusched.api.server import build_app
+
+
+def test_the_document_lists_exactly_the_routes_of_the_server() -> None:
+    service = SimpleNamespace(scheduler=SimpleNamespace(listeners=[]), announce=None)
+    app = build_app(service)  # type: ignore[arg-type]
+    served = {
+        (route.method, route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    described = {(method.upper(), path) for path, operations in build()["paths"].items() for method in operations}
+    assert served == described
+
+
+def test_the_server_serves_its_description(daemon: Daemon) -> None:
+    assert daemon.call("GET", "/v1/openapi.json") == build()
+
+
+def test_answers_carry_what_the_document_promises(daemon: Daemon) -> None:
+    job_id = daemon.submit("/bin/true")
+    daemon.wait(job_id)
+    document = build()
+    job_schema = document["components"]["schemas"]["Job"]
+    for path, operations in document["paths"].items():
+        operation = operations.get("get")
+        if operation is None or path == "/v1/openapi.json":
+            continue
+        query = f"?ids={job_id}" if path == "/v1/wait" else "?states=all" if path == "/v1/jobs" else ""
+        answer = daemon.call("GET", path.replace("{id}", job_id) + query)
+        assert answer["schema_version"] == 1
+        promised = re.findall(r"[a-z_]+", operation["responses"]["200"]["description"].removeprefix("carries "))
+        assert any(word in answer for word in promised), (path, sorted(answer))
+        for job in answer.get("jobs", []) if path == "/v1/jobs" else []:
+            jsonschema.validate(job, job_schema)
+
+
+def test_errors_have_one_shape(daemon: Daemon) -> None:
+    schema = build()["components"]["responses"]["Error"]["content"]["application/json"]["schema"]
+    for method, path, status, code in (
+        ("GET", "/v1/nowhere", 404, "not_found"),
+        ("DELETE", "/v1/jobs", 400, "usage"),
+        ("GET", "/v1/jobs/999", 404, "not_found"),
+        ("GET", "/v1/jobs/abc", 400, "usage"),
+        ("GET", "/v1/jobs?states=sleeping", 400, "usage"),
+        ("GET", "/v1/jobs?fields=colour", 400, "usage"),
+        ("POST", "/v1/jobs/cancel", 400, "usage"),
+    ):
+        found, document = raw(daemon, method, path, b"{}" if method == "POST" else b"")
+        assert found == status, (path, document)
+        jsonschema.validate(document, schema)
+        assert document["error"]["code"] == code
+        assert document["error"]["message"]
+        assert document["error"]["hint"]
+
+
+def test_what_is_not_json_is_a_usage_error(daemon: Daemon) -> None:
+    for body in (b"{", b"[]", b"\xff\xfe", b'{"spec": ' + b"[" * 100_000):
+        status, document = raw(daemon, "POST", "/v1/jobs", body)
+        assert (status, document["error"]["code"]) == (400, "usage")
+
+
+def raw(daemon: Daemon, method: str, path: str, body: bytes) -> tuple[int, dict[str, dict[str, str]]]:
+    """One request by hand, below the client's error handling."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(daemon.home / "run" / "api.sock"))
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        answer = b""
+        while chunk := sock.recv(65536):
+            answer += chunk
+    top, _, content = answer.partition(b"\r\n\r\n")
+    return int(top.split()[1]), json.loads(content)

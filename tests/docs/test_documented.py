@@ -1,0 +1,76 @@
+"""A command, option, setting, state, reason, refusal or route that is not documented fails here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gpusched.api.routes import ROUTES
+from gpusched.docs import pages
+from gpusched.model.settings import Settings
+from gpusched.model.states import COMPACT, JobState, ReasonCode
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.parametrize("name", ["cli.md", "settings.md", "openapi.json"])
+def test_generated_pages_are_current(name: str) -> None:
+    found = (DOCS / "reference" / name).read_text(encoding="utf-8")
+    assert found == pages()[name], f"docs/reference/{name} is stale; run: python -m gpusched.docs"
+
+
+def test_every_setting_has_a_meaning() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text()
+    for section in fields(Settings):
+        group = section.default_factory()  # type: ignore[misc]
+        for item in fields(group):
+            assert len(item.metadata["doc"]) > 15
+            assert f"`{item.name}`" in page
+
+
+def test_every_state_is_explained_with_its_short_form() -> None:
+    rows = (DOCS / "reference" / "states.md").read_text()
+    for state in JobState:
+        assert re.search(rf"^\| {state.value} \| {COMPACT[state]} \| (yes|no) \| \S", rows, re.M), state
+
+
+def test_every_reason_is_explained() -> None:
+    rows = (DOCS / "reference" / "states.md").read_text()
+    for reason in ReasonCode:
+        assert re.search(rf"^\| {reason.value} \| \S", rows, re.M), reason
+
+
+def test_no_documented_state_or_reason_is_invented() -> None:
+    rows = re.findall(r"^\| ([A-Za-z_]+) \|", (DOCS / "reference" / "states.md").read_text(), re.M)
+    known = {state.value for state in JobState} | {reason.value for reason in ReasonCode} | {"state", "reason"}
+    assert set(rows) <= known
+
+
+def test_every_route_says_what_it_does() -> None:
+    for route in ROUTES:
+        assert len(route.summary) > 10
+        assert route.handler.__doc__ == f"{route.method} {route.path}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} -> {target}"
+
+
+def test_the_readme_has_exactly_two_set_up_commands() -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 2
+    assert all(len(block.strip().splitlines()) == 1 for block in blocks)
+
+
+def test_every_decision_has_a_summary_and_what_was_rejected() -> None:
+    for page in (DOCS / "decisions").glob("*.md"):
+        text = page.read_text()
+        assert "**Summary.**" in text, page.name
+        assert "**Tests.**" in text, page.name

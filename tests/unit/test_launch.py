@@ -1,0 +1,134 @@
+"""From a job and a placement to a ticket: patterns, paths, environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from gpusched.testing import job as make_job
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.daemon.launch import (
+    Site,
+    expand_pattern,
+    job_environment,
+    make_ticket,
+    output_paths,
+    pack_environment,
+    unpack_environment,
+    visible_devices,
+)
+from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState, RunState
+
+SITE = Site("lab1.example", "/run/api.sock")
+
+
+def a_job(**launch: object) -> Job:
+    job = make_job(42)
+    spec = replace(job.spec, name="train", launch=replace(job.spec.launch, work_dir="/home/ann", **launch))
+    return replace(job, user="ann", spec=spec, state=JobState.RUNNING, run=1)
+
+
+def a_run(*gpus: GpuShare, number: int = 1) -> Run:
+    return Run(42, number, RunState.STARTING, "lab1.example", "boot", 0.0, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("gpusched-%j.out", "gpusched-42.out"),
+        ("%x-%A_%a.%N.log", "train-42_0.lab1.log"),
+        ("%5j", "00042"),
+        ("%99999j", "0000000042"),
+        ("100%%", "100%"),
+        ("%u/%x", "ann/train"),
+        ("%q %", "%q %"),
+        ("%J.%s.%n.%t", "42.batch.0.0"),
+    ],
+)
+def test_patterns_expand_as_in_slurm(pattern: str, path: str) -> None:
+    assert expand_pattern(pattern, a_job(), "lab1.example") == path
+
+
+def test_a_name_cannot_lead_the_file_elsewhere() -> None:
+    job = a_job()
+    job = replace(job, spec=replace(job.spec, name="../../etc/passwd"))
+    assert expand_pattern("%x", job, "n") == ".._.._etc_passwd"
+
+
+@pytest.mark.parametrize(
+    ("launch", "run", "paths"),
+    [
+        ({}, 1, ("/home/ann/gpusched-42.out", None)),
+        ({}, 3, ("/home/ann/gpusched-42.out.3", None)),
+        ({"stdout": "/abs/%x", "stderr": "e"}, 2, ("/abs/train.2", "/home/ann/e.2")),
+        ({"stdout": "log", "open_mode": "append"}, 2, ("/home/ann/log", None)),
+        ({"stdout": "log", "open_mode": "truncate"}, 2, ("/home/ann/log", None)),
+        ({"stdout": "/dev/null"}, 2, ("/dev/null", None)),
+        ({"stdout": "../up/./x"}, 1, ("/home/up/x", None)),
+    ],
+)
+def test_output_paths(launch: dict[str, object], run: int, paths: tuple[str, str | None]) -> None:
+    assert output_paths(a_job(**launch), run, "n", "gpusched-%j.out") == paths
+
+
+ENVIRONMENTS = st.dictionaries(
+    st.text(st.characters(blacklist_characters="\0=", blacklist_categories=["Cs"]), min_size=1),
+    st.binary().map(lambda raw: raw.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
+)
+
+
+@given(ENVIRONMENTS)
+def test_environments_survive_storage_byte_for_byte(env: dict[str, str]) -> None:
+    assert unpack_environment(pack_environment(env)) == env
+
+
+CARDS = (GpuShare("GPU-b", 1), GpuShare("GPU-a", 0))
+
+
+def test_visible_devices_are_looked_up_at_launch() -> None:
+    run = a_run(*CARDS)
+    assert visible_devices(run, "index", {"GPU-a": 3, "GPU-b": 4}) == "4,3"
+    assert visible_devices(run, "uuid", {"GPU-a": 3, "GPU-b": 4}) == "GPU-b,GPU-a"
+    assert visible_devices(run, "index", {"GPU-a": 3}) == "GPU-b,GPU-a"
+    assert visible_devices(a_run(), "index", {}) == ""
+
+
+def test_a_job_without_gpus_is_shown_none_and_told_so() -> None:
+    env = job_environment(a_job(), a_run(), {"CUDA_VISIBLE_DEVICES": "7"}, SITE, Settings(), {})
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "SLURM_JOB_GPUS" not in env
+
+
+def test_an_enclosing_jobs_variables_do_not_leak() -> None:
+    env = job_environment(a_job(), a_run(), {"SLURM_PROCID": "5", "SLURM_ARRAY_JOB_ID": "1"}, SITE, Settings(), {})
+    assert env["SLURM_PROCID"] == "0"
+    assert "SLURM_ARRAY_JOB_ID" not in env
+
+
+def test_threads_follow_the_cores_unless_the_user_chose() -> None:
+    assert job_environment(a_job(), a_run(), {}, SITE, Settings(), {})["OMP_NUM_THREADS"] == "1"
+    base = {"OMP_NUM_THREADS": "9"}
+    assert job_environment(a_job(), a_run(), base, SITE, Settings(), {})["OMP_NUM_THREADS"] == "9"
+
+
+def test_a_repeated_run_knows_its_past() -> None:
+    job = replace(a_job(), run=3, exit_code=9)
+    env = job_environment(job, a_run(number=3), {}, SITE, Settings(), {})
+    assert (env["SLURM_RESTART_COUNT"], env["GPUSCHED_PREVIOUS_EXIT_CODE"]) == ("2", "9")
+
+
+def test_a_ticket_carries_defaults_of_the_settings_and_wishes_of_the_job() -> None:
+    settings = Settings()
+    ticket = make_ticket(a_job(), a_run(*CARDS), None, pack_environment({"A": "1"}), SITE, settings, {})
+    assert (ticket.run, ticket.grace_s, ticket.stop_signal) == ("42.1", settings.life.grace_s, 15)
+    assert ticket.env["A"] == "1"
+    assert ticket.has_gpus
+    assert not ticket.append
+    wishes = a_job(grace_s=1.5, stop_signal=2, open_mode="append")
+    ticket = make_ticket(wishes, a_run(), b"#!/bin/sh\n", b"", SITE, settings, {})
+    assert (ticket.grace_s, ticket.stop_signal, ticket.append, ticket.has_gpus) == (1.5, 2, True, False)
