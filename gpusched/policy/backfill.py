@@ -20,7 +20,7 @@ from math import inf
 
 from gpusched.model.cluster import Allocation
 from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.placement import Need, find
+from gpusched.policy.placement import Need, find, fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,7 @@ class Reserved:
 
     __slots__ = ("_future", "_need", "booking", "cards", "pass_until", "start_at", "waits_for")
 
-    def __init__(
-        self, need: Need, booking: Booking, future: Draft, ended: Sequence[Ending], now: float
-    ) -> None:
+    def __init__(self, need: Need, booking: Booking, future: Draft, ended: Sequence[Ending], now: float) -> None:
         self._need = need
         self._future = future
         self.booking = booking
@@ -122,10 +120,10 @@ def reserve(draft: Draft, need: Need, running: Iterable[Ending], now: float) -> 
     while low < high:
         middle = (low + high) // 2
         move_to(middle)
-        if find(future, need) is None:
-            low = middle + 1
-        else:
+        if fits(future, need):
             high = middle
+        else:
+            low = middle + 1
     # Jobs without a limit end one by one; of the others, all that end by the same instant are gone then.
     last_end = max(now, order[low - 1].end_at) if low else now
     while low < len(order) and order[low].end_at <= last_end != inf:

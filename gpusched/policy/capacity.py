@@ -10,7 +10,7 @@ from gpusched.model.job import Request
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_size_mib
 from gpusched.policy.draft import Card, Draft, Layout
-from gpusched.policy.placement import Need, find, pool
+from gpusched.policy.placement import Need, fits, pool
 from gpusched.policy.shortage import describe, plural
 
 _FAKE = "to try it without one, restart the daemon with GPUSCHED_FAKE_GPUS=4x24GiB"
@@ -35,7 +35,7 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     if request.gpus and any(node.gpu_error is not None for node in built):
         request = Request(cpus=request.cpus, mem_mib=request.mem_mib)
     need = Need.of(request, uid=0)
-    if find(Draft(layout), need) is not None:
+    if fits(Draft(layout), need):
         return _over_ceiling(request, layout, settings)
     refused = _refuse_gpus(need, layout) if request.gpus else None
     return refused or _refuse_rest(request, layout)
@@ -70,9 +70,7 @@ def _refuse_gpus(need: Need, layout: Layout) -> Refusal | None:
     asked = f"asked for {describe(request)}"
     if not layout.cards:
         return Refusal(f"{asked}; this scheduler has no GPU", f"see what there is with: ginfo; {_FAKE}")
-    of_type = _cards(
-        Need.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout
-    )
+    of_type = _cards(Need.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout)
     if not of_type:
         types = ", ".join(sorted({card.view.name for card in layout.cards}))
         return Refusal(

@@ -83,10 +83,7 @@ class Ceilings:
         expected = (used_mib + mem_mib) / max(1, load.mem_total_mib)
         if expected <= ceiling:
             return None
-        return (
-            f"memory in use on node {view.name} would be {expected:.0%} with this job, "
-            f"the ceiling is {ceiling:.0%}"
-        )
+        return f"memory in use on node {view.name} would be {expected:.0%} with this job, the ceiling is {ceiling:.0%}"
 
 
 def _rate(view: NodeView, name: str, measured: float | None, ceiling: float | None) -> str | None:

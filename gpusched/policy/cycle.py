@@ -24,7 +24,7 @@ from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
 from gpusched.policy.ordering import Head, Line
-from gpusched.policy.placement import Need, find, options
+from gpusched.policy.placement import Need, find, fits, options
 
 
 class Cycle:
@@ -45,7 +45,6 @@ class Cycle:
         self.first_blocked: Head | None = None
         self.reserved: Reserved | None = None
         self._hopeless: set[object] = set()
-        self._idle: Draft | None = None
 
     def start(self, head: Head, booking: Booking) -> None:
         """Start the first job in line here."""
@@ -72,11 +71,7 @@ class Cycle:
 
     def waits_for_others(self, need: Need) -> bool:
         """Whether ends of running jobs alone would let this job run, on the cards that may be used."""
-        if find(self.draft, need) is not None:
-            return False
-        if self._idle is None:
-            self._idle = Draft(self.layout)
-        return find(self._idle, need) is not None
+        return not fits(self.draft, need) and fits(Draft(self.layout), need)
 
 
 def allocate(cycle: Cycle) -> None:

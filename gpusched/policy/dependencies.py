@@ -83,9 +83,7 @@ def _parse_term(term: str, text: str) -> list[Condition]:
     kind, colon, rest = term.partition(":")
     kind = kind.strip().lower()
     if kind in _LATER:
-        raise ValueError(
-            f"the dependency {kind!r} in {text!r} is not supported; there are {', '.join(KINDS)}"
-        )
+        raise ValueError(f"the dependency {kind!r} in {text!r} is not supported; there are {', '.join(KINDS)}")
     if kind not in KINDS or not colon:
         raise ValueError(
             f"{term!r} in the dependency {text!r} cannot be read; write it as afterok:41 or afterany:41:42"
@@ -95,9 +93,7 @@ def _parse_term(term: str, text: str) -> list[Condition]:
 
 def _parse_id(word: str, kind: str, text: str) -> int:
     if "+" in word:
-        raise ValueError(
-            f"a delay as in {word!r} is not supported in the dependency {text!r}; use --begin for times"
-        )
+        raise ValueError(f"a delay as in {word!r} is not supported in the dependency {text!r}; use --begin for times")
     if "_" in word:
         raise ValueError(f"a dependency on one array task, {word!r}, is not supported; name a whole job")
     try:

@@ -6,6 +6,7 @@ knows no time zone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpusched.model.snapshot import Reason
@@ -14,8 +15,8 @@ from gpusched.policy.backfill import Reserved
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
-from gpusched.policy.placement import Need, Rejection, find, options, reject_card
-from gpusched.policy.shortage import NAMED, Lack, about, describe, lacks, name_some, rejections
+from gpusched.policy.placement import Need, Rejection, Tally, fits, options, pool, reject_card
+from gpusched.policy.shortage import NAMED, Lack, about, describe, lacks, name_some
 
 
 class Explainer:
@@ -48,14 +49,27 @@ class Explainer:
         return found
 
     def _of_first(self, need: Need) -> Reason:
-        missing = lacks(self._draft, need)
-        facts = self._facts(need, missing)
+        missing, facts = self._look(need)
         text = _sentence(missing)
         if self._reserved is not None:
             facts["expected_at"] = self._reserved.start_at
             facts["jobs"] = list(self._reserved.waits_for)
             text += self._prospect(self._reserved)
         return Reason(ReasonCode.RESOURCES, text, facts)
+
+    def _look(self, need: Need) -> tuple[list[Lack], dict[str, object]]:
+        """What is missing now (nothing when it would fit), and the facts behind that."""
+        tally: Tally = Counter()
+        missing = [] if options(self._draft, need, tally=tally) else lacks(self._draft, need)
+        if need.request.gpus:
+            tally.update(pool(self._draft.layout, need).rejected)
+        facts: dict[str, object] = {
+            "needed": {lack.resource: lack.needed for lack in missing},
+            "free": {lack.resource: lack.free for lack in missing},
+            "total": {lack.resource: lack.total for lack in missing},
+            "rejected": {str(rejection): count for rejection, count in sorted(tally.items())},
+        }
+        return missing, facts
 
     def _prospect(self, reserved: Reserved) -> str:
         jobs = name_some("job", [str(job_id) for job_id in reserved.waits_for])
@@ -66,10 +80,9 @@ class Explainer:
         return f"; expected in {wait}, when {ends}"
 
     def _of_other(self, need: Need) -> Reason:
-        if find(self._idle, need) is None:
-            return self._not_available(need)
-        missing = lacks(self._draft, need)
-        facts = self._facts(need, missing)
+        missing, facts = self._look(need)
+        if not fits(self._idle, need):
+            return self._not_available(need, facts)
         busy = [] if missing else self._too_busy(need)
         if busy:
             return Reason(ReasonCode.LOAD_CEILING, name_some("", busy), facts | {"load": busy})
@@ -83,14 +96,6 @@ class Explainer:
             text = f"waits behind job {ahead}, which needs {wanted}"
         return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
 
-    def _facts(self, need: Need, missing: Sequence[Lack]) -> dict[str, object]:
-        return {
-            "needed": {lack.resource: lack.needed for lack in missing},
-            "free": {lack.resource: lack.free for lack in missing},
-            "total": {lack.resource: lack.total for lack in missing},
-            "rejected": rejections(self._draft, need, self._ceilings),
-        }
-
     def _too_busy(self, need: Need) -> list[str]:
         """What the ceilings say of each node that has room; empty when one of them may take the job."""
         texts = []
@@ -101,7 +106,7 @@ class Explainer:
             texts.append(text)
         return texts
 
-    def _not_available(self, need: Need) -> Reason:
+    def _not_available(self, need: Need, facts: dict[str, object]) -> Reason:
         """Hardware that would do may not be used now, or is not there any more."""
         obstacles = list(self._obstacles(need))
         what = f"needs {describe(need.request)}"
@@ -111,8 +116,7 @@ class Explainer:
             text = f"{what}; not available: {'; '.join(whys[:NAMED])}{more}"
         else:
             text = f"{what}; no node has that any more"
-        facts = {"unavailable": obstacles, "rejected": rejections(self._draft, need)}
-        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts)
+        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
     def _obstacles(self, need: Need) -> Iterator[dict[str, object]]:
         """Nodes and cards that may not be used, each with why."""

@@ -22,9 +22,7 @@ def check_invariants(snapshot: Snapshot) -> list[str]:
         if allocation.node in nodes:
             held[allocation.node].append(allocation)
         else:
-            problems.append(
-                f"job {allocation.job_id} holds part of node {allocation.node}, which is not known"
-            )
+            problems.append(f"job {allocation.job_id} holds part of node {allocation.node}, which is not known")
     for name in sorted(held):
         problems.extend(_check_node(nodes[name], held[name]))
     return problems

@@ -134,9 +134,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     return _move(job, JobState.COMPLETING), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
 
 
-def run_ended(
-    job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool
-) -> Step:
+def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool) -> Step:
     """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called."""
     _check_open(job, run)
     outcome, reason, text = _judge(job, event)
@@ -192,9 +190,7 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
 
 
-def run_lost(
-    job: Job, run: Run, event: RunLost, settings: Settings, now: float, *, boot_id: str | None = None
-) -> Step:
+def run_lost(job: Job, run: Run, event: RunLost, settings: Settings, now: float, *, boot_id: str | None = None) -> Step:
     """The run's supervisor is gone without a result. With another `boot_id` it was the machine's restart."""
     _check_open(job, run)
     rebooted = boot_id is not None and boot_id != run.boot_id
@@ -249,9 +245,7 @@ def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tup
     if run.outcome is None or run.end_at is None:
         raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({_story(job)})")
     rule = job.spec.retry
-    job = replace(
-        job, exit_code=run.exit_code, signal=run.signal, reason=run.reason, reason_text=run.reason_text
-    )
+    job = replace(job, exit_code=run.exit_code, signal=run.signal, reason=run.reason, reason_text=run.reason_text)
     is_lost = run.outcome is JobState.NODE_FAIL
     has_requeue = rule.requeue and job.requeues < settings.life.max_requeues
     if (is_lost and has_requeue) or (run.outcome is JobState.PREEMPTED and rule.requeue):
@@ -281,9 +275,7 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """
     text = f"cancelled by {by}"
     if job.state is JobState.PENDING:
-        job = replace(
-            _move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text
-        )
+        job = replace(_move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
         return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
         return job, ()
@@ -337,9 +329,7 @@ def _check_open(job: Job, run: Run) -> None:
     is_current = run.job_id == job.id and run.number == job.run
     has_run = job.state in (JobState.RUNNING, JobState.COMPLETING)
     if not is_current or not has_run or run.state is RunState.ENDED:
-        raise BrokenInvariant(
-            f"run {run.id} ({run.state}) has news, but job {job.id} is {job.state} ({_story(job)})"
-        )
+        raise BrokenInvariant(f"run {run.id} ({run.state}) has news, but job {job.id} is {job.state} ({_story(job)})")
 
 
 def _check_active(job: Job, word: str) -> None:

@@ -58,6 +58,7 @@ class Need:
     uid: int
     millicpus: int
     micros: int
+    is_slice: bool
     kind: tuple[bool, str, int]
     """What the fixed filters look at: slices or whole cards, type, least VRAM."""
 
@@ -69,13 +70,14 @@ class Need:
             uid=uid,
             millicpus=millicpus_of(request.cpus),
             micros=0 if request.gpu_fraction is None else micros_of(request.gpu_fraction),
+            is_slice=request.shares_cards,
             kind=(request.shares_cards, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
         )
 
     @property
     def signature(self) -> tuple[Request, int]:
         """Equal for needs that fit in exactly the same places."""
-        return self.request, self.uid if self.request.shares_cards else -1
+        return self.request, self.uid if self.is_slice else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,19 @@ class Option:
     booking: Booking = field(compare=False)
 
 
-def find(
-    draft: Draft, need: Need, ceilings: Ceilings | None = None, tally: Tally | None = None
-) -> Booking | None:
+def find(draft: Draft, need: Need, ceilings: Ceilings | None = None) -> Booking | None:
     """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
-    found = options(draft, need, ceilings, tally=tally)
+    found = options(draft, need, ceilings)
     return min(found).booking if found else None
+
+
+def fits(draft: Draft, need: Need) -> bool:
+    """Whether there is any place for this need, whatever the load."""
+    cards_of = _candidates(draft.layout, need)
+    return any(
+        isinstance(_try_node(draft, need, node, cards, None, _NOTHING, None), Option)
+        for node, cards in enumerate(cards_of)
+    )
 
 
 def options(
@@ -111,28 +120,49 @@ def options(
     tally: Tally | None = None,
 ) -> list[Option]:
     """At most one place per node. Cards to `avoid` are taken only where no others are left."""
-    layout = draft.layout
-    cards_of = pool(layout, need).cards_of if need.request.gpus else ()
     found = []
-    for node in range(len(layout.nodes)):
-        rejection = _reject_node(draft, need, node, ceilings)
-        if rejection is None and need.request.gpus:
-            chosen = _choose_cards(draft, need, cards_of[node], avoid, tally)
-            if chosen is not None:
-                parts, score = chosen
-                booking = Booking(node, need.uid, need.millicpus, need.request.mem_mib, parts)
-                avoided = sum(part.card in avoid for part in parts)
-                found.append(Option((avoided, score, node), booking))
-                continue
-            rejection = Rejection.GPUS
-        elif rejection is None:
-            # A job without GPUs leaves the nodes with GPUs to those that need them.
-            booking = Booking(node, need.uid, need.millicpus, need.request.mem_mib, ())
-            found.append(Option((0, len(layout.cards_of[node]), node), booking))
-            continue
-        if tally is not None:
-            tally[rejection] += 1
+    for node, cards in enumerate(_candidates(draft.layout, need)):
+        tried = _try_node(draft, need, node, cards, ceilings, avoid, tally)
+        if isinstance(tried, Option):
+            found.append(tried)
+        elif tally is not None:
+            tally[tried] += 1
     return found
+
+
+_NOTHING: frozenset[int] = frozenset()
+
+
+def _candidates(layout: Layout, need: Need) -> tuple[tuple[Card, ...], ...]:
+    """Per node, the cards to choose from; all of them, unlooked at, for a job without GPUs."""
+    return pool(layout, need).cards_of if need.request.gpus else tuple(layout.cards_of)
+
+
+def _try_node(
+    draft: Draft,
+    need: Need,
+    node: int,
+    cards: tuple[Card, ...],
+    ceilings: Ceilings | None,
+    avoid: frozenset[int],
+    tally: Tally | None,
+) -> Option | Rejection:
+    rejection = _reject_node(draft, need, node, ceilings)
+    if rejection is not None:
+        return rejection
+    count = need.request.gpus
+    if not count:
+        # A job without GPUs leaves the nodes with GPUs to those that need them.
+        return Option((0, len(cards), node), Booking(node, need.uid, need.millicpus, need.request.mem_mib, ()))
+    if len(cards) < count:
+        return Rejection.GPUS
+    choose = _choose_slices if need.is_slice else _choose_wholes
+    chosen = choose(draft, need, cards, avoid, tally)
+    if chosen is None:
+        return Rejection.GPUS
+    parts, score = chosen
+    avoided = sum(part.card in avoid for part in parts) if avoid else 0
+    return Option((avoided, score, node), Booking(node, need.uid, need.millicpus, need.request.mem_mib, parts))
 
 
 def _reject_node(draft: Draft, need: Need, node: int, ceilings: Ceilings | None) -> Rejection | None:
@@ -198,19 +228,10 @@ def reject_card(card: Card, kind: tuple[bool, str, int]) -> Rejection | None:
     return None
 
 
-def _choose_cards(
-    draft: Draft, need: Need, cards: tuple[Card, ...], avoid: frozenset[int], tally: Tally | None
-) -> tuple[tuple[Part, ...], int] | None:
-    """Cards of one node, and a score that is smaller for a better fit; None when there are too few."""
-    if len(cards) < need.request.gpus:
-        return None
-    choose = _choose_slices if need.request.shares_cards else _choose_wholes
-    return choose(draft, need, cards, avoid, tally)
-
-
 def _choose_wholes(
     draft: Draft, need: Need, cards: tuple[Card, ...], avoid: frozenset[int], tally: Tally | None
 ) -> tuple[tuple[Part, ...], int] | None:
+    """The smallest cards that do; the score is the size of the largest among them."""
     wholes, slices = draft.wholes, draft.slices
     free = [card for card in cards if not (wholes[card.number] or slices[card.number])]
     if tally is not None and len(free) < len(cards):
@@ -228,7 +249,7 @@ def _choose_wholes(
 def _choose_slices(
     draft: Draft, need: Need, cards: tuple[Card, ...], avoid: frozenset[int], tally: Tally | None
 ) -> tuple[tuple[Part, ...], int] | None:
-    """Best fit: the fullest cards on which the slice still fits."""
+    """Best fit: the fullest cards on which the slice still fits; the score is the room left on them."""
     fitting: list[tuple[bool, int, int, Part]] = []
     for card in cards:
         part, left_mib = slice_of(draft, need, card)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpusched.model.job import Request
 from gpusched.model.units import format_size_mib
-from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import WHOLE_CARD, Draft
-from gpusched.policy.placement import Need, Tally, find, options, pool, slice_of
+from gpusched.policy.placement import Need, pool, slice_of
 
 NAMED = 3
 """Jobs, cards or nodes that a sentence names before it says how many more there are."""
@@ -30,12 +28,10 @@ class Lack:
 
 
 def lacks(draft: Draft, need: Need) -> list[Lack]:
-    """What keeps the need from fitting into what is free now; empty when it fits.
+    """What keeps a need that does not fit now from fitting, each resource by itself.
 
     Only nodes and cards that may be used count, and a job must fit on one node.
     """
-    if find(draft, need) is not None:
-        return []
     layout, request = draft.layout, need.request
     usable = [
         number
@@ -44,7 +40,7 @@ def lacks(draft: Draft, need: Need) -> list[Lack]:
     ]
     found: list[Lack] = []
     if request.gpus:
-        of_gpus = _lack_of_slices if request.shares_cards else _lack_of_wholes
+        of_gpus = _lack_of_slices if need.is_slice else _lack_of_wholes
         found.extend(of_gpus(draft, need, usable))
     free_cpus = [max(0, draft.free_millicpus[node]) / 1000 for node in usable]
     if need.millicpus / 1000 > max(free_cpus, default=0):
@@ -107,8 +103,7 @@ def _lack_of_slices(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lac
     open_cards = [
         card.number
         for card in every
-        if not draft.wholes[card.number]
-        and (not draft.slices[card.number] or draft.owner[card.number] == need.uid)
+        if not draft.wholes[card.number] and (not draft.slices[card.number] or draft.owner[card.number] == need.uid)
     ]
     room_mib = max((draft.layout.slice_limits[card] - draft.vram_mib[card] for card in open_cards), default=0)
     total_mib = max((card.slice_total_mib or 0 for card in every), default=0)
@@ -121,15 +116,6 @@ def _lack_of_slices(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lac
         part = min(part, max(0, room_mib) / max(1, total_mib))
     text = f"{what}, the most free on one is {part:.2g}"
     return [Lack("gpu_fraction", request.gpu_fraction or 0, part, 1, text)]
-
-
-def rejections(draft: Draft, need: Need, ceilings: Ceilings | None = None) -> dict[str, int]:
-    """How many nodes and cards each filter turned away, as of now."""
-    tally: Tally = Counter()
-    options(draft, need, ceilings, tally=tally)
-    if need.request.gpus:
-        tally.update(pool(draft.layout, need).rejected)
-    return {str(rejection): count for rejection, count in sorted(tally.items())}
 
 
 def describe(request: Request, *, full: bool = False) -> str:
