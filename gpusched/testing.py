@@ -1,0 +1,135 @@
+"""Builders and fakes for tests, ours and those of people who build on gpusched.
+
+Each builder fills in everything that a case does not care about, so that a test shows only what it is
+about: `job(7, request=request(gpus=2))`, `snapshot(node(gpus=4), waiting=[job(7)])`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpusched.model.cluster import Allocation, GpuView, NodeView
+from gpusched.model.job import GpuShare, Job, JobSpec, Launch, Request, RetryRule
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
+from gpusched.model.states import JobState
+from gpusched.policy.ordering import class_key
+
+NOW = 1_000_000.0
+"""The instant at which snapshots and jobs are made unless they say otherwise."""
+
+
+class FakeClock:
+    """A clock that moves when told to."""
+
+    def __init__(self, now: float = NOW) -> None:
+        self.at = now
+
+    def now(self) -> float:
+        """UTC epoch seconds."""
+        return self.at
+
+    def advance(self, seconds: float) -> float:
+        """Move on and give the new time."""
+        self.at += seconds
+        return self.at
+
+
+def request(gpus: int = 0, **parts: Any) -> Request:
+    """Resources of a job, by the fields of Request."""
+    return Request(gpus=gpus, **parts)
+
+
+def launch(*argv: str, **parts: Any) -> Launch:
+    """How to start a plain command, `true` unless given, in `/tmp` with an empty environment."""
+    fields: dict[str, Any] = {"script_sha": None, "script_name": None, "env_sha": "0" * 64, "work_dir": "/tmp"}
+    return Launch(argv=argv or ("true",), **{**fields, **parts})
+
+
+def spec(**parts: Any) -> JobSpec:
+    """A submission, by the fields of JobSpec; `retry` may be given as a dict."""
+    retry = parts.pop("retry", RetryRule())
+    if isinstance(retry, dict):
+        retry = RetryRule(**retry)
+    fields: dict[str, Any] = {"name": "test", "request": Request(), "launch": launch(), "retry": retry}
+    return JobSpec(**{**fields, **parts})
+
+
+_JOB_FIELDS = frozenset(Job.__dataclass_fields__)
+
+
+def job(job_id: int = 1, **parts: Any) -> Job:
+    """A job by the fields of Job and, for those that Job does not have, of JobSpec."""
+    own = {name: value for name, value in parts.items() if name in _JOB_FIELDS}
+    rest = {name: value for name, value in parts.items() if name not in _JOB_FIELDS}
+    submit_at = own.pop("submit_at", NOW)
+    fields: dict[str, Any] = {
+        "uid": 1000,
+        "user": "ann",
+        "state": JobState.PENDING,
+        "submit_at": submit_at,
+        "queued_at": submit_at,
+        "eligible_at": submit_at,
+    }
+    if "spec" not in own:
+        fields["spec"] = spec(**rest)
+    elif rest:
+        raise TypeError(f"a whole spec was given, so {sorted(rest)} would be ignored")
+    return Job(id=job_id, **{**fields, **own})
+
+
+def gpu_view(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuView:
+    """A healthy 24 GiB card in nobody's use, by the fields of GpuView."""
+    fields: dict[str, Any] = {
+        "uuid": gpu_uuid(node_name, index),
+        "name": "NVIDIA A100",
+        "vram_total_mib": 24 * 1024,
+    }
+    return GpuView(index=index, **{**fields, **parts})
+
+
+def gpu_uuid(node_name: str, index: int) -> str:
+    """Identity of a built card."""
+    return f"GPU-{node_name}-{index}"
+
+
+def node(name: str = "n1", gpus: int | Sequence[GpuView] = 0, **parts: Any) -> NodeView:
+    """A node with 16 cores and 64 GiB; `gpus` is a number of like cards, or the cards themselves."""
+    cards = tuple(gpu_view(index, name) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus)
+    return NodeView(name=name, gpus=cards, **{"cpus": 16.0, "mem_mib": 64 * 1024, **parts})
+
+
+def share(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuShare:
+    """What a run books on a built card: all of it, or `vram_mib`, or `fraction`."""
+    return GpuShare(gpu_uuid(node_name, index), index, **parts)
+
+
+def allocation(job_id: int, node_name: str = "n1", gpus: Iterable[int | GpuShare] = (), **parts: Any) -> Allocation:
+    """What a run holds on a built node: one core and these cards, since an hour ago, without a limit."""
+    shares = tuple(card if isinstance(card, GpuShare) else share(card, node_name) for card in gpus)
+    fields: dict[str, Any] = {"uid": 1000, "cpus": 1.0, "mem_mib": 0, "start_at": NOW - 3600}
+    return Allocation(job_id=job_id, node=node_name, gpus=shares, **{**fields, **parts})
+
+
+def pending(jobs: Iterable[Job], front: int | None = None) -> tuple[PendingClass, ...]:
+    """Waiting jobs in their classes, in order; `front` cuts each class short after so many."""
+    classes: dict[ClassKey, list[PendingJob]] = {}
+    for waiting in sorted(jobs, key=lambda one: (one.queued_at, one.id)):
+        classes.setdefault(class_key(waiting), []).append(PendingJob(waiting.id, waiting.queued_at))
+    return tuple(PendingClass(key, tuple(members[:front]), len(members)) for key, members in classes.items())
+
+
+def snapshot(
+    *nodes: NodeView,
+    running: Iterable[Allocation] = (),
+    waiting: Iterable[Job] = (),
+    front: int | None = None,
+    now: float = NOW,
+) -> Snapshot:
+    """The policy's input, in the order that it promises."""
+    return Snapshot(
+        now=now,
+        nodes=tuple(sorted(nodes, key=lambda one: one.name)),
+        allocations=tuple(sorted(running, key=lambda one: one.job_id)),
+        pending=pending(waiting, front),
+    )
