@@ -113,10 +113,7 @@ def gpu_request(request: Request) -> str:
     """GPUs asked for, the way gsub reads them: `2`, `a100:2`, `0.5`, with VRAM as `1:8192M`; `0` for none."""
     if not request.gpus:
         return "0"
-    if request.gpu_fraction is not None:
-        count = f"{request.gpu_fraction:g}"
-    else:
-        count = str(request.gpus)
+    count = str(request.gpus) if request.gpu_fraction is None else f"{request.gpu_fraction:g}"
     text = f"{request.gpu_type}:{count}" if request.gpu_type else count
     return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
 

@@ -160,7 +160,8 @@ def read_submission(
 
 def _read_spec(values: dict[str, Any], settings: Settings, user: str, payloads: dict[str, bytes]) -> JobSpec:
     launch = _read_launch(values, settings, payloads)
-    name = values.get("name") or launch.script_name or posixpath.basename(launch.argv[0])
+    command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
+    name = values.get("name") or launch.script_name or command or "job"
     if len(name) > MAX_NAME:
         raise UsageError(f"the job name has {len(name)} characters; at most {MAX_NAME} are kept", "use -J")
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}

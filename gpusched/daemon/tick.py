@@ -97,8 +97,6 @@ class Scheduler:
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
-        self._nodes: tuple[NodeView, ...] = ()
-        self._planned: tuple[object, ...] = ()
         self.world = World.load(store, clock.now())
         self._resume_releases()
 
@@ -155,11 +153,11 @@ class Scheduler:
             ),
         )
 
-    def snapshot(self, now: float) -> Snapshot:
-        """The policy's input right now."""
+    def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
+        """The policy's input right now; `nodes` when they were worked out for this instant already."""
         return Snapshot(
             now=now,
-            nodes=self.nodes(now),
+            nodes=self.nodes(now) if nodes is None else nodes,
             allocations=tuple(self.world.holds.values()),
             pending=self.world.pending_views(),
         )
@@ -231,7 +229,6 @@ class Scheduler:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._carried = Changes()
         self.world = World.load(self.store, self._clock.now())
-        self._planned = ()
         self._resume_releases()
 
     @staticmethod
@@ -354,8 +351,9 @@ class Scheduler:
 
     def _plan(self, turn: Turn) -> list[tuple[Job, Run]]:
         launches: list[tuple[Job, Run]] = []
+        nodes = self.nodes(turn.now) if turn.changes.drains else turn.nodes
         for _ in range(_PLANS_PER_TICK):
-            snapshot = self.snapshot(turn.now)
+            snapshot = self.snapshot(turn.now, nodes)
             if not snapshot.pending:
                 self.plan = _NO_PLAN
                 break

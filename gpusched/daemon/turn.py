@@ -69,20 +69,19 @@ class Turn:
 
     def resolve_device(self, target: str) -> str:
         """Node name or GPU UUID of what a person typed: `node`, `3`, `node:3`, a UUID or its beginning."""
-        matches: list[str] = []
+        matches: set[str] = set()
         for node in self.nodes:
             if target == node.name:
                 return node.name
             for gpu in node.gpus:
-                if target in (gpu.uuid, str(gpu.index), f"{node.name}:{gpu.index}") or (
-                    len(target) >= 8 and gpu.uuid.startswith(target)
-                ):
-                    matches.append(gpu.uuid)
-        if len(set(matches)) == 1:
-            return matches[0]
+                names = (gpu.uuid, str(gpu.index), f"{node.name}:{gpu.index}")
+                if target in names or (len(target) >= 8 and gpu.uuid.startswith(target)):
+                    matches.add(gpu.uuid)
+        if len(matches) == 1:
+            return matches.pop()
         if target in self.world.drains:
             # A lost card can still be released by its UUID.
             return target
-        names = ", ".join(node.name for node in self.nodes)
+        nodes = ", ".join(node.name for node in self.nodes)
         problem = "is more than one GPU" if matches else "is neither a node nor a GPU"
-        raise NotFound(f"{target!r} {problem} here ({names})", "list them with: ginfo")
+        raise NotFound(f"{target!r} {problem} here ({nodes})", "list them with: ginfo")

@@ -1,0 +1,169 @@
+"""The daemon's memory: classes, waiting for time and for others, what runs hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.daemon.world import FRONT, World
+from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.states import JobState, RunState
+from gpusched.ports import Changes
+from gpusched.store.memory import MemoryStore
+from gpusched.testing import job, request
+
+NOW = 1000.0
+
+
+def a_job(job_id: int, **parts: object) -> Job:
+    spec_parts = {key: parts.pop(key) for key in ("dependency", "nice", "time_limit_s") if key in parts}
+    made = job(job_id)
+    times = {"submit_at": NOW, "queued_at": NOW, "eligible_at": NOW}
+    return replace(made, spec=replace(made.spec, **spec_parts), **{**times, **parts})  # type: ignore[arg-type]
+
+
+def waiting_ids(world: World) -> list[list[int]]:
+    return [[waiting.id for waiting in view.jobs] for view in world.pending_views()]
+
+
+def test_equal_jobs_form_a_class_in_order_of_their_age() -> None:
+    world = World()
+    for made in (a_job(1, queued_at=30), a_job(2, queued_at=20), a_job(3, nice=5, queued_at=10), a_job(4, queued_at=30)):
+        world.put_job(made, NOW)
+    assert waiting_ids(world) == [[3], [2, 1, 4]]
+
+
+def test_a_class_shows_only_its_front_but_counts_all() -> None:
+    world = World()
+    for job_id in range(1, FRONT + 11):
+        world.put_job(a_job(job_id), NOW)
+    (view,) = world.pending_views()
+    assert (len(view.jobs), view.total) == (FRONT, FRONT + 10)
+    assert view is world.pending_views()[0]
+
+
+def test_held_jobs_and_jobs_of_later_are_not_offered() -> None:
+    world = World()
+    world.put_job(a_job(1, hold="user"), NOW)
+    world.put_job(a_job(2, eligible_at=NOW + 5), NOW)
+    assert waiting_ids(world) == []
+    assert world.next_promotion() == NOW + 5
+    assert not world.promote(NOW + 4.9)
+    assert world.promote(NOW + 5)
+    assert waiting_ids(world) == [[2]]
+    world.put_job(a_job(1), NOW)
+    assert waiting_ids(world) == [[1, 2]]
+
+
+def test_a_job_that_starts_leaves_its_class_and_comes_back_to_its_old_place() -> None:
+    world = World()
+    first, second = a_job(1, queued_at=10), a_job(2, queued_at=20)
+    world.put_job(first, NOW)
+    world.put_job(second, NOW)
+    world.put_job(replace(first, state=JobState.RUNNING, run=1), NOW)
+    assert waiting_ids(world) == [[2]]
+    world.put_job(replace(first, run=1), NOW)
+    assert waiting_ids(world) == [[1, 2]]
+
+
+def test_a_dependant_is_offered_when_its_parent_has_ended_well() -> None:
+    world = World()
+    parent, child = a_job(1), a_job(2, dependency="afterok:1")
+    world.put_job(parent, NOW)
+    world.put_job(child, NOW)
+    assert world.settle_dependencies(NOW) == []
+    assert waiting_ids(world) == [[1]]
+    world.put_job(replace(parent, state=JobState.COMPLETED, end_at=NOW), NOW)
+    assert world.settle_dependencies(NOW) == []
+    assert waiting_ids(world) == [[2]]
+
+
+def test_a_dependant_without_hope_is_named_once_its_parent_failed() -> None:
+    world = World()
+    parent, child = a_job(1), a_job(2, dependency="afterok:1")
+    world.put_job(parent, NOW)
+    world.put_job(child, NOW)
+    world.settle_dependencies(NOW)
+    world.put_job(replace(parent, state=JobState.FAILED, end_at=NOW), NOW)
+    ((hopeless, verdict),) = world.settle_dependencies(NOW)
+    assert hopeless.id == 2
+    assert "1" in verdict.text
+
+
+def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
+    store = MemoryStore()
+    card = GpuShare("GPU-0", 0)
+    jobs = {
+        1: replace(a_job(1), state=JobState.COMPLETED, end_at=NOW),
+        2: a_job(2, dependency="afterok:1"),
+        3: replace(a_job(3), state=JobState.RUNNING, run=1),
+        4: replace(a_job(4), state=JobState.COMPLETING, run=2),
+        5: a_job(5, hold="user"),
+        6: a_job(6, eligible_at=NOW + 9),
+    }
+    runs = [
+        Run(3, 1, RunState.RUNNING, "n1", "boot", NOW, gpus=(card,), cpus=2, mem_mib=5),
+        Run(4, 1, RunState.ENDED, "n1", "boot", NOW, end_at=NOW, outcome=JobState.FAILED),
+        Run(4, 2, RunState.ENDED, "n1", "boot", NOW, gpus=(card,), cpus=1, end_at=NOW, outcome=JobState.COMPLETED),
+    ]
+    store.commit(Changes(jobs=jobs, runs={run.id: run for run in runs}, drains={"GPU-9": "fan"}))
+    world = World.load(store, NOW)
+    world.settle_dependencies(NOW)
+    assert sorted(world.jobs) == [2, 3, 4, 5, 6]
+    assert waiting_ids(world) == [[2]]
+    assert sorted(world.open_runs) == ["3.1"]
+    assert sorted(world.releasing) == ["4.2"]
+    assert (world.holds["3.1"].cpus, world.holds["3.1"].gpus) == (2, (card,))
+    assert (world.holds["4.2"].cpus, world.holds["4.2"].gpus) == (0, (card,))
+    assert world.drains == {"GPU-9": "fan"}
+    assert world.next_id == 7
+    assert world.counts() == {"pending": 3, "running": 1, "completing": 1}
+
+
+def test_a_run_holds_until_it_ended_and_its_cards_until_they_are_clean() -> None:
+    world = World()
+    world.put_job(replace(a_job(1, time_limit_s=60), state=JobState.RUNNING, run=1), NOW)
+    run = Run(1, 1, RunState.STARTING, "n1", "boot", NOW, gpus=(GpuShare("GPU-0", 0),), cpus=4, mem_mib=100)
+    world.put_run(run)
+    assert world.holds[run.id].expected_end_at == NOW + 60
+    world.put_run(replace(run, state=RunState.RUNNING, start_at=NOW + 2))
+    assert world.holds[run.id].expected_end_at == NOW + 62
+    ended = replace(run, state=RunState.ENDED, outcome=JobState.COMPLETED, end_at=NOW)
+    world.begin_release(ended)
+    assert (world.holds[run.id].cpus, world.holds[run.id].mem_mib) == (0, 0)
+    assert world.holds[run.id].gpus
+    world.end_release(ended)
+    assert not world.holds
+
+
+@pytest.mark.parametrize("seed", range(3))
+@given(data=st.data())
+def test_every_eligible_job_is_offered_exactly_once(seed: int, data: st.DataObject) -> None:
+    world = World()
+    current: dict[int, Job] = {}
+    now = NOW
+    for _ in range(data.draw(st.integers(1, 40))):
+        job_id = data.draw(st.integers(1, 8))
+        before = current.get(job_id, a_job(job_id, nice=job_id % 2))
+        if before.state.is_final:
+            continue
+        after = replace(
+            before,
+            hold=data.draw(st.sampled_from([None, "user"])),
+            eligible_at=data.draw(st.sampled_from([NOW, NOW + 5, NOW + 50])),
+            state=data.draw(st.sampled_from([JobState.PENDING, JobState.RUNNING, JobState.COMPLETED])),
+            spec=replace(before.spec, request=request(cpus=data.draw(st.sampled_from([1.0, 2.0])))),
+        )
+        current[job_id] = after
+        world.put_job(after, now)
+        now += data.draw(st.sampled_from([0, 3]))
+        world.promote(now)
+    wanted = sorted(
+        made.id
+        for made in current.values()
+        if made.state is JobState.PENDING and made.hold is None and made.eligible_at <= now
+    )
+    assert sorted(job_id for ids in waiting_ids(world) for job_id in ids) == wanted
