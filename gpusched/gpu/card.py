@@ -1,0 +1,210 @@
+"""One GPU as it has shown itself over time: how often in a row it was well, free, in foreign use. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from gpusched.gpu.release import Release, remains
+from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib
+from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.settings import GpuSettings
+from gpusched.model.units import format_duration, format_size_mib
+
+_PROHIBITED, _EXCLUSIVE = 2, 3
+
+
+class Card:
+    """Folds samples of one device. Everything it says is as of the last good sample, or says why not."""
+
+    def __init__(self, sample: GpuSample, settings: GpuSettings) -> None:
+        self.sample = sample
+        self.usage: Usage | None = None
+        """Of the last good sample."""
+        self.total_mib: int | None = None
+        """Bookable memory when it was last known."""
+        self.good_at: float | None = None
+        self.trouble: str | None = None
+        """Why the last reading says nothing about this card."""
+        self.is_missing = False
+        self.booked: Bookings = ()
+        self.releases: dict[str, Release] = {}
+        self.before_mib = 0
+        """Unexplained memory when no run was booked last."""
+        self._settings = settings
+        self._good_polls = 0
+        self._free_polls = 0
+        self._peaks: deque[tuple[float, int, frozenset[int]]] = deque()
+        """(instant, foreign MiB, foreign pids), falling: the first is the peak of the window."""
+        self._owned: dict[str, dict[int, float | None]] = {}
+
+    # --- folding --------------------------------------------------------------------------------
+
+    def fold(self, at: float, sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> None:
+        """Take in a sample of a reading in which the driver answered."""
+        self.sample = sample
+        self.is_missing = False
+        self.booked = booked
+        if sample.vram_total_mib is not None:
+            self.total_mib = sample.vram_total_mib - sample.vram_reserved_mib
+        self.trouble = _trouble(sample)
+        if self.trouble is not None:
+            self._good_polls = self._free_polls = 0
+            if self.is_lost:
+                self._give_up_releases()
+            return
+        self.usage = usage = attribute(sample, owners, booked)
+        self.good_at = at
+        self._good_polls += 1
+        self._remember_pids(usage, booked)
+        self._fold_releases(at, sample, usage, booked)
+        if not booked and not self.releases:
+            self.before_mib = usage.rest_mib
+        intruding_mib = self._fold_foreign(at, sample, usage)
+        self._free_polls = self._free_polls + 1 if intruding_mib <= self._settings.foreign_mib else 0
+
+    def miss(self, why: str, booked: Bookings, *, is_missing: bool = False) -> None:
+        """The reading says nothing about this card."""
+        self.trouble = why
+        self.booked = booked
+        self.is_missing = is_missing
+        self._good_polls = self._free_polls = 0
+        if is_missing:
+            self._give_up_releases()
+
+    def _remember_pids(self, usage: Usage, booked: Bookings) -> None:
+        for run, processes in usage.pids.items():
+            owned = self._owned.setdefault(run, {})
+            owned.update((process.pid, process.started_at) for process in processes)
+        live = {run for run, _ in booked} | usage.pids.keys()
+        for run in [run for run in self._owned if run not in live]:
+            del self._owned[run]
+
+    def _fold_releases(self, at: float, sample: GpuSample, usage: Usage, booked: Bookings) -> None:
+        others = [(run, share) for run, share in booked if run not in self.releases]
+        for run, release in list(self.releases.items()):
+            if at <= release.began_at:
+                continue  # begun before the run's end
+            release.former.update(self._owned.get(run, {}))
+            why = remains(release, sample, usage, others, self.before_mib, self._settings.baseline_mib)
+            if why is None:
+                del self.releases[run]
+            else:
+                release.why = why
+
+    def _give_up_releases(self) -> None:
+        # Nothing will be measured on a card that is gone; its runs must not wait for it.
+        for release in self.releases.values():
+            release.is_dirty = True
+
+    def _fold_foreign(self, at: float, sample: GpuSample, usage: Usage) -> int:
+        owned = {pid for pids in self._owned.values() for pid in pids}
+        # A process that was foreign may turn out to be ours, as when runs are adopted after a restart.
+        kept = [entry for entry in self._peaks if not entry[2] & owned]
+        # What an ended run has not given back is not foreign.
+        mib = usage.visible_mib if self.releases else foreign_mib(usage, self._settings.baseline_mib)
+        while kept and (kept[-1][1] <= mib or kept[-1][0] > at):
+            kept.pop()
+        kept.append((at, mib, frozenset(process.pid for process in usage.foreign)))
+        self._peaks = deque(kept)
+        return usage.visible_mib if sample.unified_memory else mib
+
+    # --- what it says ---------------------------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device is gone."""
+        return self.sample.is_lost or self.is_missing
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether an ended run did not give the card back."""
+        return any(release.is_dirty for release in self.releases.values())
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the card admits more than one process, of more than one job."""
+        return self.sample.compute_mode == 0 and not self.sample.mig_enabled
+
+    @property
+    def foreign(self) -> tuple[GpuProcess, ...]:
+        """Processes of no job, at the last good sample."""
+        return self.usage.foreign if self.usage else ()
+
+    def foreign_peak_mib(self, now: float) -> int:
+        """Memory of no job, at its peak over the window; what is there now always counts."""
+        peaks = self._peaks
+        while len(peaks) > 1 and peaks[0][0] < now - self._settings.foreign_peak_s:
+            peaks.popleft()
+        return peaks[0][1] if peaks else 0
+
+    def fault(self, now: float, stale_after_s: float) -> str | None:
+        """Why its state is not known."""
+        if self.is_missing:
+            return self.trouble
+        if self.sample.is_lost:
+            return f"lost: {self.sample.error}" if self.sample.error else "lost"
+        if self.trouble is not None:
+            return self.trouble
+        if self.good_at is None:
+            return "not read yet"
+        if now - self.good_at > stale_after_s:
+            return f"no reading for {now - self.good_at:.0f} s"
+        return None
+
+    def obstacle(self) -> str | None:
+        """Why its mode lets no job run here."""
+        if self.sample.mig_enabled:
+            return "MIG is on; MIG instances are not supported yet"
+        if self.sample.compute_mode == _PROHIBITED:
+            return "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0"
+        if self.sample.compute_mode == _EXCLUSIVE and self.foreign:
+            return f"its compute mode admits one process, and {_name(self.foreign[0])} is there"
+        return None
+
+    def suspicion(self) -> str | None:
+        """What an ended run has left here for too long."""
+        for _, release in sorted(self.releases.items()):
+            if release.is_dirty:
+                return f"suspect: {release.why}"
+        return None
+
+    def probation(self) -> str | None:
+        """Why a card that is well is not used yet."""
+        wanted = self._settings.free_polls
+        if self._good_polls < wanted:
+            return f"read well {self._good_polls} times in a row, {wanted} are wanted before its first use"
+        return None
+
+    def intrusion(self, now: float) -> str | None:
+        """Why a job that wants the whole card should not have it."""
+        limit_mib = self._settings.foreign_mib
+        mib = self.foreign_peak_mib(now)
+        if self.sample.unified_memory:
+            mib = self.usage.visible_mib if self.usage else 0
+        if mib > limit_mib:
+            if self.foreign:
+                who = ", ".join(_name(process) for process in self.foreign[:3])
+                return f"foreign use of {format_size_mib(mib)}: {who}"
+            if self._free_polls == 0:
+                return f"foreign use of {format_size_mib(mib)} by no visible process"
+            window = format_duration(self._settings.foreign_peak_s)
+            return f"foreign use of {format_size_mib(mib)} within the last {window}"
+        if self._free_polls < self._settings.free_polls:
+            return f"seen free {self._free_polls} times in a row, {self._settings.free_polls} are wanted"
+        return None
+
+
+def _trouble(sample: GpuSample) -> str | None:
+    if sample.is_lost:
+        return sample.error or "lost"
+    if sample.error is not None:
+        return sample.error
+    if sample.vram_total_mib is None or sample.vram_used_mib is None:
+        return "its memory cannot be read"
+    return None
+
+
+def _name(process: GpuProcess) -> str:
+    held = "" if process.vram_mib is None else f", {format_size_mib(process.vram_mib)}"
+    return f"pid {process.pid} ({process.user or 'unknown user'}{held})"

@@ -1,0 +1,20 @@
+"""Sentences for NVML's error codes, shared by the real source and the simulated one."""
+
+from __future__ import annotations
+
+NO_GPU_CODES = frozenset({9, 12, 28})
+"""Driver not loaded, library not found, GPU not found: the machine has no NVIDIA GPU, which is no fault."""
+
+_SENTENCES = {
+    4: "the NVIDIA driver refuses access to this user (no permission)",
+    15: "the GPU is lost: it has fallen off the bus or does not answer",
+    16: "the GPU must be reset before it can be used again",
+    17: "the operating system has blocked the request to the NVIDIA driver",
+    18: "NVML library and driver versions differ; reboot or reload the driver",
+    999: "the NVIDIA driver reports an unknown error; in a container, its devices may have been taken away",
+}
+
+
+def sentence(code: int) -> str:
+    """What an NVML error code means to somebody who waits for a GPU."""
+    return _SENTENCES.get(code, f"the NVIDIA driver reports error {code}")

@@ -1,0 +1,74 @@
+"""Whether a card is clean after a run: its processes gone and its memory given back. Pure.
+
+The process disappears first and the memory later; a child in the driver or a defunct parent can keep
+it for good. So a card goes back to the pool only on a reading taken after the end that shows it
+clean. A card that stays dirty is suspect until a reading shows otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpusched.gpu.usage import Bookings, Usage, explained_mib
+from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.units import format_size_mib
+
+CLEAN, WAITING, DIRTY = "clean", "waiting", "dirty"
+
+
+@dataclass(slots=True)
+class Release:
+    """One run that has ended on one card, not yet proven gone."""
+
+    run: str
+    began_at: float
+    former: dict[int, float | None] = field(default_factory=dict)
+    """Pids that were seen as the run's, with their start times against pid reuse."""
+    is_dirty: bool = False
+    why: str = "no reading since the run has ended"
+
+    def state(self, now: float, wait_s: float) -> str:
+        """`waiting`, or `dirty` once the wait is over."""
+        if now < self.began_at:
+            self.began_at = now  # the clock was set back
+        if now - self.began_at >= wait_s:
+            self.is_dirty = True
+        return DIRTY if self.is_dirty else WAITING
+
+
+def remains(
+    release: Release, sample: GpuSample, usage: Usage, others: Bookings, before_mib: int, baseline_mib: int
+) -> str | None:
+    """What the run still holds, as a sentence; None when the card is clean of it.
+
+    Args: others: bookings of runs that have not ended; before_mib: unexplained memory before the run.
+    """
+    holder = _holder(release, sample, usage)
+    if holder is not None:
+        held = "an unknown amount" if holder.vram_mib is None else format_size_mib(holder.vram_mib)
+        name = f" ({holder.name})" if holder.name else ""
+        return f"process {holder.pid}{name} of run {release.run} still holds {held}"
+    if sample.vram_used_mib is None:
+        return "its memory in use cannot be read"
+    if sample.unified_memory and sample.processes is not None:
+        # Host memory is in use by everything; only the list of processes says anything here.
+        return None
+    other_runs = {run for run, _ in others}
+    ours = {run: held for run, held in usage.ours.items() if run in other_runs}
+    explained = usage.visible_mib + explained_mib(sample, ours, others) + before_mib
+    held_mib = sample.vram_used_mib - explained
+    if held_mib <= baseline_mib:
+        return None
+    held = format_size_mib(held_mib)
+    return f"{held} of its memory did not come back after run {release.run}; no process is seen to hold it"
+
+
+def _holder(release: Release, sample: GpuSample, usage: Usage) -> GpuProcess | None:
+    for process in usage.pids.get(release.run, ()):
+        return process
+    for process in sample.processes or ():
+        if process.pid in release.former:
+            started_at = release.former[process.pid]
+            if started_at is None or process.started_at is None or started_at == process.started_at:
+                return process
+    return None

@@ -1,0 +1,341 @@
+"""GPUs that exist only in a text, so that everything can be tried and tested without hardware.
+
+The text is a sum of groups, `COUNTxNAME:SIZE`; count and name may be left out:
+
+    4x24GiB      2xA100:80GiB+2xT4:16GiB      a100:80G
+
+or the path of a JSON file (it holds a `/` or ends in `.json`), which is read again when it changes:
+
+    {"gpus": [
+        {"name": "A100", "vram": "80GiB", "utilisation": 0.4, "temperature_c": 61, "power_w": 250,
+         "processes": [{"pid": 4711, "vram": "3GiB", "user": "eva", "name": "python"}]},
+        {"name": "T4", "vram": "16GiB", "lost": true}]}
+
+Keys of a GPU, all but `vram` optional: `name`, `vram`, `uuid`, `vram_used` (default: what the processes
+hold; null: unknown), `utilisation` (0 to 1), `temperature_c`, `power_w`, `processes` (null: no list),
+`lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`, `display_active`,
+`unified_memory`. Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process
+is a job's when its pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
+
+Beside `gpus`: `driver_version`; `init_error` (an NVML code: 18 is a driver mismatch; 9, 12 and 28 mean
+that there are no GPUs); `read_delay_s` (each reading takes this long); `hang` (readings never end).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpusched.errors import UsageError
+from gpusched.gpu import faults
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+from gpusched.model.units import parse_size_mib
+
+MAX_GPUS = 1024
+
+_EXAMPLE = "for example: GPUSCHED_FAKE_GPUS=4x24GiB, or 2xA100:80GiB+2xT4:16GiB, or the path of a JSON file"
+_GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]*[^:+\s]):)?(?P<size>[^:+]+)", re.IGNORECASE)
+_IDLE_TEMPERATURE_C = 35.0
+_IDLE_POWER_W = 30.0
+
+
+class SimulatedSource:
+    """Reads simulated GPUs; see the module's text for their description.
+
+    Raises: UsageError when the description cannot be read at first. One that breaks later makes an
+    error in the reading.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._text = text
+        self._clock = clock
+        self._sleep = sleep
+        self._path = text if is_path(text) else None
+        self._stamp: tuple[int, int, int] | None = None
+        self._world: _World = _World()
+        self._broken: str | None = None
+        if self._path is None:
+            self._world = _World(gpus=_parse_groups(text))
+        else:
+            self._stamp = _stamp(self._path)
+            self._world = _load(self._path)
+
+    def read(self) -> GpuReading:
+        """One reading, as the description stands now."""
+        self._refresh()
+        world = self._world
+        at = self._clock()
+        while world.hang:
+            self._sleep(3600.0)
+        if world.read_delay_s:
+            self._sleep(world.read_delay_s)
+        if world.init_error in faults.NO_GPU_CODES:
+            return GpuReading(at, "none")
+        if world.init_error is not None:
+            return GpuReading(at, "simulated", error=faults.sentence(world.init_error))
+        note = f"the GPUs are simulated: {self._text}"
+        return GpuReading(at, "simulated", world.gpus, self._broken, world.driver_version, (note,))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _refresh(self) -> None:
+        if self._path is None:
+            return
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp:
+                return
+            self._world = _load(self._path)
+            self._stamp, self._broken = stamp, None
+        except UsageError as error:
+            # Half-written files come here too: the stamp stays old, so the next reading tries again.
+            self._broken = error.message
+
+
+class _World:
+    """A parsed description."""
+
+    def __init__(
+        self,
+        gpus: tuple[GpuSample, ...] = (),
+        driver_version: str | None = None,
+        init_error: int | None = None,
+        read_delay_s: float = 0.0,
+        hang: bool = False,
+    ) -> None:
+        self.gpus = gpus
+        self.driver_version = driver_version
+        self.init_error = init_error
+        self.read_delay_s = read_delay_s
+        self.hang = hang
+
+
+def simulated_uuid(number: int) -> str:
+    """UUID of the simulated GPU of this number; the same after every restart."""
+    return f"GPU-SIM-00000000-0000-0000-0000-{number:012d}"
+
+
+def is_path(text: str) -> bool:
+    """Whether a description of GPUs is the path of a JSON file."""
+    return "/" in text or text.endswith(".json")
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def _parse_groups(text: str) -> tuple[GpuSample, ...]:
+    kinds: list[tuple[str, int]] = []
+    for group in text.split("+"):
+        match = _GROUP.fullmatch(group.strip())
+        if match is None:
+            raise _bad(text, f"{group.strip()!r} is not COUNTxNAME:SIZE")
+        try:
+            vram_mib = parse_size_mib(match["size"])
+        except ValueError as error:
+            raise _bad(text, str(error)) from None
+        count = int(match["count"] or 1) if len(match["count"] or "") <= 6 else MAX_GPUS + 1
+        if not 1 <= count <= MAX_GPUS - len(kinds):
+            raise _bad(text, f"the number of GPUs must be from 1 to {MAX_GPUS}")
+        kinds.extend([((match["name"] or "Simulated GPU").strip(), vram_mib)] * count)
+    return tuple(
+        GpuSample(
+            uuid=simulated_uuid(number),
+            index=number,
+            name=name,
+            vram_total_mib=vram_mib,
+            vram_used_mib=0,
+            utilisation=0.0,
+            temperature_c=_IDLE_TEMPERATURE_C,
+            power_w=_IDLE_POWER_W,
+            processes=(),
+            pci_bus_id=_bus_id(number),
+            minor=number,
+        )
+        for number, (name, vram_mib) in enumerate(kinds)
+    )
+
+
+def _bad(text: str, why: str) -> UsageError:
+    return UsageError(f"the simulated GPUs {text!r} cannot be read: {why}", _EXAMPLE)
+
+
+def _bus_id(number: int) -> str:
+    return f"00000000:{number & 0xFF:02X}:{number >> 8:02X}.0"
+
+
+# --- the JSON file ------------------------------------------------------------------------------
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UsageError(f"the simulated GPUs' file {path!r} cannot be read: {error.strerror}", _EXAMPLE) from None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _load(path: str) -> _World:
+    try:
+        with open(path, "rb") as file:
+            document = json.load(file)
+    except OSError as error:
+        raise UsageError(f"the simulated GPUs' file {path!r} cannot be read: {error.strerror}", _EXAMPLE) from None
+    except ValueError as error:
+        raise UsageError(f"the simulated GPUs' file {path!r} is not JSON: {error}", _EXAMPLE) from None
+    try:
+        return _world(_Reader(document, "the file"))
+    except ValueError as error:
+        raise UsageError(f"the simulated GPUs' file {path!r} is wrong: {error}", _EXAMPLE) from None
+
+
+def _world(top: _Reader) -> _World:
+    entries = top.list_of("gpus")
+    if len(entries) > MAX_GPUS:
+        raise ValueError(f"it has {len(entries)} GPUs, at most {MAX_GPUS} are simulated")
+    gpus = tuple(_gpu(_Reader(entry, f"GPU {number}"), number) for number, entry in enumerate(entries))
+    uuids = [gpu.uuid for gpu in gpus]
+    for uuid in uuids:
+        if uuids.count(uuid) > 1:
+            raise ValueError(f"the UUID {uuid!r} is there twice")
+    code = top.number("init_error")
+    world = _World(
+        gpus=gpus,
+        driver_version=top.text("driver_version"),
+        init_error=None if code is None else int(code),
+        read_delay_s=top.number("read_delay_s") or 0.0,
+        hang=top.flag("hang"),
+    )
+    top.end()
+    return world
+
+
+def _gpu(entry: _Reader, number: int) -> GpuSample:
+    name = entry.text("name") or "Simulated GPU"
+    total_mib = entry.size("vram", None)
+    processes: tuple[GpuProcess, ...] | None = ()
+    if entry.is_null("processes"):
+        processes = None
+    else:
+        listed = entry.list_of("processes")
+        processes = tuple(_process(_Reader(found, f"{entry.what}, process {at}")) for at, found in enumerate(listed))
+    held_mib = sum(process.vram_mib or 0 for process in processes or ())
+    sample = GpuSample(
+        uuid=entry.text("uuid") or simulated_uuid(number),
+        index=number,
+        name=name,
+        vram_total_mib=total_mib,
+        vram_used_mib=entry.size("vram_used", held_mib),
+        utilisation=entry.number("utilisation", 0.0),
+        temperature_c=entry.number("temperature_c", _IDLE_TEMPERATURE_C),
+        power_w=entry.number("power_w", _IDLE_POWER_W),
+        processes=processes,
+        pci_bus_id=_bus_id(number),
+        minor=number,
+        mig_enabled=entry.flag("mig_enabled"),
+        compute_mode=int(entry.number("compute_mode", 0) or 0),
+        display_active=entry.flag("display_active"),
+        unified_memory=entry.flag("unified_memory"),
+        is_lost=entry.flag("lost"),
+        error=entry.text("error"),
+    )
+    entry.end()
+    if sample.is_lost or sample.error:
+        # As with a real card in this state: its identity is remembered, nothing is measured.
+        return GpuSample(
+            uuid=sample.uuid,
+            index=number,
+            name=name,
+            pci_bus_id=sample.pci_bus_id,
+            minor=number,
+            is_lost=sample.is_lost,
+            error=sample.error or faults.sentence(15),
+        )
+    return sample
+
+
+def _process(entry: _Reader) -> GpuProcess:
+    pid = entry.number("pid")
+    if pid is None:
+        raise ValueError(f"{entry.what} has no pid")
+    process = GpuProcess(
+        pid=int(pid),
+        vram_mib=entry.size("vram", None),
+        user=entry.text("user"),
+        started_at=entry.number("started_at"),
+        name=entry.text("name"),
+    )
+    entry.end()
+    return process
+
+
+class _Reader:
+    """Takes known keys out of one JSON object; `end` complains about those that are left."""
+
+    def __init__(self, value: object, what: str) -> None:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{what} is not an object with keys")
+        self._left: dict[str, Any] = dict(value)
+        self.what = what
+
+    def is_null(self, key: str) -> bool:
+        if key in self._left and self._left[key] is None:
+            del self._left[key]
+            return True
+        return False
+
+    def list_of(self, key: str) -> list[Any]:
+        value = self._left.pop(key, None)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self._wrong(key, value, "a list")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self._left.pop(key, None)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(key, value, "a text")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A number; the default when the key is missing, None when it is null."""
+        value = self._left.pop(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            raise self._wrong(key, value, "a number from 0")
+        return value
+
+    def size(self, key: str, default: int | None) -> int | None:
+        """MiB, from a text such as `24GiB` or a number of MiB."""
+        value = self._left.pop(key, default)
+        if isinstance(value, str):
+            return parse_size_mib(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            raise self._wrong(key, value, "a size such as 24GiB")
+        return int(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._left.pop(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def end(self) -> None:
+        if self._left:
+            raise ValueError(f"{self.what} has the unknown key {sorted(self._left)[0]!r}")
+
+    def _wrong(self, key: str, value: object, wanted: str) -> ValueError:
+        return ValueError(f"{key!r} of {self.what} is {value!r}, not {wanted}")

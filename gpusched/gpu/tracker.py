@@ -1,0 +1,190 @@
+"""Folds readings of the GPUs into what the policy may use. Pure: time comes with the reading and as `now`.
+
+Our bookings decide who may start; what is measured can only veto. Unknown is never free: a card is
+placeable only while good readings of it keep coming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpusched.gpu.card import Card
+from gpusched.gpu.meter import CardUse, Meter, RunMeter
+from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
+from gpusched.gpu.usage import Bookings
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, GpuState, GpuView
+from gpusched.model.job import GpuShare
+from gpusched.model.settings import GpuSettings
+
+__all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """A GPU's condition for people: a word of `GpuState`, why, who else is there, the last sample."""
+
+    state: str
+    why: str | None = None
+    foreign: tuple[GpuProcess, ...] = ()
+    sample: GpuSample | None = None
+
+
+class GpuTracker:
+    """All GPUs of one node. `poll_s` is the longest regular time between two readings."""
+
+    def __init__(self, settings: GpuSettings, poll_s: float = 5.0) -> None:
+        self._settings = settings
+        self._stale_after_s = max(3 * poll_s, 2 * settings.deadline_s)
+        self._cards: dict[str, Card] = {}
+        self._early: dict[str, dict[str, Release]] = {}
+        """Releases on cards that have not been read yet."""
+        self._drains: Mapping[str, str] = {}
+        self._meters: dict[str, Meter] = {}
+        self._now = 0.0
+
+    # --- what comes in --------------------------------------------------------------------------
+
+    def observe(self, reading: GpuReading, owners: Mapping[int, str], booked: Mapping[str, Bookings]) -> None:
+        """Fold one reading.
+
+        Args: owners: pid -> run handle, for those of the reading's processes that belong to a run;
+            booked: GPU UUID -> (run handle, share) of all open runs, those being released included.
+        """
+        self._now = reading.at
+        if reading.error is not None:
+            for uuid, card in self._cards.items():
+                card.miss(reading.error, booked.get(uuid, ()))
+            return
+        seen = set()
+        for sample in reading.gpus:
+            seen.add(sample.uuid)
+            if sample.uuid not in self._cards:
+                self._cards[sample.uuid] = Card(sample, self._settings)
+                self._cards[sample.uuid].releases.update(self._early.pop(sample.uuid, {}))
+            self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()))
+        for uuid, card in self._cards.items():
+            if uuid not in seen:
+                card.miss("lost: the driver does not list it any more", booked.get(uuid, ()), is_missing=True)
+        self._measure(reading.at, booked)
+
+    def set_drains(self, drains: Mapping[str, str]) -> None:
+        """GPU UUID -> message of all drained GPUs; other keys are ignored."""
+        self._drains = drains
+
+    def begin_release(self, uuid: str, run: str, now: float) -> None:
+        """A run has ended: wait for a reading after `now` that shows the card clean of it."""
+        card = self._cards.get(uuid)
+        releases = self._early.setdefault(uuid, {}) if card is None else card.releases
+        releases.setdefault(run, Release(run, now))
+        self._meters.pop(run, None)
+
+    # --- what goes out --------------------------------------------------------------------------
+
+    def release_state(self, uuid: str, now: float, run: str | None = None) -> str:
+        """`clean`, `waiting` or `dirty`, of one run or of the worst on this card.
+
+        Dirty is final for the run; the card stays suspect until it is measured clean.
+        """
+        card = self._cards.get(uuid)
+        releases = self._early.get(uuid, {}) if card is None else card.releases
+        if card is not None and card.is_lost:
+            for release in releases.values():
+                release.is_dirty = True
+        wait_s = self._settings.release_wait_s
+        states = [release.state(now, wait_s) for handle, release in releases.items() if run is None or run == handle]
+        for state in (DIRTY, WAITING):
+            if state in states:
+                return state
+        return CLEAN
+
+    def take_meter(self, run: str) -> RunMeter | None:
+        """What the run was seen to use, once; None when no reading fell into it."""
+        meter = self._meters.pop(run, None)
+        return None if meter is None else meter.result()
+
+    def views(self, now: float) -> tuple[GpuView, ...]:
+        """All GPUs ever read, by index, as the policy sees them at `now`."""
+        self._now = now
+        views = [self._view(uuid, card, now) for uuid, card in self._cards.items()]
+        views.sort(key=lambda view: (view.index, view.uuid))
+        return tuple(views)
+
+    def _view(self, uuid: str, card: Card, now: float) -> GpuView:
+        drained = self._drains.get(uuid)
+        why_not = (
+            (None if drained is None else f"drained: {drained}")
+            or card.fault(now, self._stale_after_s)
+            or card.obstacle()
+            or card.suspicion()
+            or card.probation()
+        )
+        return GpuView(
+            uuid=uuid,
+            index=card.sample.index,
+            name=card.sample.name,
+            vram_total_mib=card.total_mib,
+            foreign_mib=card.foreign_peak_mib(now),
+            why_not=why_not,
+            why_not_whole=card.intrusion(now),
+            can_share=card.can_share,
+            is_present=not card.is_lost,
+        )
+
+    def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
+        """One GPU for people.
+
+        Args: shares: what is booked on it now (default: as of the last reading); now: default, the
+            latest instant seen.
+        """
+        card = self._cards.get(uuid)
+        if card is None:
+            return GpuStatus(GpuState.UNKNOWN, "not read yet")
+        if shares is None:
+            shares = [share for _, share in card.booked]
+        state, why = self._state(uuid, card, shares, self._now if now is None else now)
+        return GpuStatus(state, why, card.foreign, card.sample)
+
+    def _state(self, uuid: str, card: Card, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
+        fault = card.fault(now, self._stale_after_s)
+        if card.is_lost:
+            return GpuState.LOST, fault
+        if uuid in self._drains:
+            return GpuState.DRAINING if shares else GpuState.DRAINED, self._drains[uuid]
+        if fault is not None:
+            return GpuState.UNKNOWN, fault
+        suspicion = card.suspicion()
+        if suspicion is not None:
+            return GpuState.SUSPECT, suspicion
+        why = "; ".join(release.why for _, release in sorted(card.releases.items())) or card.intrusion(now)
+        if any(share.is_whole for share in shares):
+            return GpuState.ALLOCATED, why
+        if shares:
+            return GpuState.MIXED, why
+        obstacle = card.obstacle()
+        if obstacle is not None:
+            # Somebody set the mode on purpose: out of the pool, as if drained.
+            return GpuState.DRAINED, obstacle
+        probation = card.probation()
+        if probation is not None:
+            return GpuState.UNKNOWN, probation
+        return (GpuState.IDLE, None) if why is None else (GpuState.MIXED, why)
+
+    # --- meters ---------------------------------------------------------------------------------
+
+    def _measure(self, at: float, booked: Mapping[str, Bookings]) -> None:
+        uses: dict[str, list[CardUse]] = {}
+        booked_runs: set[str] = set()
+        for uuid, shares in booked.items():
+            booked_runs.update(run for run, _ in shares)
+            card = self._cards.get(uuid)
+            if card is None or card.trouble is not None or card.usage is None:
+                continue
+            for run, share in shares:
+                if run not in card.releases:
+                    use = CardUse(run, share, card.sample, card.usage, card.before_mib)
+                    uses.setdefault(run, []).append(use)
+        for run in [run for run in self._meters if run not in booked_runs]:
+            del self._meters[run]
+        for run, cards in uses.items():
+            self._meters.setdefault(run, Meter()).add(at, cards)

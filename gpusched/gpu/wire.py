@@ -1,0 +1,67 @@
+"""A reading as one line of JSON, from the child that runs the source to the daemon.
+
+Values travel in the order of the dataclasses' fields, so both ends must be the same release; they
+are, since the daemon starts the child from its own files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+
+_PROCESS_FIELDS = tuple(field.name for field in fields(GpuProcess))
+_SAMPLE_FIELDS = tuple(field.name for field in fields(GpuSample))
+_SAMPLE_PROCESSES = _SAMPLE_FIELDS.index("processes")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One reading and the request it answers."""
+
+    request: int
+    reading: GpuReading
+    is_last: bool = False
+    """The child ends after this: there is nothing to keep a driver open for."""
+
+
+def encode(answer: Answer) -> bytes:
+    """The answer as a line."""
+    reading = answer.reading
+    document = [
+        answer.request,
+        answer.is_last,
+        reading.at,
+        reading.source,
+        [_pack_sample(gpu) for gpu in reading.gpus],
+        reading.error,
+        reading.driver_version,
+        reading.notes,
+    ]
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Answer:
+    """The answer in a line. Raises: ValueError when it is damaged."""
+    try:
+        request, is_last, at, source, gpus, error, driver_version, notes = json.loads(line)
+        samples = tuple(_unpack_sample(values) for values in gpus)
+    except (TypeError, KeyError, IndexError) as problem:
+        raise ValueError(f"not an answer: {problem}") from None
+    return Answer(request, GpuReading(at, source, samples, error, driver_version, tuple(notes)), is_last)
+
+
+def _pack_sample(gpu: GpuSample) -> list[Any]:
+    values = [getattr(gpu, name) for name in _SAMPLE_FIELDS]
+    if gpu.processes is not None:
+        values[_SAMPLE_PROCESSES] = [[getattr(process, name) for name in _PROCESS_FIELDS] for process in gpu.processes]
+    return values
+
+
+def _unpack_sample(values: list[Any]) -> GpuSample:
+    listed = values[_SAMPLE_PROCESSES]
+    if listed is not None:
+        values[_SAMPLE_PROCESSES] = tuple(GpuProcess(*process) for process in listed)
+    return GpuSample(*values)
