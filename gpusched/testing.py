@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
-from gpusched.model.job import GpuShare, Job, JobSpec, Launch, Request, RetryRule
+from gpusched.model.job import GpuShare, Job, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, RunState
 from gpusched.policy.ordering import class_key
 
 NOW = 1_000_000.0
@@ -76,6 +76,20 @@ def job(job_id: int = 1, **parts: Any) -> Job:
     elif rest:
         raise TypeError(f"a whole spec was given, so {sorted(rest)} would be ignored")
     return Job(id=job_id, **{**fields, **own})
+
+
+def run(of: Job, **parts: Any) -> Run:
+    """The current run of a job (the first where it has none), just recorded on node `n1`, by the fields of Run."""
+    fields: dict[str, Any] = {
+        "number": max(1, of.run),
+        "state": RunState.STARTING,
+        "node": "n1",
+        "boot_id": "boot-1",
+        "intent_at": of.submit_at,
+        "cpus": of.spec.request.cpus,
+        "mem_mib": of.spec.request.mem_mib,
+    }
+    return Run(job_id=of.id, **{**fields, **parts})
 
 
 def gpu_view(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuView:
