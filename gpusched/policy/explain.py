@@ -152,4 +152,4 @@ def _why_not(card: Card, need: Need) -> str | None:
 
 
 def _sentence(missing: Sequence[Lack]) -> str:
-    return "needs " + " and ".join(lack.text for lack in missing)
+    return "needs " + ", and ".join(lack.text for lack in missing)

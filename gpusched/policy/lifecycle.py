@@ -127,6 +127,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     words = {
         "cancel": "is being cancelled",
         "preempt": "is being preempted",
+        "gpu_lost": "is being ended because a GPU of its was lost",
         "timeout": "reached its time limit and is being stopped",
         "leftovers": "its first process ended; waiting for others that it left behind",
     }
@@ -173,6 +174,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         return JobState.CANCELLED, ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
     if event.stopped_by == "preempt":
         return JobState.PREEMPTED, ReasonCode.NONE, "made room for a job that goes first"
+    if event.stopped_by == "gpu_lost":
+        return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"
     if event.stopped_by == "timeout":
         limit = job.spec.time_limit_s
         text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")
@@ -203,8 +206,12 @@ def run_lost(job: Job, run: Run, event: RunLost, settings: Settings, now: float,
         reason_text=event.detail,
     )
     lost = JobEvent(job.id, event.at, "ended", f"{run.outcome}: {event.detail}", run.number)
-    job, events = finish(job, run, settings, now)
-    return job, run, (lost, *events)
+    if gpus_clean:
+        job, events = finish(job, run, settings, now)
+        return job, run, (lost, *events)
+    if job.state is JobState.RUNNING:
+        job = _move(job, JobState.COMPLETING)
+    return job, run, (lost,)
 
 
 def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Settings, now: float) -> Step:
