@@ -193,8 +193,20 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
 
 
-def run_lost(job: Job, run: Run, event: RunLost, settings: Settings, now: float, *, boot_id: str | None = None) -> Step:
-    """The run's supervisor is gone without a result. With another `boot_id` it was the machine's restart."""
+def run_lost(
+    job: Job,
+    run: Run,
+    event: RunLost,
+    settings: Settings,
+    now: float,
+    *,
+    gpus_clean: bool,
+    boot_id: str | None = None,
+) -> Step:
+    """The run's supervisor is gone without a result; with another `boot_id` it was the machine's restart.
+
+    As for `run_ended`, the job moves on when its GPUs are clean.
+    """
     _check_open(job, run)
     rebooted = boot_id is not None and boot_id != run.boot_id
     run = replace(
@@ -294,10 +306,10 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
 
 def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """End a pending job whose dependency can no longer come true."""
-    check_transition(job, JobState.CANCELLED)
+    if job.state is not JobState.PENDING:
+        raise BrokenInvariant(f"job {job.id} is {job.state} and depends on nothing any more ({_story(job)})")
     job = replace(
-        job,
-        state=JobState.CANCELLED,
+        _move(job, JobState.CANCELLED),
         end_at=now,
         reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED,
         reason_text=text,
