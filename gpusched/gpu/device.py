@@ -1,0 +1,276 @@
+"""One NVIDIA GPU behind NVML: every call may fail on every device, so each field fails by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpusched.gpu import faults, procinfo
+from gpusched.model.cluster import GpuProcess, GpuSample
+
+SLOW_S = 30.0
+"""Between two readings of what seldom changes, and between two attempts at a lost device."""
+
+UNINITIALIZED, NOT_SUPPORTED, NOT_FOUND, DRIVER_NOT_LOADED = 1, 3, 6, 9
+FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH = 13, 15, 25
+
+_MIB = 1 << 20
+_NOT_AVAILABLE = 2**64 - 1
+_ABSENT = frozenset({NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND})
+_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED})
+_RESERVE_MAX_MIB = 1024
+
+
+class Nvml(Protocol):
+    """The gateway to the library."""
+
+    def ask(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
+        """Call a function: its value and 0, or None and the error's code."""
+
+    def constant(self, name: str) -> int | None:
+        """A constant of the binding; None when it is too old to have it."""
+
+
+class DriverGone(Exception):
+    """The library has lost its driver: it must be initialised again."""
+
+
+class _Lost(Exception):
+    """This device does not answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    uuid: str
+    name: str
+    pci_bus_id: str | None
+    minor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Modes:
+    """What seldom changes. `mig` is None when the driver does not tell."""
+
+    mig: bool | None = None
+    compute: int = 0
+    display: bool = False
+
+
+class Device:
+    """Reads one device; remembers who it is, so that it still has a name when it is lost."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        index: int,
+        host_memory_mib: Callable[[], tuple[int, int] | None] = procinfo.host_memory_mib,
+    ) -> None:
+        self._nvml = nvml
+        self._index = index
+        self._host_memory_mib = host_memory_mib
+        self._handle: Any = None
+        self._identity: _Identity | None = None
+        self._modes = _Modes()
+        self._modes_at = float("-inf")
+        self._retry_at = float("-inf")
+        self._has_memory_v2 = nvml.constant("nvmlMemory_v2") is not None
+        self._reserve_mib: int | None = None
+        self._process_calls: dict[str, str] = {}
+
+    @property
+    def uuid(self) -> str | None:
+        """The device's UUID when it was ever read."""
+        return self._identity.uuid if self._identity else None
+
+    def read(self, now: float) -> GpuSample:
+        """One sample. Args: now: monotonic seconds. Raises: DriverGone."""
+        try:
+            if self._handle is None:
+                code = self._open() if now >= self._retry_at else IS_LOST
+                if code:
+                    return self._absent(code, now)
+            if now - self._modes_at >= SLOW_S:
+                self._modes = self._read_modes()
+                self._modes_at = now
+            return self._sample()
+        except _Lost:
+            return self._absent(IS_LOST, now)
+
+    # --- identity -------------------------------------------------------------------------------
+
+    def _open(self) -> int:
+        handle, code = self._nvml.ask("nvmlDeviceGetHandleByIndex", self._index)
+        if code:
+            return code
+        uuid, code = self._nvml.ask("nvmlDeviceGetUUID", handle)
+        if code:
+            return code
+        name, pci, minor = (
+            self._ask(function, handle)
+            for function in ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber")
+        )
+        bus_id = None if pci is None else _text(pci.busId)
+        self._identity = _Identity(_text(uuid), "unknown GPU" if name is None else _text(name), bus_id, minor)
+        self._handle = handle
+        self._modes_at = float("-inf")
+        return 0
+
+    def _absent(self, code: int, now: float) -> GpuSample:
+        if code in _GONE:
+            raise DriverGone
+        if self._handle is not None or now >= self._retry_at:
+            self._handle = None
+            self._retry_at = now + SLOW_S if code == IS_LOST else now
+        known = self._identity or _Identity(f"GPU-unknown-at-index-{self._index}", "unknown GPU", None, None)
+        return GpuSample(
+            uuid=known.uuid,
+            index=self._index,
+            name=known.name,
+            pci_bus_id=known.pci_bus_id,
+            minor=known.minor,
+            is_lost=code == IS_LOST,
+            error=faults.sentence(code),
+        )
+
+    def _read_modes(self) -> _Modes:
+        mode, code = self._call("nvmlDeviceGetMigMode", self._handle)
+        mig = self._modes.mig
+        if code == 0:
+            mig = bool(mode[0])
+        elif code in _ABSENT:
+            mig = False
+        compute = self._ask("nvmlDeviceGetComputeMode", self._handle)
+        display = self._ask("nvmlDeviceGetDisplayActive", self._handle)
+        return _Modes(mig, self._modes.compute if compute is None else int(compute), bool(display))
+
+    # --- fields ---------------------------------------------------------------------------------
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
+        value, code = self._nvml.ask(name, *arguments, **options)
+        if code == IS_LOST:
+            raise _Lost
+        if code in _GONE:
+            raise DriverGone
+        return value, code
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        return self._call(name, *arguments)[0]
+
+    def _sample(self) -> GpuSample:
+        assert self._identity is not None
+        memory = self._memory()
+        rates = self._ask("nvmlDeviceGetUtilizationRates", self._handle)
+        power_mw = self._ask("nvmlDeviceGetPowerUsage", self._handle)
+        processes = self._processes(memory.total_mib)
+        reserved_mib, used_mib = memory.reserved_mib, memory.used_mib
+        if memory.counts_reserve and used_mib is not None:
+            reserved_mib = self._learn_reserve(used_mib, processes)
+            used_mib -= min(used_mib, reserved_mib)
+        return GpuSample(
+            uuid=self._identity.uuid,
+            index=self._index,
+            name=self._identity.name,
+            vram_total_mib=memory.total_mib,
+            vram_reserved_mib=reserved_mib,
+            vram_used_mib=used_mib,
+            utilisation=None if rates is None else min(1.0, rates.gpu / 100),
+            temperature_c=self._temperature(),
+            power_w=None if power_mw is None else power_mw / 1000,
+            processes=processes,
+            pci_bus_id=self._identity.pci_bus_id,
+            minor=self._identity.minor,
+            mig_enabled=bool(self._modes.mig),
+            compute_mode=self._modes.compute,
+            display_active=self._modes.display,
+            unified_memory=memory.is_unified,
+        )
+
+    def _temperature(self) -> float | None:
+        value, code = self._call("nvmlDeviceGetTemperature", self._handle, 0)
+        if code == FUNCTION_NOT_FOUND:  # announced to go in CUDA 14
+            value = self._ask("nvmlDeviceGetTemperatureV", self._handle, 0)
+        return None if value is None else float(value)
+
+    def _memory(self) -> _Memory:
+        code = 0
+        if self._has_memory_v2:
+            version = self._nvml.constant("nvmlMemory_v2")
+            found, code = self._call("nvmlDeviceGetMemoryInfo", self._handle, version=version)
+            if code == 0:
+                return _Memory(found.total // _MIB, _ceil_mib(found.used), _ceil_mib(found.reserved))
+            if code in (FUNCTION_NOT_FOUND, VERSION_MISMATCH):
+                self._has_memory_v2 = False
+        if not self._has_memory_v2:
+            found, code = self._call("nvmlDeviceGetMemoryInfo", self._handle)
+            if code == 0:
+                return _Memory(found.total // _MIB, _ceil_mib(found.used), counts_reserve=True)
+        # Only a whole card may turn out to have no memory of its own; a MIG one says the same.
+        if code == NOT_SUPPORTED and self._modes.mig is False:
+            host = self._host_memory_mib()
+            if host is not None:
+                total_mib, available_mib = host
+                return _Memory(total_mib, total_mib - available_mib, is_unified=True)
+        return _Memory()
+
+    def _learn_reserve(self, used_mib: int, processes: tuple[GpuProcess, ...] | None) -> int:
+        """The driver's own share where the old call mixes it in: what an empty card shows as used."""
+        if processes == () and used_mib <= _RESERVE_MAX_MIB:
+            self._reserve_mib = used_mib if self._reserve_mib is None else min(self._reserve_mib, used_mib)
+        return self._reserve_mib or 0
+
+    # --- processes ------------------------------------------------------------------------------
+
+    def _processes(self, total_mib: int | None) -> tuple[GpuProcess, ...] | None:
+        """All processes, one entry per pid; None when the lists are incomplete or make no sense."""
+        held: dict[int, int | None] = {}
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            entries, code = self._list(kind)
+            if code and (kind == "Compute" or code not in _ABSENT):
+                return None
+            for entry in entries or ():
+                amount = _amount(entry.usedGpuMemory)
+                # A process with both kinds of work is in both lists with the same figure.
+                known = [figure for figure in (amount, held.get(entry.pid)) if figure is not None]
+                held[entry.pid] = max(known, default=None)
+        # One driver series swapped pids and sizes under an unchanged version number.
+        for pid, amount in held.items():
+            if pid <= 0 or (amount is not None and total_mib is not None and amount > total_mib):
+                return None
+            if not procinfo.is_alive(pid):
+                return None
+        return tuple(procinfo.describe(pid, amount) for pid, amount in sorted(held.items()))
+
+    def _list(self, kind: str) -> tuple[Any, int]:
+        base = f"nvmlDeviceGet{kind}RunningProcesses"
+        names = [self._process_calls[kind]] if kind in self._process_calls else [f"{base}_v3", f"{base}_v2", base]
+        entries, code = None, FUNCTION_NOT_FOUND
+        for name in names:
+            entries, code = self._call(name, self._handle)
+            if code != FUNCTION_NOT_FOUND:
+                self._process_calls[kind] = name
+                break
+        return entries, code
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    total_mib: int | None = None
+    used_mib: int | None = None
+    reserved_mib: int = 0
+    counts_reserve: bool = False
+    """The driver's reserve is part of what is in use."""
+    is_unified: bool = False
+
+
+def _text(value: Any) -> str:
+    """A text of the library; old bindings give bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _ceil_mib(size: int) -> int:
+    return -(-int(size) // _MIB)
+
+
+def _amount(size: int | None) -> int | None:
+    return None if size is None or size == _NOT_AVAILABLE else _ceil_mib(size)

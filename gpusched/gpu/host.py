@@ -1,0 +1,100 @@
+"""Measured load of this node: CPU, memory, disk and network, by psutil."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import psutil
+
+from gpusched.model.cluster import HostSample
+from gpusched.model.settings import NodeSettings
+
+_MIB = 1 << 20
+
+
+class PsutilHost:
+    """Samples the node. Nothing here walks over processes, so a sample costs a fraction of a millisecond.
+
+    Traffic is that of physical disks and network cards: what passes through a RAID, a bridge or a
+    container's virtual card is counted once. `cpus` and memory are what is there; the settings may hand
+    out another amount.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = settings.name or socket.gethostname().split(".")[0] or "localhost"
+        self._clock = clock
+        self._monotonic = monotonic
+        self._boot_id = _boot_id()
+        self._cards: tuple[frozenset[str], frozenset[str]] | None = None
+        self._before: tuple[float, tuple[float, float], int | None, int | None] | None = None
+
+    def read(self) -> HostSample:
+        """One sample; rates are since the previous call and None in the first."""
+        now = self._monotonic()
+        memory = psutil.virtual_memory()
+        times, disk, net = _cpu_times(), _disk_bytes(), self._net_bytes()
+        cpu_fraction = disk_mib_s = net_mib_s = None
+        if self._before is not None and now > self._before[0]:
+            then, times_before, disk_before, net_before = self._before
+            busy_s, total_s = times[0] - times_before[0], times[1] - times_before[1]
+            if total_s > 0:
+                cpu_fraction = min(1.0, max(0.0, busy_s / total_s))
+            disk_mib_s = _rate(disk, disk_before, now - then)
+            net_mib_s = _rate(net, net_before, now - then)
+        self._before = now, times, disk, net
+        return HostSample(
+            at=self._clock(),
+            name=self._name,
+            cpus=len(os.sched_getaffinity(0)),
+            mem_total_mib=memory.total // _MIB,
+            mem_available_mib=memory.available // _MIB,
+            cpu_fraction=cpu_fraction,
+            disk_mib_s=disk_mib_s,
+            net_mib_s=net_mib_s,
+            boot_id=self._boot_id,
+        )
+
+    def _net_bytes(self) -> int | None:
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)
+        names = frozenset(counters) - {"lo"}
+        if self._cards is None or self._cards[0] != names:
+            physical = frozenset(name for name in names if os.path.exists(f"/sys/class/net/{name}/device"))
+            # A container has virtual cards only, and those are then all there is.
+            self._cards = names, physical or names
+        return sum(counters[name].bytes_sent + counters[name].bytes_recv for name in self._cards[1])
+
+
+def _cpu_times() -> tuple[float, float]:
+    """(busy, all) seconds of all cores since boot. A guest's time is part of `user` already."""
+    times = psutil.cpu_times()
+    everything = sum(times) - times.guest - times.guest_nice
+    return everything - times.idle - times.iowait, everything
+
+
+def _disk_bytes() -> int | None:
+    counters = psutil.disk_io_counters(nowrap=False)
+    return None if counters is None else int(counters.read_bytes + counters.write_bytes)
+
+
+def _rate(amount: int | None, before: int | None, elapsed_s: float) -> float | None:
+    if amount is None or before is None:
+        return None
+    # A disk or card that was removed takes its count away.
+    return max(0, amount - before) / _MIB / elapsed_s
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return f"boot-{psutil.boot_time():.0f}"

@@ -1,0 +1,146 @@
+"""Reads real NVIDIA GPUs through NVML. The only importer of pynvml (distribution `nvidia-ml-py`).
+
+The library is initialised once and kept: bringing a card up costs seconds, and repeated
+initialisation has been seen to hang. It is done again only after it failed or lost its driver.
+
+Codes 9, 12 and 28 mean a machine without NVIDIA GPUs, which is no error; every other failure to
+initialise is a broken node, told as the reading's error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from gpusched.gpu import faults, visible
+from gpusched.gpu.device import FUNCTION_NOT_FOUND, Device, DriverGone
+from gpusched.model.cluster import GpuReading
+
+RETRY_S = 10.0
+"""Between two attempts to initialise a library that failed."""
+
+_INVALID_ARGUMENT, _LIBRARY_NOT_FOUND = 2, 12
+
+
+class Gateway:
+    """Calls pynvml and turns its exceptions into codes."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._error: type[Exception] = module.NVMLError
+        # Raised instead of FUNCTION_NOT_FOUND by calls that chose their own version.
+        self._mismatch: type[Exception] = getattr(module, "NVMLLibraryMismatchError", module.NVMLError)
+
+    def ask(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
+        """Call a function: its value and 0, or None and the error's code."""
+        function = getattr(self._module, name, None)
+        if function is None:
+            return None, FUNCTION_NOT_FOUND
+        try:
+            return function(*arguments, **options), 0
+        except self._error as error:
+            return None, int(getattr(error, "value", FUNCTION_NOT_FOUND)) or FUNCTION_NOT_FOUND
+        except self._mismatch:
+            return None, FUNCTION_NOT_FOUND
+        except TypeError:
+            return None, FUNCTION_NOT_FOUND if options else _INVALID_ARGUMENT  # a binding without the option
+
+    def constant(self, name: str) -> int | None:
+        """A constant of the binding; None when it is too old to have it."""
+        value = getattr(self._module, name, None)
+        return None if value is None else int(value)
+
+
+class NvmlSource:
+    """All GPUs of this machine, limited by the daemon's CUDA_VISIBLE_DEVICES if that is set."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = environ.get(visible.VARIABLE)
+        self._clock = clock
+        self._monotonic = monotonic
+        self._nvml: Gateway | None = None
+        self._devices: list[Device] = []
+        self._driver_version: str | None = None
+        self._binding_note: str | None = None
+        self._failure: int | str | None = None
+        self._retry_at = float("-inf")
+
+    def read(self) -> GpuReading:
+        """One reading of all devices; each that fails says so by itself."""
+        at, now = self._clock(), self._monotonic()
+        if self._nvml is None and now >= self._retry_at:
+            self._failure = self._connect()
+            if self._failure is not None:
+                self._retry_at = now + RETRY_S
+        if self._failure is not None:
+            return _refusal(at, self._failure)
+        try:
+            samples = tuple(device.read(now) for device in self._devices)
+        except DriverGone:
+            self.close()
+            return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; it is asked again soon")
+        notes = []
+        if self._limit is not None:
+            chosen = visible.visible(self._limit, [device.uuid for device in self._devices])
+            samples = tuple(sample for sample in samples if sample.index in chosen)
+            notes.append(_limit_note(self._limit, chosen, len(self._devices)))
+        if self._binding_note is not None:
+            notes.append(self._binding_note)
+        return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes))
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        nvml, self._nvml = self._nvml, None
+        self._devices = []
+        if nvml is not None:
+            nvml.ask("nvmlShutdown")
+
+    def _connect(self) -> int | str | None:
+        """Initialise; None, or an NVML code, or a sentence."""
+        try:
+            module = importlib.import_module("pynvml")
+            nvml = Gateway(module)
+        except ImportError as error:
+            return f"the Python package nvidia-ml-py cannot be imported: {error}"
+        except AttributeError:
+            return f"the module pynvml ({module.__file__}) is not that of nvidia-ml-py"
+        _, code = nvml.ask("nvmlInit")
+        if code:
+            return code
+        count, code = nvml.ask("nvmlDeviceGetCount")
+        if code:
+            nvml.ask("nvmlShutdown")
+            return code
+        self._nvml = nvml
+        self._devices = [Device(nvml, index) for index in range(int(count))]
+        version, _ = nvml.ask("nvmlSystemGetDriverVersion")
+        self._driver_version = version.decode() if isinstance(version, bytes) else version
+        if nvml.constant("nvmlMemory_v2") is None:
+            where = getattr(module, "__file__", "pynvml")
+            self._binding_note = (
+                f"an old pynvml hides nvidia-ml-py ({where}); install gpusched in an environment of its own"
+            )
+        return None
+
+
+def _refusal(at: float, failure: int | str) -> GpuReading:
+    if failure in faults.NO_GPU_CODES:
+        return GpuReading(at, "none")
+    return GpuReading(at, "nvml", error=failure if isinstance(failure, str) else faults.sentence(failure))
+
+
+def _limit_note(value: str, chosen: frozenset[int], count: int) -> str:
+    kept = ", ".join(str(index) for index in sorted(chosen)) or "none"
+    return (
+        f"CUDA_VISIBLE_DEVICES={value!r} in the daemon's environment limits it to these of {count} GPUs, "
+        f"counted by PCI bus: {kept}"
+    )

@@ -1,0 +1,72 @@
+"""Facts about processes and host memory from /proc, without psutil: the child process stays small."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+from gpusched.model.cluster import GpuProcess
+
+_MIB_PER_KIB = 1 / 1024
+_users: dict[int, str] = {}
+_boot: list[float] = []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the pid exists here, seen or not: /proc may hide other users' processes, signals do not."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def describe(pid: int, vram_mib: int | None) -> GpuProcess:
+    """The process with user, start and name as far as they are visible."""
+    folder = f"/proc/{pid}"
+    try:
+        user = user_name(os.stat(folder).st_uid)
+        with open(f"{folder}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return GpuProcess(pid, vram_mib)
+    # The name stands in brackets and may hold any byte, brackets and blanks too.
+    name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode("utf-8", "replace")
+    start_ticks = int(stat[stat.rindex(b")") + 2 :].split()[19])
+    started_at = _boot_at() + start_ticks / os.sysconf("SC_CLK_TCK")
+    return GpuProcess(pid, vram_mib, user, started_at, name)
+
+
+def user_name(uid: int) -> str:
+    """Name of a user, or its number; asked once, since the directory may be a slow network service."""
+    if uid not in _users:
+        try:
+            _users[uid] = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            _users[uid] = str(uid)
+    return _users[uid]
+
+
+def host_memory_mib() -> tuple[int, int] | None:
+    """(MemTotal, MemAvailable) in MiB."""
+    found = {}
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            for line in file:
+                key, _, rest = line.partition(b":")
+                if key in (b"MemTotal", b"MemAvailable"):
+                    found[key] = int(int(rest.split()[0]) * _MIB_PER_KIB)
+        return found[b"MemTotal"], found[b"MemAvailable"]
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _boot_at() -> float:
+    # Read once: the kernel works it out from the wall clock, so it wavers by a second, and start
+    # times must stay equal from one reading to the next.
+    if not _boot:
+        with open("/proc/stat", "rb") as file:
+            _boot.extend(float(line.split()[1]) for line in file if line.startswith(b"btime "))
+    return _boot[0]
