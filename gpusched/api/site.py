@@ -57,8 +57,6 @@ async def cluster(request: web.Request) -> web.Response:
 
 def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
     scheduler = service.scheduler
-    status = scheduler.tracker.status(view.uuid)
-    sample = status.sample
     world = scheduler.world
     runs = [
         (run, share)
@@ -66,6 +64,8 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
         for share in run.gpus
         if share.uuid == view.uuid
     ]
+    status = scheduler.tracker.status(view.uuid, [share for _, share in runs], scheduler.now())
+    sample = status.sample
     whole = any(share.is_whole for _, share in runs)
     booked = view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
     if whole and view.vram_total_mib is None:

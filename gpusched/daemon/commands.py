@@ -133,6 +133,8 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     first = world.next_id
     for offset, spec in enumerate(command.specs):
         job = new_job(first + offset, command.caller, spec, now)
+        if spec.dependency:
+            turn.world.learn_parents(turn.store, parse_dependency(spec.dependency).job_ids)
         turn.put_job(job)
         turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}"))
     world.next_id = first + len(command.specs)
@@ -171,7 +173,7 @@ def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> 
         raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
     lookup = turn.world.lookup_parents(turn.store, wanted)
     for parent_id in sorted(wanted):
-        if lookup(parent_id) is None:
+        if lookup(parent_id) is None and parent_id not in turn.changes.jobs:
             raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
     if job_id is not None:
         cycle = find_cycle({**turn.world.dependency_edges(), job_id: frozenset(wanted)})
@@ -294,6 +296,8 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     for before, after in updated:
         if after.spec.dependency != before.spec.dependency:
             turn.world.replace_dependency(after)
+            if after.spec.dependency:
+                turn.world.learn_parents(turn.store, parse_dependency(after.spec.dependency).job_ids)
         turn.put_job(after)
         words = ", ".join(f"{name}={value}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))

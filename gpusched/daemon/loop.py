@@ -37,7 +37,6 @@ class Loop:
         self._promotion: float | None = None
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
-        self._gpu_fd: int | None = None
 
     def wake(self) -> None:
         """Have a tick run as soon as the requests that are already here have been read."""
@@ -59,6 +58,7 @@ class Loop:
         try:
             await _listen(runner, socket_path)
             self._scheduler.engine.set_waker(self.wake)
+            loop.add_reader(self._worker.fileno(), self._take_reading)
             self._poll()
             ready()
             await self._stopping.wait()
@@ -68,7 +68,7 @@ class Loop:
                     timer.cancel()
             self._scheduler.engine.set_waker(None)
             await runner.cleanup()
-            self._remove_gpu_reader()
+            loop.remove_reader(self._worker.fileno())
             _unlink(socket_path)
 
     def _turn(self) -> None:
@@ -123,6 +123,8 @@ class Loop:
         self._scheduler.observe_host(self._host.read())
         if busy or loop.time() - self._last_gpu_poll >= settings.idle_poll_s:
             self._request_gpus()
+        # Also without news: this is where a driver that does not answer is noticed.
+        self._take_reading()
         self.wake()
         wait_s = settings.poll_s
         if self._scheduler.awaits_release:
@@ -132,27 +134,12 @@ class Loop:
     def _request_gpus(self) -> None:
         self._last_gpu_poll = asyncio.get_running_loop().time()
         self._worker.request()
-        fd = self._worker.fileno()
-        if fd != self._gpu_fd:
-            self._remove_gpu_reader()
-            if fd is not None:
-                asyncio.get_running_loop().add_reader(fd, self._gpus_readable)
-            self._gpu_fd = fd
-        self._take_reading()
-
-    def _gpus_readable(self) -> None:
-        self._take_reading()
 
     def _take_reading(self) -> None:
         reading = self._worker.poll()
         if reading is not None:
             self._scheduler.observe_gpus(reading)
             self.wake()
-
-    def _remove_gpu_reader(self) -> None:
-        if self._gpu_fd is not None:
-            asyncio.get_running_loop().remove_reader(self._gpu_fd)
-            self._gpu_fd = None
 
 
 async def _listen(runner: web.AppRunner, socket_path: str) -> None:

@@ -150,7 +150,7 @@ def _serve(settings: Settings, report: _Report) -> None:
     worker = GpuWorker(settings.gpu)
     engine = None
     try:
-        tracker = GpuTracker(settings.gpu)
+        tracker = GpuTracker(settings.gpu, settings.daemon.idle_poll_s)
         engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
         scheduler = Scheduler(
             store=store,

@@ -23,7 +23,7 @@ from logging import getLogger
 from time import perf_counter
 from typing import Any
 
-from gpusched.errors import GpuschedError, NotReady
+from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import (
@@ -33,6 +33,7 @@ from gpusched.model.execution import (
     RunNeverStarted,
     RunStarted,
     RunStopping,
+    StopOrder,
     Ticket,
 )
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
@@ -97,6 +98,8 @@ class Scheduler:
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
+        self._stopped: set[str] = set()
+        """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now())
         self._resume_releases()
 
@@ -174,7 +177,7 @@ class Scheduler:
     # --- the tick -------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Turn once. Raises nothing for a full or broken disk: that is answered and retried."""
+        """Turn once. A full or broken disk raises nothing: that is answered and retried."""
         began = perf_counter()
         self._step("collect")
         now = self._clock.now()
@@ -182,25 +185,43 @@ class Scheduler:
         queue, self._queue = self._queue, deque()
         turn = Turn(self.world, self.store, self.settings, self.nodes(now), now)
         turn.changes, self._carried = self._carried, Changes()
+        try:
+            self._turn(turn, events, queue)
+        except NotReady as error:
+            log.error("cannot record: %s", error.message)
+            self.trouble = error.message
+            self._give_up(events, queue, error)
+        except Exception:
+            self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", "see its log"))
+            raise
+        self.ticks += 1
+        self.recent_tick_s.append(perf_counter() - began)
 
+    def _turn(self, turn: Turn, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]]) -> None:
         self._step("apply")
         for event in events:
-            self._apply_event(turn, event)
+            try:
+                self._apply_event(turn, event)
+            except BrokenInvariant as error:
+                # One impossible event must not stop the others; a restart hands it out again.
+                log.error("event %s is left out: %s", event, error.message)
         self._finish_releases(turn)
+        self._stop_runs_of_lost_gpus(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
-        self.world.promote(now)
+        self.world.promote(turn.now)
         self._settle_dependencies(turn)
 
         self._step("decide")
         launches = self._plan(turn)
-        urgent = bool(launches or queue or turn.orders or turn.forgettable)
-        if not urgent and not self._must_record(turn.changes):
+        if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
+            self._step("commit")
+            if turn.changes:
+                self.store.commit(turn.changes)
+                self.trouble = None
+        else:
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
-        else:
-            self._step("commit")
-            if not self._commit(turn, events, answers):
-                return
+
         self._step("reply")
         for reply, answer in answers:
             reply(answer)
@@ -216,8 +237,19 @@ class Scheduler:
         self._step("forget")
         if turn.forgettable:
             self.engine.forget(turn.forgettable)
-        self.ticks += 1
-        self.recent_tick_s.append(perf_counter() - began)
+
+    def _give_up(
+        self, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]], error: GpuschedError
+    ) -> None:
+        """Nothing of this turn was recorded: the memory is ahead of the table, so it is read anew.
+
+        The events come again, their results stay in the spool, and no client is told that anything
+        was recorded.
+        """
+        self._backlog = events
+        self.reload()
+        for _, reply in queue:
+            reply(error)
 
     def flush(self) -> None:
         """Record what was carried over; called at each poll and at the end."""
@@ -237,29 +269,6 @@ class Scheduler:
             run.state is not RunState.RUNNING for run in changes.runs.values()
         )
 
-    def _commit(
-        self,
-        turn: Turn,
-        events: list[EngineEvent],
-        answers: list[tuple[Reply, dict[str, Any] | GpuschedError]],
-    ) -> bool:
-        if not turn.changes:
-            return True
-        try:
-            self.store.commit(turn.changes)
-        except NotReady as error:
-            # The memory is ahead of the table: drop it. The events come again from the backlog, their
-            # results stay in the spool, and nobody is told that anything was recorded.
-            log.error("cannot record: %s", error.message)
-            self.trouble = error.message
-            self._backlog = events
-            self.reload()
-            for reply, _ in answers:
-                reply(error)
-            return False
-        self.trouble = None
-        return True
-
     # --- apply ----------------------------------------------------------------------------------
 
     def _apply_event(self, turn: Turn, event: EngineEvent) -> None:
@@ -277,13 +286,23 @@ class Scheduler:
         elif isinstance(event, RunStopping):
             self._put(turn, *lifecycle.run_stopping(job, run, event))
         elif isinstance(event, RunEnded):
-            self._end_run(turn, job, run, event)
+            run = self._with_meter(run)
+            # A run that never started has left nothing on its cards.
+            clean = not run.gpus or event.start_at is None
+            self._close_run(
+                turn, *lifecycle.run_ended(job, run, event, self.settings, turn.now, gpus_clean=clean), clean=clean
+            )
         elif isinstance(event, RunLost):
-            self._put(turn, *lifecycle.run_lost(job, run, event, self.settings, turn.now, boot_id=self._boot_id))
-            turn.forgettable.append(run.id)
+            run = self._with_meter(run)
+            # After a restart of the machine the cards are as new.
+            clean = not run.gpus or run.boot_id != self._boot_id
+            step = lifecycle.run_lost(
+                job, run, event, self.settings, turn.now, boot_id=self._boot_id, gpus_clean=clean
+            )
+            self._close_run(turn, *step, clean=clean)
         else:
-            self._put(turn, *lifecycle.run_never_started(job, run, event, self.settings, turn.now))
-            turn.forgettable.append(run.id)
+            step = lifecycle.run_never_started(job, run, event, self.settings, turn.now)
+            self._close_run(turn, *step, clean=True)
 
     def _put(self, turn: Turn, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
         if job is not self.world.jobs.get(job.id):
@@ -291,18 +310,9 @@ class Scheduler:
         turn.put_run(run)
         turn.tell(*events)
 
-    def _end_run(self, turn: Turn, job: Job, run: Run, event: RunEnded) -> None:
-        meter = self.tracker.take_meter(run.id)
-        if meter is not None:
-            run = replace(
-                run,
-                peak_vram_mib=meter.peak_vram_mib,
-                mean_utilisation=meter.mean_utilisation,
-                energy_j=meter.energy_j,
-            )
-        # A run that never started has left nothing on its cards.
-        clean = not run.gpus or event.start_at is None
-        job, run, story = lifecycle.run_ended(job, run, event, self.settings, turn.now, gpus_clean=clean)
+    def _close_run(self, turn: Turn, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
+        """Record the end of a run; with clean cards it holds nothing any more."""
+        self._stopped.discard(run.id)
         turn.tell(*story)
         turn.put_job(job)
         turn.changes.runs[run.id] = run
@@ -314,6 +324,17 @@ class Scheduler:
                 self.tracker.begin_release(share.uuid, run.id, turn.now)
         turn.forgettable.append(run.id)
 
+    def _with_meter(self, run: Run) -> Run:
+        meter = self.tracker.take_meter(run.id)
+        if meter is None:
+            return run
+        return replace(
+            run,
+            peak_vram_mib=meter.peak_vram_mib,
+            mean_utilisation=meter.mean_utilisation,
+            energy_j=meter.energy_j,
+        )
+
     def _resume_releases(self) -> None:
         for run in self.world.releasing.values():
             for share in run.gpus:
@@ -321,7 +342,7 @@ class Scheduler:
 
     def _finish_releases(self, turn: Turn) -> None:
         for run in list(self.world.releasing.values()):
-            states = {share.uuid: self.tracker.release_state(share.uuid, turn.now) for share in run.gpus}
+            states = {share.uuid: self.tracker.release_state(share.uuid, turn.now, run.id) for share in run.gpus}
             if "waiting" in states.values():
                 continue
             job = self.world.jobs[run.job_id]
@@ -333,6 +354,16 @@ class Scheduler:
                 if state == "dirty":
                     text = f"memory of GPU {uuid} did not come back; the card is suspect until it does"
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
+
+    def _stop_runs_of_lost_gpus(self, turn: Turn) -> None:
+        lost = {gpu.uuid for gpu in self._reading.gpus if gpu.is_lost} if self._reading else set()
+        if not lost:
+            return
+        for run in self.world.open_runs.values():
+            if run.id not in self._stopped and any(share.uuid in lost for share in run.gpus):
+                log.error("run %s is ended: a GPU of its was lost", run.id)
+                self._stopped.add(run.id)
+                turn.order(run.id, StopOrder("gpu_lost"))
 
     def _apply_command(self, turn: Turn, command: commands.Command) -> dict[str, Any] | GpuschedError:
         try:

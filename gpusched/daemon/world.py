@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
@@ -18,6 +19,7 @@ from gpusched.policy.dependencies import (
     Expression,
     Lookup,
     Never,
+    Parent,
     Satisfied,
     Verdict,
     evaluate,
@@ -83,7 +85,7 @@ class World:
         self._timed: list[tuple[float, int]] = []
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
-        self._parents: dict[int, tuple[JobState, float | None]] = {}
+        self._parents: dict[int, Parent] = {}
         self._touched: set[int] = set()
 
     @classmethod
@@ -98,7 +100,8 @@ class World:
         ended = [run for run in store.runs(completing) if run.id not in open_ids]
         known = {job.id: job for job in jobs}
         world.jobs.update(known)
-        world.learn_parents(store, (job for job in jobs if job.spec.dependency), known)
+        named = (parse_dependency(job.spec.dependency).job_ids for job in jobs if job.spec.dependency)
+        world.learn_parents(store, chain.from_iterable(named))
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
@@ -133,6 +136,8 @@ class World:
             return
         if job.eligible_at > now:
             heappush(self._timed, (job.eligible_at, job.id))
+            if len(self._timed) > 2 * len(self.jobs) + 1000:
+                self._compact()
             return
         key = self._key(job)
         self._class_of[job.id] = key
@@ -186,30 +191,20 @@ class World:
 
     # --- dependencies ---------------------------------------------------------------------------
 
-    def learn_parents(self, store: Store, jobs: Iterable[Job], known: dict[int, Job]) -> None:
-        """Look up the states of all jobs that these depend on, in one query for those that ended."""
-        wanted: set[int] = set()
-        for job in jobs:
-            if job.spec.dependency:
-                wanted.update(parse_dependency(job.spec.dependency).job_ids)
-        self._remember_parents(store, wanted, known)
+    def learn_parents(self, store: Store, ids: Iterable[int]) -> None:
+        """Remember the states of jobs that others are about to depend on, ended ones included."""
+        self._parents.update(self._look_up(store, set(ids) - self._parents.keys()))
 
-    def _remember_parents(self, store: Store, wanted: set[int], known: dict[int, Job]) -> None:
-        missing = set()
-        for parent_id in wanted:
-            parent = known.get(parent_id)
-            if parent is not None:
-                self._parents[parent_id] = (parent.state, parent.start_at)
-            elif parent_id not in self._parents:
-                missing.add(parent_id)
-        if missing:
-            for parent in store.jobs(JobFilter(ids=frozenset(missing))):
-                self._parents[parent.id] = (parent.state, parent.start_at)
+    def lookup_parents(self, store: Store, ids: Iterable[int]) -> Lookup:
+        """A lookup for `evaluate` that knows these jobs."""
+        return self._look_up(store, set(ids)).get
 
-    def lookup_parents(self, store: Store, ids: set[int]) -> Lookup:
-        """A lookup for `evaluate` that has asked the store about these jobs."""
-        self._remember_parents(store, ids, self.jobs)
-        return self._parents.get
+    def _look_up(self, store: Store, ids: set[int]) -> dict[int, Parent]:
+        found = {job_id: self.jobs[job_id] for job_id in ids if job_id in self.jobs}
+        ended = frozenset(ids - found.keys())
+        if ended:
+            found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
+        return {job_id: (job.state, job.start_at) for job_id, job in found.items()}
 
     def _watch_dependency(self, job_id: int, expression: Expression) -> None:
         self._expressions[job_id] = expression
@@ -312,7 +307,7 @@ class World:
                 tally[word] += 1
         return tally
 
-    def compact(self) -> None:
+    def _compact(self) -> None:
         """Drop heap entries of jobs that no longer wait for a time."""
         live = [
             entry

@@ -47,7 +47,7 @@ class StopOrder:
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
-    """`cancel` or `preempt`."""
+    """`cancel`, `preempt` or `gpu_lost`."""
     signal: int | None = None
     """None: the ticket's stop signal."""
     grace_s: float | None = None
@@ -90,7 +90,7 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `timeout` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `timeout` or `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RunEnded:
     exit_code: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
-    """`cancel`, `preempt`, `timeout`; None when the job ended by itself."""
+    """`cancel`, `preempt`, `gpu_lost`, `timeout`; None when the job ended by itself."""
     launch_error: str | None = None
     """A sentence: why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False
