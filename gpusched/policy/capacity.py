@@ -118,7 +118,11 @@ def _refuse_count(need: Need, layout: Layout, fitting: Sequence[Card], asked: st
         return None
     kind = f"{need.request.gpu_type}:" if need.request.gpu_type else ""
     where = " on one node" if len(layout.nodes) > 1 else ""
-    extra = f" --vram {format_size_mib(need.request.vram_mib)}" if need.request.vram_mib is not None else ""
+    extra = ""
+    if need.request.vram_mib is not None:
+        extra += f" --vram {format_size_mib(need.request.vram_mib)}"
+    if need.request.min_vram_mib is not None:
+        extra += f" --min-vram {format_size_mib(need.request.min_vram_mib)}"
     return Refusal(
         f"{asked}; the largest this scheduler can give{where} is -g {kind}{most}{extra}",
         f"ask for at most that many: -g {kind}{most}{extra}",

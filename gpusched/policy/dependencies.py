@@ -95,7 +95,7 @@ def _parse_id(word: str, kind: str, text: str) -> int:
     if "+" in word:
         raise ValueError(f"a delay as in {word!r} is not supported in the dependency {text!r}; use --begin for times")
     if "_" in word:
-        raise ValueError(f"a dependency on one array task, {word!r}, is not supported; name a whole job")
+        raise ValueError(f"{word!r} in the dependency {text!r} is one task of an array; name a whole job")
     try:
         return parse_job_id(word)
     except ValueError as error:

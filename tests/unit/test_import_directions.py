@@ -1,0 +1,171 @@
+"""Imports go down only, and what decides is pure: a walk over the syntax of the whole package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpusched
+
+ROOT = Path(gpusched.__file__).parent
+
+ALLOWED: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "model": frozenset({"errors"}),
+    "ports": frozenset({"model", "errors"}),
+    "paths": frozenset({"errors"}),
+    "client": frozenset({"paths", "model", "errors"}),
+    "policy": frozenset({"model", "errors"}),
+    "store": frozenset({"ports", "model", "errors"}),
+    "gpu": frozenset({"ports", "model", "errors"}),
+    "engine": frozenset({"ports", "model", "errors"}),
+    "config": frozenset({"paths", "ports", "model", "errors"}),
+    "daemon": frozenset(
+        {"api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports", "model", "errors"}
+    ),
+    "api": frozenset(
+        {"daemon", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports", "model", "errors"}
+    ),
+    "cli": frozenset(
+        {
+            *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
+            *("model", "errors", "docs", "bench"),
+        }
+    ),
+}
+"""What each part may import of the others. Parts that are not listed (benchmarks, tests' builders, the
+generator of the reference pages) stand above everything and are imported by none of these."""
+
+PURE = ("model", "policy")
+
+IMPURE_MODULES = frozenset(
+    {
+        *("time", "os", "io", "sys", "subprocess", "socket", "select", "selectors", "signal_handlers"),
+        *("threading", "multiprocessing", "asyncio", "concurrent", "pathlib", "shutil", "tempfile", "glob"),
+        *("fcntl", "resource", "pwd", "grp", "platform", "random", "secrets", "uuid", "logging", "ctypes"),
+        *("sqlite3", "sqlite_utils", "pynvml", "psutil", "filelock", "aiohttp", "importlib"),
+    }
+)
+
+IMPURE_CALLS = frozenset({"open", "input", "print", "exec", "eval", "compile", "__import__", "hash"})
+"""`hash` of a text differs between processes, which no decision may depend on."""
+
+IMPURE_METHODS = frozenset({"now", "today", "utcnow"})
+"""Of datetime and date: the clock by another name."""
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """First name below the package: `policy` for gpusched/policy/cycle.py, `errors` for errors.py."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything that is imported, also inside functions."""
+    package = ("gpusched", *path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield node.lineno, module
+            if module == "gpusched" or node.module is None:
+                for alias in node.names:
+                    yield node.lineno, f"{module}.{alias.name}"
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_go_down_only(path: Path) -> None:
+    part = part_of(path)
+    if part not in ALLOWED:
+        return
+    allowed = ALLOWED[part] | {part}
+    wrong = [
+        f"line {line}: {part} imports {module}"
+        for line, module in imports_of(ast.parse(path.read_bytes()), path)
+        if module.startswith("gpusched.") and module.split(".")[1] not in allowed
+        # The version and its like are part of the package itself.
+        if not module.split(".")[1].startswith("__")
+    ]
+    assert not wrong
+
+
+def test_every_part_of_the_package_is_known_here() -> None:
+    above = {"__init__", "testing", "docs", "bench"}
+    assert {part_of(path) for path in FILES} <= set(ALLOWED) | above
+
+
+def impurities(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Everything in this module that could make equal inputs give different answers."""
+    for line, module in imports_of(tree, path):
+        if module.split(".")[0] in IMPURE_MODULES:
+            yield f"line {line}: imports {module}"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            yield f"line {node.lineno}: calls {node.func.id}"
+        if isinstance(node.func, ast.Attribute) and node.func.attr in IMPURE_METHODS:
+            yield f"line {node.lineno}: calls .{node.func.attr}()"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in PURE], ids=name)
+def test_what_decides_is_pure(path: Path) -> None:
+    assert list(impurities(ast.parse(path.read_bytes()), path)) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_one_module_talks_to_the_driver(path: Path) -> None:
+    modules = {module.split(".")[0] for _, module in imports_of(ast.parse(path.read_bytes()), path)}
+    assert "pynvml" not in modules or path == ROOT / "gpu" / "nvml.py"
+
+
+LIGHT = ("errors.py", "paths.py", "client.py", "model/units.py", "model/states.py")
+
+HEAVY_MODULES = frozenset(
+    {
+        *("aiohttp", "asyncio", "rich", "typer", "click", "sqlite3", "sqlite_utils", "psutil", "pynvml"),
+        *("filelock", "tomllib", "tomli", "logging", "multiprocessing", "concurrent", "http"),
+    }
+)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name(path) in LIGHT], ids=name)
+def test_what_every_command_imports_at_the_prompt_is_light(path: Path) -> None:
+    tree = ast.parse(path.read_bytes())
+    # What a function imports is paid for by those who call it.
+    tree.body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert not {module.split(".")[0] for _, module in imports_of(tree, path)} & HEAVY_MODULES
+
+
+IMPURE_SOURCES = [
+    "import time",
+    "from os import environ",
+    "import os.path",
+    "def f():\n    from random import random",
+    "from datetime import datetime\ndatetime.now()",
+    "import datetime\ndatetime.date.today()",
+    "open('x')",
+    "hash('x')",
+]
+
+
+@pytest.mark.parametrize("source", IMPURE_SOURCES)
+def test_the_walk_finds(source: str) -> None:
+    assert list(impurities(ast.parse(source), ROOT / "policy" / "x.py"))
+
+
+def test_the_walk_resolves_relative_imports() -> None:
+    tree = ast.parse("from ..store import sqlite\nfrom . import draft\nfrom .. import gpu\nfrom gpusched import api")
+    modules = {module for _, module in imports_of(tree, ROOT / "policy" / "x.py")}
+    assert {"gpusched.store", "gpusched.policy.draft", "gpusched.gpu", "gpusched.api"} <= modules

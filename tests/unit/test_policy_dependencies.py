@@ -1,0 +1,172 @@
+"""Dependencies: what can be read, what it means, and circles."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched.model.states import FINAL_STATES, JobState
+from gpusched.policy.dependencies import (
+    Condition,
+    Expression,
+    Never,
+    Satisfied,
+    Waiting,
+    evaluate,
+    find_cycle,
+    parse_dependency,
+)
+
+PENDING = (JobState.PENDING, None)
+RUNNING = (JobState.RUNNING, 5.0)
+COMPLETED = (JobState.COMPLETED, 5.0)
+FAILED = (JobState.FAILED, 5.0)
+CANCELLED_UNSTARTED = (JobState.CANCELLED, None)
+
+READABLE = {
+    "afterok:1": Expression((Condition("afterok", 1),)),
+    "afterok:1:2": Expression((Condition("afterok", 1), Condition("afterok", 2))),
+    "afterok:1,afterany:3": Expression((Condition("afterok", 1), Condition("afterany", 3))),
+    "afterok:1?afternotok:2": Expression((Condition("afterok", 1), Condition("afternotok", 2)), is_any=True),
+    "AfterOK: 1 , after : 2": Expression((Condition("afterok", 1), Condition("after", 2))),
+    "after:7,after:7": Expression((Condition("after", 7),)),
+}
+
+
+@pytest.mark.parametrize(("text", "expression"), READABLE.items())
+def test_a_dependency_is_read(text, expression):
+    assert parse_dependency(text) == expression
+
+
+def test_the_jobs_that_are_named():
+    assert parse_dependency("afterok:9:2,afterany:2").job_ids == (2, 9)
+
+
+UNREADABLE = {
+    "": "''",
+    "afterok": "'afterok'",
+    "afterok:": "''",
+    "afterok:x": "'x'",
+    "afterok:0": "'0'",
+    "afterok:-1": "'-1'",
+    "afterok:1:": "''",
+    "12": "'12'",
+    "before:1": "'before:1'",
+    "afterok:1,": "''",
+    "afterok:1,afterany:2?after:3": "mixes ',' (all of) and '?' (any of)",
+    "afterok:1_4": "'1_4'",
+    "after:1+30": "'1+30'",
+    "singleton": "'singleton'",
+    "aftercorr:1": "'aftercorr'",
+    "expand:1": "'expand'",
+    "afterok:99999999999999999999": "'99999999999999999999'",
+}
+
+
+@pytest.mark.parametrize(("text", "part"), UNREADABLE.items())
+def test_what_cannot_be_read_is_quoted(text, part):
+    with pytest.raises(ValueError) as error:
+        parse_dependency(text)
+    assert part in str(error.value)
+    assert repr(text) in str(error.value)
+
+
+ONE_JOB = {
+    "after, not started": ("after:1", PENDING, Waiting("waits for job 1 to start", (1,))),
+    "after, started": ("after:1", RUNNING, Satisfied()),
+    "after, waiting for its second run": ("after:1", (JobState.PENDING, 5.0), Satisfied()),
+    "after, cancelled before it started": ("after:1", CANCELLED_UNSTARTED, Satisfied()),
+    "afterany, running": ("afterany:1", RUNNING, Waiting("waits for job 1 to end", (1,))),
+    "afterany, completed": ("afterany:1", COMPLETED, Satisfied()),
+    "afterany, failed": ("afterany:1", FAILED, Satisfied()),
+    "afterok, running": ("afterok:1", RUNNING, Waiting("waits for job 1 to complete", (1,))),
+    "afterok, completed": ("afterok:1", COMPLETED, Satisfied()),
+    "afterok, failed": (
+        "afterok:1",
+        FAILED,
+        Never("depends on the success of job 1, which ended as FAILED", 1),
+    ),
+    "afterok, completing": (
+        "afterok:1",
+        (JobState.COMPLETING, 5.0),
+        Waiting("waits for job 1 to complete", (1,)),
+    ),
+    "afternotok, pending": ("afternotok:1", PENDING, Waiting("waits for job 1 to fail", (1,))),
+    "afternotok, completed": (
+        "afternotok:1",
+        COMPLETED,
+        Never("depends on the failure of job 1, which ended as COMPLETED", 1),
+    ),
+    "afternotok, cancelled": ("afternotok:1", CANCELLED_UNSTARTED, Satisfied()),
+    "a job that is gone": (
+        "afterany:1",
+        None,
+        Never("depends on job 1, which is not in the job table any more", 1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "parent", "verdict"), ONE_JOB.values(), ids=ONE_JOB)
+def test_one_job(text, parent, verdict):
+    assert evaluate(parse_dependency(text), {1: parent}.get) == verdict
+
+
+@pytest.mark.parametrize("state", sorted(FINAL_STATES))
+def test_every_final_state_decides_every_kind(state):
+    for kind in ("after", "afterany", "afterok", "afternotok"):
+        verdict = evaluate(parse_dependency(f"{kind}:1"), {1: (state, 5.0)}.get)
+        assert not isinstance(verdict, Waiting)
+    is_ok = isinstance(evaluate(parse_dependency("afterok:1"), {1: (state, 5.0)}.get), Satisfied)
+    assert is_ok is (state is JobState.COMPLETED)
+
+
+SEVERAL = {
+    "all hold": ("afterok:1,afternotok:2", {1: COMPLETED, 2: FAILED}, Satisfied),
+    "all, one still open": ("afterok:1:2", {1: COMPLETED, 2: RUNNING}, Waiting),
+    "all, one hopeless": ("afterok:1:2", {1: RUNNING, 2: FAILED}, Never),
+    "any, one holds": ("afterok:1?afterok:2", {1: FAILED, 2: COMPLETED}, Satisfied),
+    "any, one holds among several of one kind": ("afterok:1:2?afterany:3", {1: FAILED, 2: COMPLETED}, Satisfied),
+    "any, one still open": ("afterok:1?afterok:2", {1: FAILED, 2: RUNNING}, Waiting),
+    "any, none can": ("afterok:1?afterok:2", {1: FAILED, 2: FAILED}, Never),
+}
+
+
+@pytest.mark.parametrize(("text", "parents", "kind"), SEVERAL.values(), ids=SEVERAL)
+def test_several_jobs(text, parents, kind):
+    assert isinstance(evaluate(parse_dependency(text), parents.get), kind)
+
+
+def test_the_sentence_names_what_is_still_open():
+    parents = {1: COMPLETED, 2: RUNNING, 3: PENDING}
+    assert evaluate(parse_dependency("afterok:1:2,after:3"), parents.get) == Waiting(
+        "waits for job 2 to complete and job 3 to start", (2, 3)
+    )
+    assert evaluate(parse_dependency("afterany:2?afterany:3"), parents.get) == Waiting(
+        "waits for job 2 to end or job 3 to end", (2, 3)
+    )
+
+
+def test_a_long_list_is_cut_in_the_sentence_but_not_in_the_ids():
+    verdict = evaluate(parse_dependency("afterany:1:2:3:4:5"), lambda _: RUNNING)
+    assert verdict == Waiting("waits for job 1 to end and job 2 to end and job 3 to end and 2 more", (1, 2, 3, 4, 5))
+
+
+CYCLES = {
+    "nothing": ({}, None),
+    "a chain": ({3: {2}, 2: {1}}, None),
+    "two ways to one job": ({4: {2, 3}, 3: {1}, 2: {1}}, None),
+    "a job that waits for itself": ({1: {1}}, (1, 1)),
+    "two jobs": ({1: {2}, 2: {1}}, (1, 2, 1)),
+    "three jobs behind a chain": ({1: {2}, 2: {3}, 3: {4}, 4: {2}}, (2, 3, 4, 2)),
+    "the second of two branches": ({1: {2, 3}, 3: {1}}, (1, 3, 1)),
+}
+
+
+@pytest.mark.parametrize(("edges", "cycle"), CYCLES.values(), ids=CYCLES)
+def test_circles(edges, cycle):
+    assert find_cycle(edges) == cycle
+
+
+def test_a_long_chain_is_no_circle_and_no_recursion():
+    edges = {number: {number - 1} for number in range(1, 50_000)}
+    assert find_cycle(edges) is None
+    assert len(find_cycle(edges | {0: {49_999}}) or ()) == 50_001

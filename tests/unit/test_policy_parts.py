@@ -1,0 +1,344 @@
+"""The small parts that decisions are made of: ranks, drafts, reservations, invariants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from gpusched.model.job import GpuShare
+from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.snapshot import Placement
+from gpusched.policy.backfill import endings, reserve
+from gpusched.policy.draft import Booking, Draft, Layout, Part, micros_of, squeeze
+from gpusched.policy.invariants import check_invariants
+from gpusched.policy.ordering import Line, age_factor, class_key, nice_factor, priority
+from gpusched.policy.placement import Need, find, fits, options
+from gpusched.policy.shortage import about, name_some, plural
+from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
+
+SETTINGS = Settings()
+DAY = 86400.0
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "max_age_s", "factor"),
+    [(0, 10, 0.0), (5, 10, 0.5), (10, 10, 1.0), (99, 10, 1.0), (-5, 10, 0.0), (5, 0, 0.0)],
+)
+def test_age_counts_up_to_the_longest(waited_s, max_age_s, factor):
+    assert age_factor(waited_s, max_age_s) == factor
+
+
+@pytest.mark.parametrize(
+    ("nice", "factor"), [(-10_000, 1.0), (0, 0.5), (10_000, 0.0), (100, 0.495), (-99_999, 1.0), (99_999, 0.0)]
+)
+def test_nice_counts_from_most_to_least_urgent(nice, factor):
+    assert nice_factor(nice) == pytest.approx(factor)
+
+
+def test_the_rank_is_the_sum_of_its_parts():
+    rank = priority(class_key(job(nice=-100)), NOW - 3.5 * DAY, NOW, SETTINGS)
+    assert dict(rank.parts) == {"age": pytest.approx(500.0), "nice": pytest.approx(10_100.0)}
+    assert rank.total == pytest.approx(10_600.0)
+
+
+def test_weights_are_settings():
+    weights = replace(SETTINGS, priority=PrioritySettings(weight_age=0.0, weight_nice=2.0))
+    assert priority(class_key(job()), NOW - DAY, NOW, weights).total == 1.0
+
+
+def test_a_class_is_what_the_policy_cannot_tell_apart():
+    one = job(1, request=request(2), nice=3, account="lab", time_limit_s=60)
+    assert class_key(one) == class_key(replace(one, id=2, queued_at=5.0))
+    assert class_key(one) != class_key(replace(one, uid=1))
+
+
+def test_the_line_shows_the_next_of_each_class_and_forgets_a_dropped_class():
+    line = Line(pending([job(1), job(2, nice=5), job(3), job(4, nice=5)]), NOW, SETTINGS)
+    seen = []
+    for step in (line.advance, line.drop, line.advance):
+        head = line.first()
+        assert head is not None
+        seen.append(head.job.id)
+        step()
+    head = line.first()
+    assert head is not None
+    assert [*seen, head.job.id] == [1, 3, 2, 4]
+    line.advance()
+    assert line.first() is None
+    assert line.rest() == []
+
+
+def test_a_line_that_is_cut_short_shows_nothing_more():
+    line = Line(pending([job(1), job(2), job(3, nice=5)], front=1), NOW, SETTINGS)
+    line.advance()
+    assert line.first() is None
+    assert line.cut_short == class_key(job(1))
+    assert line.rest() == [class_key(job(1)), class_key(job(3, nice=5))]
+
+
+# --- drafts -----------------------------------------------------------------------------------------
+
+
+def draft_of(*nodes, running=()):
+    layout = Layout(nodes, SETTINGS)
+    draft = Draft(layout)
+    for ending in endings(layout, running):
+        draft.book(ending.booking)
+    return draft
+
+
+def state_of(draft):
+    return [
+        list(getattr(draft, name))
+        for name in ("free_millicpus", "free_mem_mib", "wholes", "slices", "vram_mib", "micros")
+    ]
+
+
+def need(gpus=0, uid=1000, **parts):
+    return Need.of(request(gpus, **parts), uid)
+
+
+def test_rolling_back_leaves_no_trace():
+    draft = draft_of(node(gpus=4), running=[allocation(1, gpus=[0]), allocation(2, gpus=[share(1, vram_mib=7)])])
+    before = state_of(draft)
+    mark = draft.checkpoint()
+    for wanted in (need(1), need(1, vram_mib=100), need(1, gpu_fraction=1 / 3), need(cpus=0.1)):
+        booking = find(draft, wanted)
+        assert booking is not None
+        draft.book(booking)
+    draft.release(Booking(0, 1000, 1000, 0, (Part(0, True),)))
+    assert state_of(draft) != before
+    draft.rollback(mark)
+    assert state_of(draft) == before
+
+
+def test_rolling_back_a_release_gives_the_card_back_to_its_user():
+    held = allocation(1, gpus=[share(0, vram_mib=100)], uid=5)
+    draft = draft_of(node(gpus=1), running=[held])
+    booking = draft.layout.booking(5, held)
+    assert booking is not None
+    mark = draft.checkpoint()
+    draft.release(booking)
+    assert fits(draft, need(1, uid=6, vram_mib=100))
+    draft.rollback(mark)
+    assert fits(draft, need(1, uid=5, vram_mib=100))
+    assert not fits(draft, need(1, uid=6, vram_mib=100))
+
+
+def test_a_copy_goes_its_own_way():
+    draft = draft_of(node(gpus=1))
+    twin = draft.copy()
+    booking = find(twin, need(1))
+    assert booking is not None
+    twin.book(booking)
+    assert fits(draft, need(1))
+    assert not fits(twin, need(1))
+
+
+def test_a_booking_has_room_exactly_where_it_would_be_chosen():
+    draft = draft_of(node(gpus=2), running=[allocation(1, gpus=[0])])
+    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(0, True),)))
+    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(0, False, 1),)))
+    assert draft.has_room(Booking(0, 1000, 0, 0, (Part(1, True),)))
+    assert not draft.has_room(Booking(0, 1000, 15_001, 0, ()))
+    assert not draft.has_room(Booking(0, 1000, 0, 64 * 1024 + 1, ()))
+    draft.book(Booking(0, 1000, 0, 0, (Part(1, False, 24_000, 600_000),)))
+    assert draft.has_room(Booking(0, 1000, 0, 0, (Part(1, False, 64, 400_000),)))
+    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(1, False, 65),)))
+    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(1, False, 1, 400_001),)))
+    assert not draft.has_room(Booking(0, 1001, 0, 0, (Part(1, False, 1),)))
+    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(1, True),)))
+
+
+def test_an_overbooked_node_still_takes_a_job_that_needs_none_of_it():
+    draft = draft_of(node(cpus=2), running=[allocation(1, cpus=4)])
+    assert fits(draft, need(cpus=0))
+    assert not fits(draft, need(cpus=0.5))
+    assert draft.has_room(Booking(0, 1000, 0, 0, ()))
+
+
+def test_what_a_card_that_left_the_machine_held_is_forgotten_but_not_the_cores():
+    gone = allocation(1, gpus=[GpuShare("GPU-gone", 7)], cpus=3)
+    draft = draft_of(node(gpus=1), running=[gone])
+    assert draft.free_millicpus == [13_000]
+    assert fits(draft, need(1))
+    assert Layout([node()], SETTINGS).booking(1, allocation(1, "elsewhere")) is None
+
+
+def test_a_placement_and_its_booking_are_the_same():
+    layout = Layout([node("n1", gpus=2), node("n2", gpus=2)], SETTINGS)
+    for shares in ((share(1, "n2"),), (share(0, "n2", vram_mib=5), share(1, "n2", vram_mib=5))):
+        placement = Placement("n2", shares, 1.5, 100)
+        booking = layout.booking(7, placement)
+        assert booking is not None
+        assert layout.placement(booking) == placement
+
+
+def test_the_smallest_fraction_still_counts():
+    assert micros_of(1e-9) == 1
+    assert micros_of(0.5) == 500_000
+
+
+def test_types_are_compared_without_blanks_dashes_and_case():
+    assert squeeze("NVIDIA A100-SXM4 80GB") == "nvidiaa100sxm480gb"
+
+
+def test_cards_to_avoid_are_taken_last():
+    draft = draft_of(node("n1", gpus=2), node("n2", gpus=1))
+    best = min(options(draft, need(1), avoid=frozenset({0})))
+    assert best.booking.parts == (Part(1, True),)
+    best = min(options(draft, need(1), avoid=frozenset({0, 1})))
+    assert best.booking.node == 1
+    best = min(options(draft, need(1), avoid=frozenset({0, 1, 2})))
+    assert best.booking.parts == (Part(0, True),)
+
+
+# --- reservations -----------------------------------------------------------------------------------
+
+
+def reserved(*nodes, running, wanted):
+    draft = draft_of(*nodes, running=running)
+    before = state_of(draft)
+    made = reserve(draft, wanted, endings(draft.layout, running), NOW)
+    assert state_of(draft) == before
+    return made
+
+
+def test_nothing_is_reserved_for_what_never_fits():
+    assert reserved(node(gpus=2), running=[], wanted=need(3)) is None
+
+
+def test_only_jobs_in_the_way_are_waited_for():
+    running = [
+        allocation(1, gpus=[0], expected_end_at=NOW + 10),
+        allocation(2, gpus=[1], expected_end_at=NOW + 20),
+        allocation(3, gpus=[], expected_end_at=NOW + 5),
+    ]
+    made = reserved(node(gpus=2), running=running, wanted=need(2))
+    assert made.waits_for == (1, 2)
+    assert (made.start_at, made.pass_until) == (NOW + 20, NOW + 20)
+    made = reserved(node(gpus=2, cpus=4), running=running, wanted=need(cpus=2))
+    assert made.waits_for == (3,)
+
+
+def test_a_reservation_without_a_start_is_passed_within_the_age_of_the_youngest_in_the_way():
+    running = [
+        allocation(1, gpus=[0], start_at=NOW - 500),
+        allocation(2, gpus=[1], start_at=NOW - 90),
+        allocation(3, gpus=[2], start_at=NOW - 10),
+    ]
+    made = reserved(node(gpus=3), running=running, wanted=need(2))
+    assert (made.start_at, made.pass_until, made.cards) == (None, NOW + 90, frozenset({0, 1}))
+    made = reserved(node(gpus=3), running=[allocation(1, gpus=[0], start_at=NOW + 9)], wanted=need(3))
+    assert made.pass_until == NOW
+
+
+def test_a_refused_booking_leaves_the_reservation_as_it_was():
+    made = reserved(node(gpus=2), running=[allocation(1, gpus=[0])], wanted=need(2))
+    kept, cards = made.booking, made.cards
+    assert not made.admits(Booking(0, 1, 0, 0, (Part(1, True),)))
+    assert (made.booking, made.cards) == (kept, cards)
+    assert made.admits(Booking(0, 1, 15_000, 0, ()))
+    assert not made.admits(Booking(0, 1, 1_000, 0, ()))
+
+
+def test_an_ending_without_a_limit_is_infinitely_far():
+    layout = Layout([node(gpus=1)], SETTINGS)
+    assert [ending.end_at for ending in endings(layout, [allocation(1, gpus=[0])])] == [inf]
+
+
+# --- invariants -------------------------------------------------------------------------------------
+
+BROKEN = {
+    "a card with two whole jobs": ([allocation(1, gpus=[0]), allocation(2, gpus=[0])], "booked whole and shared"),
+    "a whole job beside a slice": (
+        [allocation(1, gpus=[0]), allocation(2, gpus=[share(0, vram_mib=5)])],
+        "booked whole and shared",
+    ),
+    "slices of two users": (
+        [
+            allocation(1, gpus=[share(0, vram_mib=5)], uid=1),
+            allocation(2, gpus=[share(0, vram_mib=5)], uid=2),
+        ],
+        "shared by several users, by jobs 1, 2",
+    ),
+    "more slices than VRAM": (
+        [allocation(number, gpus=[share(0, vram_mib=13_000)]) for number in (1, 2)],
+        "26000 MiB of GPU GPU-n1-0 of node n1 are booked, which has 24576",
+    ),
+    "more than one card in fractions": (
+        [allocation(number, gpus=[share(0, fraction=0.6)]) for number in (1, 2)],
+        "fractions of 1.2",
+    ),
+    "a card twice in one job": ([allocation(1, gpus=[0, 0])], "job 1 books one GPU of node n1 more than once"),
+    "more cores than there are": ([allocation(1, cpus=16.5)], "16.5 CPUs are booked on node n1, which has 16"),
+    "more memory than there is": ([allocation(1, mem_mib=65 * 1024)], "66560 MiB of memory are booked"),
+    "a node that is not known": ([allocation(1, "n9")], "job 1 holds part of node n9, which is not known"),
+    "a card that left the machine, twice": (
+        [allocation(number, gpus=[GpuShare("GPU-gone", 7)]) for number in (1, 2)],
+        "GPU GPU-gone of node n1 is booked whole and shared",
+    ),
+}
+
+
+@pytest.mark.parametrize(("held", "text"), BROKEN.values(), ids=BROKEN)
+def test_what_is_promised_twice_is_found(held, text):
+    found = check_invariants(snapshot(node(gpus=2), running=held))
+    assert any(text in problem for problem in found), found
+
+
+SOUND = {
+    "nothing": [],
+    "a full node": [allocation(1, gpus=[0, 1], cpus=16, mem_mib=64 * 1024)],
+    "slices of one user up to the last MiB": [
+        allocation(number, gpus=[share(0, vram_mib=12_288)]) for number in (1, 2)
+    ],
+    "three thirds": [allocation(number, gpus=[share(0, fraction=1 / 3)]) for number in (1, 2, 3)],
+    "a card that left the machine": [allocation(1, gpus=[GpuShare("GPU-gone", 7)])],
+}
+
+
+@pytest.mark.parametrize("held", SOUND.values(), ids=SOUND)
+def test_what_is_sound_is_left_alone(held):
+    assert check_invariants(snapshot(node(gpus=2), running=held)) == []
+
+
+def test_a_slice_on_a_card_of_unknown_size_is_not_called_too_large():
+    nodes = node(gpus=[gpu_view(0, vram_total_mib=None)])
+    assert check_invariants(snapshot(nodes, running=[allocation(1, gpus=[share(0, vram_mib=10**6)])])) == []
+
+
+# --- words ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "less than a minute"),
+        (59.9, "less than a minute"),
+        (60, "about 1 min"),
+        (720, "about 12 min"),
+        (5399, "about 90 min"),
+        (5400, "about 2 h"),
+        (2 * DAY, "about 2 days"),
+        (10 * DAY, "about 10 days"),
+    ],
+)
+def test_lengths_of_time_as_people_say_them(seconds, text):
+    assert about(seconds) == text
+
+
+def test_names_are_listed_and_cut():
+    assert name_some("job", []) == ""
+    assert name_some("job", ["7"]) == "job 7"
+    assert name_some("job", ["7", "8"]) == "jobs 7 and 8"
+    assert name_some("job", list("78945")) == "jobs 7, 8, 9 and 2 more"
+
+
+def test_one_is_not_many():
+    assert (plural(1, "GPU"), plural(2, "GPU"), plural(0.5, "CPU")) == ("1 GPU", "2 GPUs", "0.5 CPUs")
