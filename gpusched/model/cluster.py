@@ -113,6 +113,8 @@ class GpuView:
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True
     """False for a lost card: it does not count as capacity."""
+    utilisation: float | None = None
+    """Share of time some kernel ran, 0 to 1, as last measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.settings import CeilingSettings
-from gpusched.policy.draft import Booking, Layout
+from gpusched.policy.draft import Booking, Card, Layout
 
 
 class Ceilings:
@@ -30,6 +30,8 @@ class Ceilings:
                 settings.net_mib_s,
             )
         )
+        self.closed_cards = frozenset(card.number for card in layout.cards if self.why_not_join(card) is not None)
+        """Cards that are too busy for another slice to join those that run on them."""
         if self.is_active:
             self._count_unmeasured(layout, running)
 
@@ -61,6 +63,18 @@ class Ceilings:
             or _rate(view, "disk", load.disk_mib_s, self._settings.disk_mib_s)
             or _rate(view, "network", load.net_mib_s, self._settings.net_mib_s)
         )
+
+    def why_not_join(self, card: Card) -> str | None:
+        """A sentence when a slice may not join others on this card now; an empty card takes the first."""
+        ceiling = self._settings.gpu_fraction
+        if ceiling is None:
+            return None
+        measured = card.view.utilisation
+        if measured is None:
+            return f"the load of GPU {card.view.index} is not known"
+        if measured <= ceiling:
+            return None
+        return f"GPU {card.view.index} is shared and busy {measured:.0%} of the time, the ceiling is {ceiling:.0%}"
 
     def _cpu(self, view: NodeView, load: HostSample, node: int) -> str | None:
         ceiling = self._settings.cpu_fraction

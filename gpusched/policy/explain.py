@@ -97,13 +97,15 @@ class Explainer:
         return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
 
     def _too_busy(self, need: Need) -> list[str]:
-        """What the ceilings say of each node that has room; empty when one of them may take the job."""
-        texts = []
+        """What the ceilings say of each place with room; empty when one of them may take the job."""
+        if options(self._draft, need, self._ceilings):
+            return []
+        texts: list[str] = []
         for option in options(self._draft, need):
             text = self._ceilings.why_not(option.booking.node, need.request.mem_mib)
-            if text is None:
-                return []
-            texts.append(text)
+            cards = [self._draft.layout.cards[part.card] for part in option.booking.parts]
+            busy = map(self._ceilings.why_not_join, cards) if text is None else iter([text])
+            texts.extend(filter(None, busy))
         return texts
 
     def _not_available(self, need: Need, facts: dict[str, object]) -> Reason:

@@ -43,6 +43,7 @@ class Rejection(str, Enum):
     CARD_SIZE_UNKNOWN = "GPU of unknown VRAM"
     CARD_BOOKED = "GPU booked"
     CARD_FULL = "shared GPU without room"
+    CARD_BUSY = "shared GPU too busy"
 
     __str__ = str.__str__
 
@@ -156,8 +157,11 @@ def _try_node(
         return Option((0, len(cards), node), Booking(node, need.uid, need.millicpus, need.request.mem_mib, ()))
     if len(cards) < count:
         return Rejection.GPUS
-    choose = _choose_slices if need.is_slice else _choose_wholes
-    chosen = choose(draft, need, cards, avoid, tally)
+    if need.is_slice:
+        closed = _NOTHING if ceilings is None else ceilings.closed_cards
+        chosen = _choose_slices(draft, need, cards, closed, avoid, tally)
+    else:
+        chosen = _choose_wholes(draft, need, cards, avoid, tally)
     if chosen is None:
         return Rejection.GPUS
     parts, score = chosen
@@ -247,17 +251,26 @@ def _choose_wholes(
 
 
 def _choose_slices(
-    draft: Draft, need: Need, cards: tuple[Card, ...], avoid: frozenset[int], tally: Tally | None
+    draft: Draft,
+    need: Need,
+    cards: tuple[Card, ...],
+    closed: frozenset[int],
+    avoid: frozenset[int],
+    tally: Tally | None,
 ) -> tuple[tuple[Part, ...], int] | None:
     """Best fit: the fullest cards on which the slice still fits; the score is the room left on them."""
     fitting: list[tuple[bool, int, int, Part]] = []
     for card in cards:
         part, left_mib = slice_of(draft, need, card)
         if part is None:
-            if tally is not None:
-                tally[Rejection.CARD_BOOKED if draft.wholes[card.number] else Rejection.CARD_FULL] += 1
+            rejection = Rejection.CARD_BOOKED if draft.wholes[card.number] else Rejection.CARD_FULL
+        elif card.number in closed and draft.slices[card.number]:
+            rejection = Rejection.CARD_BUSY
+        else:
+            fitting.append((card.number in avoid, left_mib, card.number, part))
             continue
-        fitting.append((card.number in avoid, left_mib, card.number, part))
+        if tally is not None:
+            tally[rejection] += 1
     if len(fitting) < need.request.gpus:
         return None
     fitting.sort(key=lambda found: found[:3])

@@ -288,3 +288,29 @@ def test_jobs_started_since_the_sample_count_with_what_they_asked_for():
     assert set(Scenario([node(load=load())], jobs, fresh, ceiling).outcome().starts) == {1, 2}
     measured = [running(9, "n1", cpus=4, since=1.0)]
     assert set(Scenario([node(load=load())], jobs, measured, ceiling).outcome().starts) == {1, 2, 3}
+
+
+SHARED = [running(1, "n1:0", vram=8192)]
+GPU_CEILINGS = {
+    "a slice joins a card that is at its ceiling": ([gpu_view(0, utilisation=0.5)], SHARED, {9: "n1:0"}),
+    "a slice does not join a card above its ceiling": ([gpu_view(0, utilisation=0.51)], SHARED, {}),
+    "a slice does not join a card of unknown load": ([gpu_view(0)], SHARED, {}),
+    "a slice takes an empty card instead": (
+        [gpu_view(0, utilisation=0.9), gpu_view(1, utilisation=0.0)],
+        SHARED,
+        {9: "n1:1"},
+    ),
+    "the first slice on a card does not ask": ([gpu_view(0, utilisation=0.9)], [], {9: "n1:0"}),
+}
+
+
+@pytest.mark.parametrize(("cards", "held", "starts"), GPU_CEILINGS.values(), ids=GPU_CEILINGS)
+def test_load_of_shared_cards(cards, held, starts):
+    ceiling = settings(ceiling={"gpu_fraction": 0.5})
+    outcome = Scenario([node(gpus=cards)], [wants(9, 1, vram_mib=8192)], held, ceiling).outcome()
+    assert outcome.starts == starts
+    if not starts:
+        assert outcome.codes == {9: "LoadCeiling"}
+        assert "GPU 0" in outcome.text(9)
+        assert outcome.reserved == {}
+    assert Scenario([node(gpus=cards)], [wants(9, 1, vram_mib=8192)], held).outcome().starts
