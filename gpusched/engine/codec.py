@@ -1,0 +1,65 @@
+"""Tickets, orders and events between the model's types and what the fork server and supervisors speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.engine.remains import RUN_VARIABLE, SPOOL_VARIABLE
+from gpusched.model.execution import (
+    LimitOrder,
+    Order,
+    RunEnded,
+    RunStarted,
+    RunStopping,
+    SignalOrder,
+    StopOrder,
+    Ticket,
+)
+
+
+def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
+    """A ticket in built-in types, with the marks that tie a process to its run added to the environment."""
+    notice = ticket.notice
+    return {
+        "run": ticket.run,
+        "uid": ticket.uid,
+        "user": ticket.user,
+        "argv": ticket.argv,
+        "script": ticket.script,
+        "env": {**ticket.env, RUN_VARIABLE: ticket.run, SPOOL_VARIABLE: spool},
+        "work_dir": ticket.work_dir,
+        "umask": ticket.umask,
+        "stdout_path": ticket.stdout_path,
+        "stderr_path": ticket.stderr_path,
+        "append": ticket.append,
+        "time_limit_s": ticket.time_limit_s,
+        "grace_s": ticket.grace_s,
+        "leftover_grace_s": ticket.leftover_grace_s,
+        "stop_signal": int(ticket.stop_signal),
+        "notice": None if notice is None else (int(notice.signal), notice.before_s, notice.main_only),
+        "has_gpus": ticket.has_gpus,
+    }
+
+
+def order_line(order: Order) -> str:
+    """An order as a line of the order file; the lone dot at its end shows that it is whole."""
+    if isinstance(order, StopOrder):
+        number = "-" if order.signal is None else str(int(order.signal))
+        return f"stop {order.why} {number} {'-' if order.grace_s is None else order.grace_s} ."
+    if isinstance(order, SignalOrder):
+        return f"signal {int(order.signal)} {'main' if order.main_only else 'tree'} ."
+    assert isinstance(order, LimitOrder)
+    return f"limit {'-' if order.time_limit_s is None else order.time_limit_s} ."
+
+
+def event_from(facts: dict[str, Any]) -> RunStarted | RunStopping | RunEnded:
+    """An event of the pipe or a result. Raises: KeyError for a kind that supervisors do not send."""
+    kind = facts.pop("event")
+    if kind == "started":
+        return RunStarted(**facts)
+    if kind == "stopping":
+        return RunStopping(**facts)
+    if kind != "ended":
+        raise KeyError(kind)
+    leftovers = facts.pop("leftovers")
+    return RunEnded(**facts, leftovers=tuple(leftovers.split("\n")) if leftovers else ())

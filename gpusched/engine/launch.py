@@ -1,0 +1,230 @@
+"""Starts the first process of a run: identity, work dir, log files, exec. Runs in the supervisor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import stat
+
+from gpusched.engine import spool as files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    import _signal as signal
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+"""All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
+LOG_FLAGS = (
+    # Appending also after truncation: two openings of one file must not overwrite each other.
+    os.O_WRONLY
+    | os.O_CREAT
+    | os.O_APPEND
+    | os.O_NOFOLLOW
+    | os.O_CLOEXEC
+    | os.O_NOCTTY
+    # A pipe without a reader is an error, not a supervisor that hangs.
+    | os.O_NONBLOCK
+)
+
+
+class LaunchError(Exception):
+    """One sentence: why the job could not be started."""
+
+
+class Logs:
+    """The job's open log files. The supervisor keeps them for its own last line and for a look at the tail."""
+
+    __slots__ = ("error", "error_from", "output", "output_from")
+
+    def __init__(self, output: int, error: int) -> None:
+        self.output = output
+        self.error = error
+        self.output_from = os.fstat(output).st_size
+        self.error_from = os.fstat(error).st_size
+
+
+def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
+    """Start the job's first process; returns its pid and log files once it has become the job's program.
+
+    Changes this process's work dir. Raises: LaunchError.
+    """
+    uid: int = ticket["uid"]
+    own = os.geteuid()
+    foreign = uid != own
+    if foreign and own != 0:
+        raise LaunchError(f"cannot start as user {ticket['user']} (uid {uid}): gpuschedd runs as uid {own}, not root")
+    argv = list(ticket["argv"])
+    if ticket["script"] is not None:
+        argv.insert(0, _write_script(ticket, spool, uid if foreign else None))
+    if not argv or not argv[0]:
+        raise LaunchError("the command is empty")
+    if not foreign:
+        logs = _enter(ticket)
+        return _spawn(ticket, argv, logs), logs
+    try:
+        gid = pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        raise LaunchError(f"cannot start as uid {uid}: this machine has no user with that id") from None
+    logs = _enter_as(ticket, uid, gid)
+    return _fork_as(ticket, argv, logs, uid, gid), logs
+
+
+def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
+    path = files.script_path(spool, ticket["run"])
+    script: bytes = ticket["script"]
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+        try:
+            while script:
+                script = script[os.write(fd, script) :]
+            if owner is not None:
+                os.fchown(fd, owner, -1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise LaunchError(f"cannot write the job's script to {path}: {error.strerror}") from None
+    return path
+
+
+def _enter(ticket: dict[str, Any]) -> Logs:
+    work_dir: str = ticket["work_dir"]
+    try:
+        os.chdir(work_dir)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"cannot enter the working directory {work_dir}: {_text(error)}") from None
+    before = os.umask(ticket["umask"])
+    try:
+        output = _open_log(ticket["stdout_path"], ticket, "output")
+        error_path = ticket["stderr_path"]
+        if error_path is None or error_path == ticket["stdout_path"]:
+            return Logs(output, output)
+        return Logs(output, _open_log(error_path, ticket, "error output"))
+    finally:
+        os.umask(before)
+
+
+def _enter_as(ticket: dict[str, Any], uid: int, gid: int) -> Logs:
+    # Only the effective ids change, and only here: the real ones stay root's, so that the user can
+    # neither trace nor signal this process meanwhile.
+    groups = os.getgroups()
+    own_gid = os.getegid()
+    os.initgroups(ticket["user"], gid)
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        return _enter(ticket)
+    finally:
+        os.seteuid(0)
+        os.setegid(own_gid)
+        os.setgroups(groups)
+
+
+def _open_log(path: str, ticket: dict[str, Any], what: str) -> int:
+    shown = os.path.join(ticket["work_dir"], path)
+    try:
+        fd = os.open(path, LOG_FLAGS if ticket["append"] else LOG_FLAGS | os.O_TRUNC, 0o666)
+    except (OSError, ValueError) as error:
+        code = error.errno if isinstance(error, OSError) else None
+        if code == errno.ELOOP:
+            reason = "it is a symbolic link"
+        elif code == errno.ENOENT:
+            reason = "its folder does not exist"
+        elif code == errno.ENXIO:
+            reason = "it is a pipe that nobody reads"
+        else:
+            reason = _text(error)
+        raise LaunchError(f"cannot write the {what} to {shown}: {reason}") from None
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs) -> int:
+    env: dict[str, str] = ticket["env"]
+    before = os.umask(ticket["umask"])
+    try:
+        return os.posix_spawn(
+            _find(argv[0], env),
+            argv,
+            env,
+            # Standard input is /dev/null in the fork server already.
+            file_actions=[(os.POSIX_SPAWN_DUP2, logs.output, 1), (os.POSIX_SPAWN_DUP2, logs.error, 2)],
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=RESETTABLE,
+        )
+    except (OSError, ValueError) as error:
+        raise LaunchError(_sentence(error, argv[0], ticket)) from None
+    finally:
+        os.umask(before)
+
+
+def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid: int) -> int:
+    report, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(report)
+            os.initgroups(ticket["user"], gid)
+            os.setgid(gid)
+            os.setuid(uid)
+            os.setpgid(0, 0)
+            os.dup2(logs.output, 1)
+            os.dup2(logs.error, 2)
+            os.umask(ticket["umask"])
+            for number in RESETTABLE:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.execve(_find(argv[0], ticket["env"]), argv, ticket["env"])
+        except LaunchError as error:
+            sentence = str(error)
+        except BaseException as error:
+            sentence = _sentence(error, argv[0], ticket)
+        os.write(told, sentence.encode("utf-8", "surrogateescape"))
+        os._exit(127)
+    os.close(told)
+    # Closed by the exec when all went well.
+    sentence = os.read(report, 65536).decode("utf-8", "surrogateescape")
+    os.close(report)
+    if sentence:
+        os.waitpid(pid, 0)
+        raise LaunchError(sentence)
+    return pid
+
+
+def _find(name: str, env: dict[str, str]) -> str:
+    if "/" in name:
+        return name
+    reason = "is not in the job's PATH"
+    for folder in env.get("PATH", DEFAULT_PATH).split(":"):
+        path = f"{folder or '.'}/{name}"
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+        except OSError:
+            continue
+        if os.access(path, os.X_OK):
+            return path
+        reason = f"is not executable ({path})"
+    raise LaunchError(f"cannot run {name}: it {reason}")
+
+
+def _sentence(error: BaseException, command: str, ticket: dict[str, Any]) -> str:
+    name = command
+    if ticket["script"] is not None:
+        first = ticket["script"].split(b"\n", 1)[0][:80].decode("utf-8", "replace")
+        name = f"the job's script (first line {first!r})"
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.ENOEXEC:
+        return f"cannot run {name}: it is neither a program nor a script with a #! line"
+    if code == errno.ENOENT and os.path.exists(command):
+        return f"cannot run {name}: the interpreter in its #! line does not exist"
+    return f"cannot run {name}: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,106 @@
+"""The fork server as the daemon sees it: a child process and a socket that takes tickets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+PROGRAM = (
+    # Appended, not inserted: nothing beside the package may shadow the standard library.
+    "import sys; sys.path.append(sys.argv.pop()); from gpusched.engine.forkserver import main; main()"
+)
+KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
+"""What the interpreter itself may need; jobs get their environment from the ticket alone."""
+CLOSE_TIMEOUT_S = 2.0
+
+
+class Launcher:
+    """One fork server. Raises: OSError when it cannot be started."""
+
+    def __init__(self, spool: str, boot_id: str, event_fd: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._outbox: deque[memoryview] = deque()
+        self._socket = ours
+        try:
+            with theirs, open(f"{spool}/engine.log", "ab") as log:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", PROGRAM),
+                        *(str(theirs.fileno()), str(event_fd), spool, boot_id, PACKAGE_ROOT),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    env={k: v for k, v in os.environ.items() if k in KEPT_VARIABLES or k.startswith("LC_")},
+                    pass_fds=(theirs.fileno(), event_fd),
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        """Of the fork server."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when the fork server is gone, writable when `flush` may go on."""
+        return self._socket.fileno()
+
+    @property
+    def has_tickets(self) -> bool:
+        """Whether `flush` has something to do."""
+        return bool(self._outbox)
+
+    def send(self, frame: bytes) -> None:
+        """Queue a ticket; nothing leaves before `flush`."""
+        self._outbox.append(memoryview(frame))
+
+    def flush(self) -> bool:
+        """Send what the socket takes; True when all is sent. A broken socket shows as end of file instead."""
+        while self._outbox:
+            frame = self._outbox[0]
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._outbox.clear()
+                return True
+            if sent == len(frame):
+                self._outbox.popleft()
+            else:
+                self._outbox[0] = frame[sent:]
+        return True
+
+    def is_gone(self) -> bool:
+        """Whether the fork server has closed its end, which it never does but by ending."""
+        try:
+            return self._socket.recv(1) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def kill(self) -> int:
+        """End it now; its exit status."""
+        self._process.kill()
+        status = self._process.wait()
+        self._socket.close()
+        return status
+
+    def close(self) -> None:
+        """Let it finish the tickets it has and end."""
+        self._socket.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()

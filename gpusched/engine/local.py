@@ -1,0 +1,602 @@
+"""The engine of one machine, as the daemon sees it.
+
+Every run goes through these phases, seen from here:
+
+    ASKED     its ticket went to the fork server; nothing was heard yet
+    CLAIMED   a supervisor holds it and has not said that the job was started
+    RUNNING   its job was started
+    HAUNTED   its supervisor is gone without a result; what it left behind is being killed
+    ENDED     its last event was handed out; kept until `forget`
+
+What happens is learned twice: at once from the event pipe, and for certain from the spool, which is read when
+a supervisor's pidfd says that it is gone, when the fork server is, and when a run is adopted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpusched.engine import proctree
+from gpusched.engine import spool as files
+from gpusched.engine.codec import event_from, order_line, ticket_facts
+from gpusched.engine.janitor import Janitor
+from gpusched.engine.launcher import Launcher
+from gpusched.engine.remains import Lost, kill_remains
+from gpusched.engine.waking import Waker
+from gpusched.engine.wire import pack_ticket
+from gpusched.model.execution import (
+    EngineEvent,
+    OpenRun,
+    Order,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunStarted,
+    StopOrder,
+    Ticket,
+)
+from gpusched.ports import Clock
+
+log = logging.getLogger(__name__)
+
+ORDER_SIGNAL = signal.SIGUSR1
+START_TIMEOUT_S = 10.0
+"""A fork server that has not answered a ticket for so long is replaced."""
+CHECK_S = 1.0
+"""Between looks at runs that were not heard of yet or that no pidfd watches."""
+SOON_S = 0.02
+"""Until the next look at something that changes at once."""
+PIPE_BYTES = 1 << 20
+"""Room for some 5,000 events while the daemon is busy."""
+
+
+class Phase(Enum):
+    """Where a run is; see the module."""
+
+    ASKED = 1
+    CLAIMED = 2
+    RUNNING = 3
+    HAUNTED = 4
+    ENDED = 5
+
+
+@dataclass(slots=True)
+class Watched:
+    """A run this engine answers for."""
+
+    run: str
+    phase: Phase
+    since: float
+    """Monotonic instant at which it was asked for."""
+    server: int = 0
+    """Which fork server got its ticket, counted from 1; 0: none of this engine."""
+    supervisor: int | None = None
+    start_ticks: int = 0
+    pidfd: int | None = None
+    witnessed: bool = False
+    """Whether its supervisor's end was seen as it happened."""
+    poke: bool = False
+    """An order was written that the supervisor may not have seen."""
+    unsent: list[str] = field(default_factory=list)
+    """Orders that a full disk kept from being written."""
+    other_files: bool = False
+    """There may be more than the record."""
+    stray: bool = False
+    """Of no job in the table: ended and removed without events."""
+
+
+class LocalEngine:
+    """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module."""
+
+    def __init__(self, spool_dir: str | os.PathLike[str], *, boot_id: str, clock: Clock) -> None:
+        """Make the spool and start the fork server.
+
+        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses.
+        Raises: OSError when the spool cannot be made or the fork server not be started.
+        """
+        self._spool = os.path.abspath(spool_dir)
+        os.makedirs(self._spool, exist_ok=True)
+        # A root daemon's users execute their scripts from here, and may list nothing.
+        os.chmod(self._spool, 0o711 if os.geteuid() == 0 else 0o700)
+        self._boot_id = boot_id
+        self._clock = clock
+        self._runs: dict[str, Watched] = {}
+        self._by_pidfd: dict[int, Watched] = {}
+        self._events: list[EngineEvent] = []
+        self._janitor = Janitor()
+        # Only while nobody can claim may revocations of forgotten runs be swept away.
+        self._may_sweep = files.is_server_gone(self._spool)
+        self._partial = b""
+        self._pipe, self._pipe_write = os.pipe()
+        os.set_blocking(self._pipe, False)
+        try:
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            # The user's share of pipe memory is used up; the usual 64 KiB hold 300 events.
+            pass
+        self._waker = Waker()
+        self._waker.watch(self._pipe)
+        self._server: Launcher | None = None
+        self._servers = 0
+        try:
+            self._need_server()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the protocol -------------------------------------------------------------------------------
+
+    def adopt(self, runs: Sequence[OpenRun]) -> None:
+        """See `ports.Engine`. Files of runs that nobody asks for are cleared away; live ones are stopped."""
+        now = time.monotonic()
+        fresh = [known for known in runs if known.run not in self._runs]
+        for known in fresh:
+            watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
+            watched.start_ticks = known.supervisor_start_ticks or 0
+            self._runs[known.run] = watched
+            if known.boot_id != self._boot_id:
+                self._settle_other_boot(watched)
+                continue
+            self._settle(watched, "it was not started before the daemon ended")
+            if known.pending_order is not None:
+                self.order(known.run, known.pending_order)
+        for run in sorted(files.runs_in(self._spool)):
+            if run not in self._runs:
+                self._sweep(run)
+        if self._events:
+            self._waker.ring()
+        self._waker.rearm()
+
+    def start(self, tickets: Sequence[Ticket]) -> None:
+        """See `ports.Engine`."""
+        now = time.monotonic()
+        try:
+            server = self._need_server()
+        except OSError as error:
+            self._never_start(tickets, f"the fork server cannot be started: {error.strerror}")
+            return
+        for ticket in tickets:
+            if ticket.run not in self._runs:
+                watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
+                watched.other_files = ticket.script is not None
+                self._runs[ticket.run] = watched
+                server.send(pack_ticket(ticket_facts(ticket, self._spool)))
+        self._flush(server)
+        self._waker.alarm_within(CHECK_S)
+        self._waker.rearm()
+
+    def order(self, run: str, order: Order) -> None:
+        """See `ports.Engine`. On a full disk the order is kept and written later; a cancel works at once."""
+        watched = self._runs.get(run)
+        if watched is None or watched.phase in (Phase.HAUNTED, Phase.ENDED):
+            return
+        watched.other_files = True
+        watched.unsent.append(order_line(order))
+        self._send_orders(watched)
+        if watched.unsent and isinstance(order, StopOrder) and order.why == "cancel":
+            self._signal(watched, signal.SIGTERM)
+
+    def events(self) -> list[EngineEvent]:
+        """See `ports.Engine`."""
+        ready = self._waker.ready()
+        if ready:
+            # Looked up before the pipe is read, which closes and opens pidfds: a number may change its meaning.
+            gone = [watched for fd in ready if (watched := self._by_pidfd.get(fd)) is not None]
+            # The pipe goes first: a supervisor speaks before it ends, and then its pidfd tells nothing new.
+            self._read_pipe()
+            for watched in gone:
+                if watched.phase is not Phase.ENDED:
+                    self._supervisor_gone(watched)
+            self._look_after_server()
+        if self._waker.take_alarm():
+            self._look_by_clock()
+        self._waker.rearm()
+        events, self._events = self._events, []
+        return events
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """See `ports.Engine`."""
+        for run in runs:
+            watched = self._runs.get(run)
+            if watched is not None and watched.phase is Phase.ENDED:
+                del self._runs[run]
+                self._remove(watched)
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
+        """See `ports.Engine`."""
+        supervisors = {
+            watched.supervisor: watched.run
+            for watched in self._runs.values()
+            if watched.supervisor is not None and watched.phase in (Phase.CLAIMED, Phase.RUNNING)
+        }
+        found: dict[int, str] = {}
+        for pid in pids:
+            at = pid
+            while at > 1 and at not in supervisors:
+                process = proctree.read_process(at)
+                at = process.ppid if process else 0
+            if at in supervisors:
+                found[pid] = supervisors[at]
+        return found
+
+    def set_waker(self, wake: Callable[[], None] | None) -> None:
+        """See `ports.Engine`. To be called inside the running event loop; None detaches from it."""
+        self._waker.attach(wake)
+        if self._events:
+            self._waker.ring()
+
+    def close(self) -> None:
+        """See `ports.Engine`."""
+        if self._pipe < 0:
+            return
+        self._waker.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._janitor.close()
+        for fd in (*self._by_pidfd, self._pipe, self._pipe_write):
+            os.close(fd)
+        self._by_pidfd.clear()
+        self._pipe = -1
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until `events` has something to look at, for callers without an event loop."""
+        until = min(time.monotonic() + timeout_s, self._waker.alarm_at)
+        if not self._events:
+            self._waker.ready(max(0.0, until - time.monotonic()))
+
+    # --- the fork server ------------------------------------------------------------------------------
+
+    @property
+    def server_pid(self) -> int | None:
+        """Process id of the fork server, for status reports."""
+        return self._server.pid if self._server is not None else None
+
+    def _need_server(self) -> Launcher:
+        if self._server is None:
+            self._server = Launcher(self._spool, self._boot_id, self._pipe_write)
+            self._servers += 1
+            self._waker.watch(self._server.fileno())
+        return self._server
+
+    def _never_start(self, tickets: Sequence[Ticket], detail: str) -> None:
+        log.error("%s", detail)
+        for ticket in tickets:
+            if ticket.run not in self._runs:
+                watched = Watched(ticket.run, Phase.ASKED, time.monotonic())
+                self._runs[ticket.run] = watched
+                self._settle(watched, detail)
+        self._waker.ring()
+        self._waker.rearm()
+
+    def _flush(self, server: Launcher) -> None:
+        if server.has_tickets:
+            self._waker.watch(server.fileno(), also_writable=not server.flush(), again=True)
+
+    def _look_after_server(self) -> None:
+        if self._server is not None:
+            if self._server.is_gone():
+                self._drop_server()
+            else:
+                self._flush(self._server)
+
+    def _drop_server(self) -> None:
+        """The fork server is gone or does not answer: settle what it was asked for. The next start makes one."""
+        server = self._server
+        assert server is not None
+        self._waker.unwatch(server.fileno())
+        status = server.kill()
+        self._server = None
+        log.warning("fork server %d ended with status %d", server.pid, status)
+        self._read_pipe()
+        for watched in list(self._runs.values()):
+            if watched.phase is Phase.ASKED:
+                self._settle(watched, "the fork server ended before it was started")
+
+    # --- what became of a run -------------------------------------------------------------------------
+
+    def _settle(self, watched: Watched, detail: str) -> None:
+        """Learn from the spool where a run is; one that nobody claimed is revoked."""
+        run = watched.run
+        try:
+            record = files.read_record(self._spool, run)
+            if record is None and watched.supervisor is not None:
+                self._settle_unrecorded(watched)
+                return
+            if record is None or (record.pid is None and not record.is_revoked):
+                revoked = files.revoke(self._spool, run)
+                if not revoked:
+                    # Claimed just now, or about to be.
+                    self._settle_later(watched, SOON_S)
+                    return
+                record = None
+        except ValueError as error:
+            log.error("%s", error)
+            self._haunt(watched)
+            return
+        except OSError as error:
+            log.error("run %s cannot be settled yet: %s", run, error)
+            self._settle_later(watched, CHECK_S)
+            return
+        if record is None or record.is_revoked:
+            self._end(watched, RunNeverStarted(run, self._clock.now(), detail))
+            return
+        watched.supervisor, watched.start_ticks = record.pid, record.start_ticks
+        if record.result is not None:
+            self._end(watched, _result(record.result))
+        elif not record.is_held:
+            self._haunt(watched)
+        else:
+            watched.phase = Phase.CLAIMED
+            self._watch(watched)
+            self._take_start(watched, record)
+            if watched.other_files and files.has_orders(self._spool, run):
+                self._signal(watched, ORDER_SIGNAL)
+
+    def _settle_later(self, watched: Watched, seconds: float) -> None:
+        watched.server = 0
+        self._waker.alarm_within(seconds)
+
+    def _settle_unrecorded(self, watched: Watched) -> None:
+        """It was started once, and somebody removed its record from the spool."""
+        assert watched.supervisor is not None
+        process = proctree.read_process(watched.supervisor)
+        if process is None or process.start_ticks != watched.start_ticks:
+            self._haunt(watched)
+        else:
+            log.warning("the record of run %s is gone from the spool; its supervisor lives", watched.run)
+            watched.phase = Phase.RUNNING
+            self._watch(watched)
+
+    def _settle_other_boot(self, watched: Watched) -> None:
+        if not self._take_result(watched):
+            self._end(watched, RunLost(watched.run, self._clock.now(), "the machine was restarted"))
+
+    def _take_start(self, watched: Watched, record: files.Record) -> None:
+        """Hand out RunStarted once the record says so."""
+        if watched.phase is not Phase.CLAIMED:
+            return
+        if record.job_pid is None or record.start_at is None or record.pid is None:
+            self._waker.alarm_within(SOON_S)
+            return
+        watched.phase = Phase.RUNNING
+        self._hand_out(
+            watched,
+            RunStarted(watched.run, record.start_at, record.pid, record.start_ticks, record.job_pid),
+        )
+
+    def _take_result(self, watched: Watched) -> bool:
+        record = self._read(watched)
+        if record is None or record.result is None:
+            return False
+        self._end(watched, _result(record.result))
+        return True
+
+    def _read(self, watched: Watched) -> files.Record | None:
+        try:
+            return files.read_record(self._spool, watched.run)
+        except (OSError, ValueError) as error:
+            log.error("%s", error)
+            return None
+
+    def _supervisor_gone(self, watched: Watched) -> None:
+        self._unwatch(watched)
+        if self._take_result(watched):
+            return
+        record = self._read(watched)
+        if record is not None and record.is_held:
+            # Its last moment: a fork of it, on the way to becoming the job, has the lock as well.
+            self._waker.alarm_within(SOON_S)
+            return
+        watched.witnessed = True
+        self._haunt(watched)
+
+    def _haunt(self, watched: Watched) -> None:
+        self._unwatch(watched)
+        watched.phase = Phase.HAUNTED
+        self._waker.alarm_within(0.0)
+
+    def _end(self, watched: Watched, event: EngineEvent) -> None:
+        self._unwatch(watched)
+        if watched.phase is Phase.ENDED:
+            return
+        watched.phase = Phase.ENDED
+        self._hand_out(watched, event)
+        if watched.stray:
+            del self._runs[watched.run]
+            self._remove(watched)
+            log.warning("run %s, of no job in the table, has ended", watched.run)
+
+    def _hand_out(self, watched: Watched, event: EngineEvent) -> None:
+        if not watched.stray:
+            self._events.append(event)
+
+    # --- watching ---------------------------------------------------------------------------------------
+
+    def _watch(self, watched: Watched) -> None:
+        """Be told when its supervisor ends."""
+        assert watched.supervisor is not None
+        if watched.pidfd is not None:
+            return
+        try:
+            fd = proctree.open_pidfd(watched.supervisor)
+        except ProcessLookupError:
+            self._supervisor_gone(watched)
+            return
+        process = proctree.read_process(watched.supervisor)
+        if process is None or process.start_ticks != watched.start_ticks:
+            if fd is not None:
+                os.close(fd)
+            self._supervisor_gone(watched)
+            return
+        if fd is None:
+            # No pidfds here: the lock on the record is looked at instead.
+            self._waker.alarm_within(CHECK_S)
+            return
+        watched.pidfd = fd
+        self._by_pidfd[fd] = watched
+        self._waker.watch(fd)
+
+    def _unwatch(self, watched: Watched) -> None:
+        if watched.pidfd is not None:
+            self._waker.unwatch(watched.pidfd)
+            del self._by_pidfd[watched.pidfd]
+            os.close(watched.pidfd)
+            watched.pidfd = None
+
+    def _read_pipe(self) -> None:
+        started: list[Watched] = []
+        while True:
+            try:
+                data = os.read(self._pipe, PIPE_BYTES)
+            except BlockingIOError:
+                break
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            for line in lines:
+                self._take_line(line, started)
+        for watched in started:
+            # Most short runs have ended within the same batch and need no watching.
+            if watched.phase is Phase.RUNNING:
+                self._watch(watched)
+                if watched.poke:
+                    self._signal(watched, ORDER_SIGNAL)
+
+    def _take_line(self, line: bytes, started: list[Watched]) -> None:
+        """One event of the pipe; a run that is to be watched from now on goes to `started`."""
+        facts = json.loads(line)
+        watched = self._runs.get(facts["run"])
+        if watched is None or watched.phase is Phase.ENDED:
+            return
+        if facts["event"] == "refused":
+            if watched.phase is Phase.ASKED:
+                self._settle(watched, facts["detail"])
+            return
+        event = event_from(facts)
+        if isinstance(event, RunEnded):
+            self._end(watched, event)
+        elif not isinstance(event, RunStarted):
+            self._hand_out(watched, event)
+        elif watched.phase in (Phase.ASKED, Phase.CLAIMED):
+            watched.phase = Phase.RUNNING
+            watched.supervisor, watched.start_ticks = event.supervisor_pid, event.supervisor_start_ticks
+            self._hand_out(watched, event)
+            started.append(watched)
+
+    # --- orders -------------------------------------------------------------------------------------------
+
+    def _send_orders(self, watched: Watched) -> None:
+        """Write the orders down, then tell the supervisor to read them."""
+        try:
+            while watched.unsent:
+                files.append_order(self._spool, watched.run, watched.unsent[0])
+                del watched.unsent[0]
+        except OSError as error:
+            log.error("an order for run %s cannot be written yet: %s", watched.run, error)
+            self._waker.alarm_within(CHECK_S)
+        self._signal(watched, ORDER_SIGNAL)
+
+    def _signal(self, watched: Watched, number: int) -> None:
+        """Signal the supervisor; one that is not known yet reads its orders when it is."""
+        if watched.supervisor is None:
+            watched.poke = True
+            return
+        watched.poke = False
+        try:
+            if watched.pidfd is not None:
+                signal.pidfd_send_signal(watched.pidfd, number)
+            else:
+                process = proctree.read_process(watched.supervisor)
+                if process is not None and process.start_ticks == watched.start_ticks:
+                    proctree.send(process, number)
+        except ProcessLookupError:
+            # Just ended: its pidfd says so too.
+            pass
+
+    # --- looks by the clock -------------------------------------------------------------------------------
+
+    def _look_by_clock(self) -> None:
+        """Look after the runs that no descriptor tells about."""
+        now = time.monotonic()
+        for watched in list(self._runs.values()):
+            if watched.phase is Phase.ENDED:
+                continue
+            if watched.unsent:
+                self._send_orders(watched)
+            if watched.phase is Phase.ASKED:
+                self._look_at_asked(watched, now)
+            elif watched.phase is Phase.CLAIMED:
+                record = self._read(watched)
+                if record is not None:
+                    self._take_start(watched, record)
+            if watched.phase in (Phase.CLAIMED, Phase.RUNNING) and watched.pidfd is None:
+                self._waker.alarm_within(CHECK_S)
+                record = self._read(watched)
+                if record is not None and not record.is_held:
+                    self._supervisor_gone(watched)
+        self._exorcise()
+
+    def _look_at_asked(self, watched: Watched, now: float) -> None:
+        self._waker.alarm_within(CHECK_S)
+        if watched.server != self._servers or self._server is None:
+            self._settle(watched, "the fork server ended before it was started")
+        elif now - watched.since > START_TIMEOUT_S:
+            log.error("fork server %d has not started run %s", self._server.pid, watched.run)
+            self._drop_server()
+
+    def _exorcise(self) -> None:
+        """Kill what dead supervisors left behind; report the runs of which nothing is left."""
+        haunted = [watched for watched in self._runs.values() if watched.phase is Phase.HAUNTED]
+        if not haunted:
+            return
+        lost = [Lost(watched.run, watched.supervisor, watched.witnessed) for watched in haunted]
+        alive = {w.supervisor for w in self._runs.values() if w.phase in (Phase.CLAIMED, Phase.RUNNING)}
+        spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
+        left = kill_remains(lost, self._spool, spared)
+        for watched in haunted:
+            if left[watched.run]:
+                self._waker.alarm_within(SOON_S)
+                continue
+            detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
+            self._end(watched, RunLost(watched.run, self._clock.now(), detail))
+
+    # --- files ------------------------------------------------------------------------------------------
+
+    def _remove(self, watched: Watched) -> None:
+        """Remove a run's files, but a revocation only while nobody can claim: it must outlast late starters."""
+        paths = []
+        if watched.supervisor is not None or self._may_sweep_revoked():
+            paths.append(files.record_path(self._spool, watched.run))
+        if watched.other_files:
+            paths += [files.script_path(self._spool, watched.run), files.order_path(self._spool, watched.run)]
+        self._janitor.remove(paths)
+
+    def _may_sweep_revoked(self) -> bool:
+        return self._may_sweep and self._server is None
+
+    def _sweep(self, run: str) -> None:
+        """Files of a run that is not in the table: an ended one's are removed, a live one is stopped."""
+        watched = Watched(run, Phase.ASKED, time.monotonic(), other_files=True, stray=True)
+        record = self._read(watched)
+        if record is None or record.pid is None:
+            if self._may_sweep:
+                files.remove([files.record_path(self._spool, run)])
+            files.remove([files.script_path(self._spool, run), files.order_path(self._spool, run)])
+            return
+        log.warning("the spool holds run %s, of no job in the table", run)
+        self._runs[run] = watched
+        self._settle(watched, "")
+        self.order(run, StopOrder("cancel"))
+
+
+def _result(line: bytes) -> RunEnded:
+    event = event_from(json.loads(line))
+    assert isinstance(event, RunEnded)
+    return event

@@ -1,0 +1,100 @@
+"""What a supervisor that was killed left behind: found by session and environment, and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpusched.engine import proctree
+from gpusched.engine.proctree import Process
+
+RUN_VARIABLE = "GPUSCHED_RUN"
+SPOOL_VARIABLE = "GPUSCHED_SPOOL"
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A run whose supervisor is gone."""
+
+    run: str
+    supervisor_pid: int | None
+    witnessed: bool
+    """Whether this daemon saw the supervisor end: its pid, and so the session's number, is not in use again."""
+
+
+def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> dict[str, int]:
+    """KILL what is left of these runs; how many live processes of each were found by the last look.
+
+    Nothing that is `spared`, or an ancestor of this process, is touched. One that left the session and
+    cleared its environment and lost its parent is not found: nothing ties it to the run any more.
+    """
+    runs = list(lost)
+    left = {run.run: 0 for run in runs}
+    for _ in range(ROUNDS):
+        found = find_remains(runs, spool, spared)
+        left = {run.run: len(found.get(run.run, ())) for run in runs}
+        everybody = [process for group in found.values() for process in group]
+        if not everybody:
+            break
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in everybody:
+                proctree.send(process, number)
+    return left
+
+
+def find_remains(lost: list[Lost], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
+    """Live processes of these runs, by run, from one walk over /proc."""
+    processes = {pid: entry for pid in proctree.all_pids() if (entry := proctree.read_process(pid))}
+    excluded = spared | _ancestors(os.getpid(), processes)
+    alive = {pid: p for pid, p in processes.items() if p.is_alive and pid not in excluded}
+    markers = {f"{RUN_VARIABLE}={run.run}".encode(): run.run for run in lost}
+    spool_marker = os.fsencode(f"{SPOOL_VARIABLE}={spool}")
+    owner: dict[int, str] = {}
+    for pid in alive:
+        variables = _environ(pid)
+        if spool_marker in variables:
+            for variable in variables:
+                if variable in markers:
+                    owner[pid] = markers[variable]
+    for run in lost:
+        session = run.supervisor_pid
+        members = [pid for pid, p in alive.items() if session is not None and p.session == session]
+        # After a longer time the session's number may be somebody else's: one marked member proves it is ours.
+        if run.witnessed or any(owner.get(pid) == run.run for pid in members):
+            owner.update(dict.fromkeys(members, run.run))
+    found: dict[str, list[Process]] = {}
+    for pid, process in alive.items():
+        name = _owner_above(pid, processes, owner)
+        if name is not None:
+            found.setdefault(name, []).append(process)
+    return found
+
+
+def _owner_above(pid: int, processes: dict[int, Process], owner: dict[int, str]) -> str | None:
+    seen = set()
+    while pid in processes and pid not in seen:
+        if pid in owner:
+            return owner[pid]
+        seen.add(pid)
+        pid = processes[pid].ppid
+    return None
+
+
+def _ancestors(pid: int, processes: dict[int, Process]) -> frozenset[int]:
+    found = set()
+    while pid in processes and pid not in found:
+        found.add(pid)
+        pid = processes[pid].ppid
+    return frozenset(found)
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        # Another user's, or gone.
+        return []

@@ -1,0 +1,276 @@
+"""The spool: small files by which a daemon and its supervisors agree, also after crashes of either.
+
+    JOB.RUN.record   one per run. Whoever holds its lock while it is empty may decide what becomes of the run:
+                     a supervisor claims it and keeps the lock for life, the daemon revokes it.
+    JOB.RUN.order    one order a line, appended by the daemon
+    JOB.RUN.script   the job's script
+    server.lock      share-locked by every fork server and by each supervisor that has not claimed yet
+    engine.log       complaints of fork servers and supervisors
+
+Lines of a record, each complete only with its newline:
+
+    claim PID START_TICKS UID BOOT_ID      or a NUL: revoked
+    start PID INSTANT
+    {...}                                  the result
+
+Claim and result share one file because every name made or removed waits for the file system's journal, which
+8 supervisors keep busy with their fsyncs: one name instead of four is three times as many runs a second. And
+the result goes into a block that the claim has allocated, so that a full disk cannot refuse it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CLAIM_TRIES = 200
+CLAIM_PAUSE_S = 0.005
+
+
+class Record:
+    """What a record says. A plain class: this module must not import dataclasses."""
+
+    __slots__ = ("boot_id", "is_held", "is_revoked", "job_pid", "pid", "result", "start_at", "start_ticks", "uid")
+
+    def __init__(self, is_held: bool) -> None:
+        self.is_held = is_held
+        """Whether the supervisor that claimed it lives: the lock goes with the process, not with its pid."""
+        self.is_revoked = False
+        self.pid: int | None = None
+        """None: not claimed (yet)."""
+        self.start_ticks = 0
+        self.uid = -1
+        self.boot_id = ""
+        self.job_pid: int | None = None
+        self.start_at: float | None = None
+        self.result: bytes | None = None
+
+
+def record_path(spool: str, run: str) -> str:
+    """Who runs it and how it ended."""
+    return f"{spool}/{run}.record"
+
+
+def order_path(spool: str, run: str) -> str:
+    """What it is told."""
+    return f"{spool}/{run}.order"
+
+
+def script_path(spool: str, run: str) -> str:
+    """What it executes."""
+    return f"{spool}/{run}.script"
+
+
+# --- the supervisor's side --------------------------------------------------------------------------
+
+
+def take_claim(spool: str, run: str, pid: int, start_ticks: int, uid: int, boot_id: str) -> int | None:
+    """Claim a run for this process, exclusively and for good.
+
+    Returns: the record, locked, to be kept open for life; None when the run is claimed or revoked.
+    Raises: OSError when the spool cannot be written.
+    """
+    path = record_path(spool, run)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if not _lock_empty(fd):
+        os.close(fd)
+        return None
+    try:
+        _write_all(fd, f"claim {pid} {start_ticks} {uid} {boot_id}\n".encode())
+    except OSError:
+        os.ftruncate(fd, 0)
+        os.close(fd)
+        raise
+    return fd
+
+
+def note_start(fd: int, job_pid: int, start_at: float) -> None:
+    """Add to one's record that the job was started, for a daemon that missed the event."""
+    try:
+        _append(fd, f"start {job_pid} {start_at!r}\n".encode())
+    except OSError:
+        # A full disk: the run's start is then known from its end.
+        pass
+
+
+def write_result(fd: int, content: bytes) -> None:
+    """End one's record with the result, one line, durably. May be repeated after it failed.
+
+    Raises: OSError (a full disk).
+    """
+    _append(fd, content)
+    os.fsync(fd)
+
+
+def read_orders(spool: str, run: str, offset: int) -> tuple[list[str], int]:
+    """Complete lines of the orders after `offset`, and the offset behind them."""
+    try:
+        fd = os.open(order_path(spool, run), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return [], offset
+    try:
+        os.lseek(fd, offset, os.SEEK_SET)
+        data = _read_all(fd)
+    finally:
+        os.close(fd)
+    complete = data[: data.rfind(b"\n") + 1]
+    lines = [line for line in complete.decode("ascii", "replace").split("\n") if line]
+    return lines, offset + len(complete)
+
+
+def share_lock(spool: str) -> int:
+    """Say that claims may come from this process and its forks until all of them have closed it."""
+    fd = _open_lock(spool)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+# --- the daemon's side --------------------------------------------------------------------------------
+
+
+def read_record(spool: str, run: str) -> Record | None:
+    """The record of a run; None when there is none.
+
+    Raises: ValueError for a file that no supervisor wrote; OSError.
+    """
+    try:
+        fd = os.open(record_path(spool, run), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        # The lock first: what a supervisor wrote before it ended is then seen for certain.
+        record = Record(is_held=not _try_lock(fd, fcntl.LOCK_SH))
+        data = _read_all(fd)
+    finally:
+        os.close(fd)
+    if data[:1] == b"\0":
+        record.is_revoked = True
+        return record
+    for line in data.split(b"\n")[:-1]:
+        words = line.decode().split(" ")
+        if words[0] == "claim" and len(words) == 5:
+            record.pid, record.start_ticks, record.uid = int(words[1]), int(words[2]), int(words[3])
+            record.boot_id = words[4]
+        elif words[0] == "start" and len(words) == 3:
+            record.job_pid, record.start_at = int(words[1]), float(words[2])
+        elif line[:1] == b"{" and line[-1:] == b"}":
+            record.result = line
+        else:
+            raise ValueError(f"the record of run {run} holds {line[:80]!r}")
+    return record
+
+
+def revoke(spool: str, run: str) -> bool:
+    """Make sure that nobody claims the run from now on; False when somebody has, or is about to.
+
+    Raises: OSError when not even an empty file can be made.
+    """
+    fd = os.open(record_path(spool, run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if not _try_lock(fd, fcntl.LOCK_EX) or os.fstat(fd).st_size:
+            return os.pread(fd, 1, 0) == b"\0"
+        # One byte beyond the end: a hole, which takes no space even on a full disk.
+        os.ftruncate(fd, 1)
+    finally:
+        os.close(fd)
+    return True
+
+
+def is_server_gone(spool: str) -> bool:
+    """Whether no fork server and no unclaimed supervisor is left, so that no claim can come any more."""
+    fd = _open_lock(spool)
+    try:
+        return _try_lock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def append_order(spool: str, run: str, line: str) -> None:
+    """Add one order. A line torn by a crash stays a line of its own, which readers skip.
+
+    Raises: OSError (a full disk).
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    fd = os.open(order_path(spool, run), flags, 0o600)
+    try:
+        _write_all(fd, f"\n{line}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def has_orders(spool: str, run: str) -> bool:
+    """Whether anything was ordered."""
+    return os.path.exists(order_path(spool, run))
+
+
+def runs_in(spool: str) -> set[str]:
+    """Every run that has a file here."""
+    found = set()
+    for name in os.listdir(spool):
+        parts = name.split(".")
+        if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
+            found.add(f"{parts[0]}.{parts[1]}")
+    return found
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Remove files; those that are not there are fine."""
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+# --- both ---------------------------------------------------------------------------------------------
+
+
+def _lock_empty(fd: int) -> bool:
+    for _ in range(CLAIM_TRIES):
+        if os.fstat(fd).st_size:
+            return False
+        if _try_lock(fd, fcntl.LOCK_EX):
+            return os.fstat(fd).st_size == 0
+        # A daemon that looks at this very moment, or a rival who is about to write.
+        time.sleep(CLAIM_PAUSE_S)
+    return False
+
+
+def _try_lock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open_lock(spool: str) -> int:
+    return os.open(f"{spool}/server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _read_all(fd: int) -> bytes:
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _append(fd: int, line: bytes) -> None:
+    begin = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        _write_all(fd, line)
+    except OSError:
+        # Half a line must not spoil the next attempt.
+        os.ftruncate(fd, begin)
+        os.lseek(fd, begin, os.SEEK_SET)
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

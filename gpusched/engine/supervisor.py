@@ -1,0 +1,389 @@
+"""One process per run: claims it, starts it, ends it in time, and writes down how it ended.
+
+The supervisor leads the run's session and is the reaper of all its descendants, so a process that leaves the
+session or whose parent is gone is still below it. It ends only when none is left. Nothing here needs the
+daemon: results go to the spool, and the event pipe only makes them known sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from gpusched.engine import launch, proctree
+from gpusched.engine import spool as files
+from gpusched.engine.wire import TEXT_LIMIT, encode_event
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    import _signal as signal
+
+WALL = 0x40000000
+"""__WALL of waitpid(2): also children that announce their end with another signal."""
+LINGER_S = 0.25
+"""How long processes may outlive the job's first one untouched: a `tee` behind a shell still has to flush."""
+KILL_AGAIN_S = (0.01, 0.5)
+"""First and longest pause between two rounds of KILL."""
+RESULT_RETRY_S = (0.2, 10.0)
+RESULT_RETRIES = 400
+"""With the pauses above: more than an hour for a full disk to be emptied."""
+TAIL_BYTES = 16384
+ORDER_SIGNAL = signal.SIGUSR1
+"""Says: read the order file. Not TERM, which stands for a cancel when it comes from anybody else."""
+AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
+BECAUSE = {"timeout": " DUE TO TIME LIMIT", "preempt": " DUE TO PREEMPTION"}
+GPU_OOM = (
+    b"CUDA out of memory",
+    b"CUDA error: out of memory",
+    b"CUDA_ERROR_OUT_OF_MEMORY",
+    b"cudaErrorMemoryAllocation",
+    b"torch.OutOfMemoryError",
+    b"torch.cuda.OutOfMemoryError",
+    b"RESOURCE_EXHAUSTED: Out of memory",
+    b"CUBLAS_STATUS_ALLOC_FAILED",
+    b"hipErrorOutOfMemory",
+    b"HIP out of memory",
+)
+
+
+class Supervisor:
+    """The life of one run, from its claim to its result."""
+
+    __slots__ = (
+        "cpu_s",
+        "event_fd",
+        "job_pid",
+        "kill_pause_s",
+        "kills_at",
+        "leftovers",
+        "limit_at",
+        "linger_until",
+        "logs",
+        "notice_at",
+        "order_offset",
+        "peak_kib",
+        "record_fd",
+        "run",
+        "spool",
+        "start_at",
+        "started",
+        "status",
+        "stopped_by",
+        "stopping",
+        "ticket",
+    )
+
+    def __init__(self, ticket: dict[str, Any], spool: str, event_fd: int) -> None:
+        self.ticket = ticket
+        self.run: str = ticket["run"]
+        self.spool = spool
+        self.event_fd = event_fd
+        self.record_fd = -1
+        self.order_offset = 0
+        self.logs: launch.Logs | None = None
+        self.job_pid = 0
+        self.start_at: float | None = None
+        self.started = 0.0
+        self.status: int | None = None
+        self.cpu_s = 0.0
+        self.peak_kib = 0
+        self.stopping: str | None = None
+        self.stopped_by: str | None = None
+        self.leftovers: dict[int, str] = {}
+        self.limit_at: float | None = None
+        self.notice_at: float | None = None
+        self.linger_until: float | None = None
+        self.kills_at: float | None = None
+        self.kill_pause_s = KILL_AGAIN_S[0]
+
+    # --- from claim to result -------------------------------------------------------------------
+
+    def supervise(self, boot_id: str, may_claim_fd: int) -> None:
+        """Do all of it. `may_claim_fd` is the share of the spool's lock that ends with the claim."""
+        pid = os.getpid()
+        own = proctree.read_process(pid)
+        ticks = own.start_ticks if own else 0
+        try:
+            fd = files.take_claim(self.spool, self.run, pid, ticks, self.ticket["uid"], boot_id)
+        except OSError as error:
+            self.tell("refused", detail=f"the spool {self.spool} cannot be written: {error.strerror}")
+            return
+        if fd is None:
+            self.tell("refused", detail="it was claimed or revoked before")
+            return
+        self.record_fd = fd
+        os.close(may_claim_fd)
+        self.read_orders()
+        if self.stopped_by is not None:
+            self.finish(None)
+            return
+        try:
+            started_at, started = time.time(), time.monotonic()
+            self.job_pid, self.logs = launch.start(self.ticket, self.spool)
+        except launch.LaunchError as error:
+            self.finish(str(error))
+            return
+        self.start_at, self.started = started_at, started
+        files.note_start(fd, self.job_pid, started_at)
+        self.tell("started", at=started_at, supervisor_pid=pid, supervisor_start_ticks=ticks, pid=self.job_pid)
+        # The script may be 10 MB, the environment is of no more use.
+        self.ticket["script"] = None
+        self.ticket["env"] = None
+        self.set_limit(self.ticket["time_limit_s"])
+        while self.reap():
+            self.act(time.monotonic())
+            self.wait()
+        self.finish(None)
+
+    def reap(self) -> bool:
+        """Collect whoever ended; False when no descendant is left."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG | WALL)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
+            if pid == self.job_pid and self.status is None:
+                self.status = status
+                self.limit_at = self.notice_at = None
+                if self.stopping is None:
+                    self.linger_until = time.monotonic() + LINGER_S
+
+    def wait(self) -> None:
+        """Sleep until a child ends, an order comes or something is due."""
+        due = [at for at in (self.limit_at, self.notice_at, self.linger_until, self.kills_at) if at is not None]
+        if due:
+            info = signal.sigtimedwait(AWAITED, max(0.0, min(due) - time.monotonic()))
+        else:
+            info = signal.sigwaitinfo(AWAITED)
+        if info is None:
+            return
+        if info.si_signo == ORDER_SIGNAL:
+            self.read_orders()
+        elif info.si_signo == signal.SIGTERM:
+            self.stop("cancel", None, None)
+
+    def act(self, now: float) -> None:
+        """Do what is due."""
+        if self.notice_at is not None and now >= self.notice_at:
+            self.notice_at = None
+            notice = self.ticket["notice"]
+            if self.stopping is None:
+                self.deliver(notice[0], main_only=notice[2])
+        if self.limit_at is not None and now >= self.limit_at:
+            self.limit_at = None
+            if self.stopping is None:
+                self.stop("timeout", None, None)
+        if self.linger_until is not None and now >= self.linger_until:
+            self.linger_until = None
+            self.end_leftovers(now)
+        if self.kills_at is not None and now >= self.kills_at:
+            killed = proctree.kill_tree(os.getpid())
+            if self.status is not None:
+                self.name_leftovers(killed)
+            # Again, until the kernel says that no child is left: some come to light only now.
+            self.kills_at = now + self.kill_pause_s
+            self.kill_pause_s = min(2 * self.kill_pause_s, KILL_AGAIN_S[1])
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def stop(self, why: str, number: int | None, grace_s: float | None) -> None:
+        """Begin to end the run; if it is being ended already, tell it again and perhaps shorten its grace."""
+        if self.start_at is None:
+            self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
+            return
+        kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
+        if self.stopping is None and self.status is None:
+            self.stopping = self.stopped_by = why
+            self.tell("stopping", at=time.time(), why=why)
+            self.note_in_log(why)
+        elif why == "cancel" and self.stopped_by == "preempt":
+            # A preempted job comes back, a cancelled one must not.
+            self.stopped_by = why
+        self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
+        if kills_at > time.monotonic():
+            self.deliver(self.ticket["stop_signal"] if number is None else number, main_only=False)
+            # A stopped process would not see it.
+            self.deliver(signal.SIGCONT, main_only=False)
+
+    def end_leftovers(self, now: float) -> None:
+        """The job's first process is gone and others are not: end and name them."""
+        lingering = proctree.descendants(os.getpid())
+        self.name_leftovers(lingering)
+        self.stopping = "leftovers"
+        self.tell("stopping", at=time.time(), why="leftovers")
+        kills_at = now + self.ticket["leftover_grace_s"]
+        self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
+        self.deliver(signal.SIGTERM, main_only=False)
+        self.deliver(signal.SIGCONT, main_only=False)
+
+    def name_leftovers(self, processes: dict[int, proctree.Process]) -> None:
+        """Keep names for the report."""
+        for pid, process in processes.items():
+            # A newline separates the names in the result.
+            self.leftovers.setdefault(pid, process.name.replace("\n", "?") + f"({pid})")
+
+    def deliver(self, number: int, main_only: bool) -> None:
+        """To the first process or to all."""
+        if not main_only:
+            proctree.signal_tree(os.getpid(), number)
+        elif self.status is None:
+            # Not reaped yet, so the pid is still its own.
+            try:
+                os.kill(self.job_pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def note_in_log(self, why: str) -> None:
+        """Leave a line in the job's error output, as Slurm does; not into a pipe, which might block."""
+        if self.logs is None or not stat.S_ISREG(os.fstat(self.logs.error).st_mode):
+            return
+        job = self.run.partition(".")[0]
+        at = time.strftime("%Y-%m-%dT%H:%M:%S")
+        try:
+            os.write(self.logs.error, f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode())
+        except OSError:
+            # A full disk or an output that went away: the state says it too.
+            pass
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def read_orders(self) -> None:
+        """Carry out what the daemon appended since the last look."""
+        lines, self.order_offset = files.read_orders(self.spool, self.run, self.order_offset)
+        for line in lines:
+            try:
+                self.obey(line.split(" "))
+            except (ValueError, IndexError):
+                # Torn by a crash of the daemon, which sends it again.
+                continue
+
+    def obey(self, words: list[str]) -> None:
+        """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`."""
+        if words[-1] != ".":
+            return
+        if words[0] == "stop":
+            number = None if words[2] == "-" else int(words[2])
+            self.stop(words[1], number, None if words[3] == "-" else float(words[3]))
+        elif words[0] == "signal" and self.start_at is not None:
+            self.deliver(int(words[1]), main_only=words[2] == "main")
+        elif words[0] == "limit":
+            limit_s = None if words[1] == "-" else float(words[1])
+            self.ticket["time_limit_s"] = limit_s
+            if self.start_at is not None and self.status is None and self.stopping is None:
+                self.set_limit(limit_s)
+
+    def set_limit(self, limit_s: float | None) -> None:
+        """Set the instants of limit and notice, both on the monotonic clock."""
+        self.limit_at = None if limit_s is None else self.started + limit_s
+        self.notice_at = None
+        notice = self.ticket["notice"]
+        if notice is not None and self.limit_at is not None:
+            self.notice_at = max(self.started, self.limit_at - notice[1])
+
+    # --- telling ----------------------------------------------------------------------------------
+
+    def tell(self, event: str, **facts: str | float | None) -> None:
+        """Put an event on the pipe. It may be lost: the spool says the same."""
+        try:
+            os.write(self.event_fd, encode_event(run=self.run, event=event, **facts))
+        except OSError:
+            # Full, or the daemon that read it is gone.
+            pass
+
+    def finish(self, launch_error: str | None) -> None:
+        """Write the result, then say so."""
+        status = self.status
+        code = number = None
+        if status is not None:
+            if os.WIFSIGNALED(status):
+                number = os.WTERMSIG(status)
+            else:
+                code = os.WEXITSTATUS(status)
+        content = encode_event(
+            run=self.run,
+            event="ended",
+            start_at=self.start_at,
+            end_at=time.time(),
+            exit_code=code,
+            signal=number,
+            stopped_by=self.stopped_by,
+            launch_error=None if launch_error is None else shortened(launch_error),
+            gpu_oom=bool(status) and self.stopped_by is None and self.ran_out_of_vram(),
+            cpu_s=None if status is None else self.cpu_s,
+            peak_mem_mib=None if status is None else self.peak_kib / 1024,
+            leftovers=joined(list(self.leftovers.values())),
+        )
+        pause_s = RESULT_RETRY_S[0]
+        for _ in range(RESULT_RETRIES):
+            try:
+                files.write_result(self.record_fd, content)
+            except OSError:
+                # A full disk. The daemon may record the end from the pipe, and then takes the record away.
+                self.send(content)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, RESULT_RETRY_S[1])
+                if os.fstat(self.record_fd).st_nlink == 0:
+                    return
+            else:
+                self.send(content)
+                return
+
+    def send(self, content: bytes) -> None:
+        """Put a line on the pipe if there is room and a reader."""
+        try:
+            os.write(self.event_fd, content)
+        except OSError:
+            pass
+
+    def ran_out_of_vram(self) -> bool:
+        """Whether the tail of the job's output shows that GPU memory ran out."""
+        if not self.ticket["has_gpus"] or self.logs is None:
+            return False
+        logs = self.logs
+        return tail_shows_oom(logs.output, logs.output_from) or (
+            logs.error != logs.output and tail_shows_oom(logs.error, logs.error_from)
+        )
+
+
+def tail_shows_oom(log_fd: int, begin: int) -> bool:
+    """Whether the last 16 KiB behind `begin` (older text is of an earlier run) hold a known message."""
+    try:
+        status = os.fstat(log_fd)
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        # The open file itself, whatever has its name by now.
+        fd = os.open(f"/proc/self/fd/{log_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if status.st_size < begin:
+                begin = 0
+            at = max(begin, status.st_size - TAIL_BYTES)
+            tail = os.pread(fd, TAIL_BYTES, at)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return any(words in tail for words in GPU_OOM)
+
+
+def shortened(text: str) -> str:
+    """At most so much of a text that the event fits into one atomic write."""
+    return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
+
+
+def joined(names: list[str]) -> str:
+    """As many names as fit, one a line, and how many more there were."""
+    kept: list[str] = []
+    for name in names:
+        if sum(map(len, kept)) + len(kept) + len(name) > TEXT_LIMIT - 20:
+            kept.append(f"and {len(names) - len(kept)} more")
+            break
+        kept.append(name)
+    return "\n".join(kept)
