@@ -1,0 +1,295 @@
+"""How jobs, runs and their parts become columns, and how they come back.
+
+Texts may hold lone surrogates for bytes that are not UTF-8 (`os.fsdecode`), which SQLite's TEXT cannot
+hold: such a text is stored as a JSON string. A high surrogate that is followed by a low one reads back
+as the character they stand for; `os.fsdecode` never makes one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from json import JSONEncoder, loads
+from operator import attrgetter
+from typing import Any
+
+from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
+from gpusched.model.states import JobState, ReasonCode, RunState
+
+Row = Sequence[Any]
+
+IDENTITY_COLUMNS = ("id", "uid", "user", "submit_at")
+SPEC_COLUMNS = (
+    "name",
+    "queue",
+    "account",
+    "nice",
+    "time_limit_s",
+    "begin_at",
+    "dependency",
+    "submit_hold",
+    "request",
+    "launch",
+    "retry",
+)
+STATE_COLUMNS = (
+    "state",
+    "queued_at",
+    "eligible_at",
+    "start_at",
+    "end_at",
+    "hold",
+    "run",
+    "failures",
+    "requeues",
+    "exit_code",
+    "signal",
+    "reason",
+    "reason_text",
+    "cancel_at",
+)
+JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
+RUN_COLUMNS = tuple(Run.__dataclass_fields__)
+EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
+
+_SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
+_JOB_STATES = {state.value: state for state in JobState}
+_RUN_STATES = {state.value: state for state in RunState}
+_REASONS = {code.value: code for code in ReasonCode}
+
+
+# --- texts and documents ------------------------------------------------------------------------
+
+_needs_quoting = re.compile('\\A"|[\0\ud800-\udfff]').search
+
+
+def pack_text(text: str) -> str:
+    """A text as TEXT can hold it: itself nearly always, else a JSON string."""
+    return _ENCODER.encode(text) if _needs_quoting(text) else text
+
+
+def unpack_text(stored: str) -> str:
+    """The text that was packed."""
+    return str(loads(stored)) if stored.startswith('"') else stored
+
+
+def _pack_or_none(text: str | None) -> str | None:
+    return None if text is None else pack_text(text)
+
+
+def _unpack_or_none(stored: str | None) -> str | None:
+    return None if stored is None else unpack_text(stored)
+
+
+_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in (Request, RetryRule, Launch, Notice, GpuShare)}
+_GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
+
+
+def _plain(value: object) -> dict[str, Any]:
+    """One of the small values as a document with every field, so that a later default changes no old job."""
+    kind: Any = type(value)
+    return dict(zip(_PARTS[kind], _GETTERS[kind](value), strict=True))
+
+
+_ENCODER = JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_plain)
+
+# Thousands of jobs share these, equal or even the same object, so each is written out once.
+pack_request = lru_cache(maxsize=1024)(_ENCODER.encode)
+pack_retry = lru_cache(maxsize=256)(_ENCODER.encode)
+pack_launch = lru_cache(maxsize=64)(_ENCODER.encode)
+pack_gpus = lru_cache(maxsize=256)(_ENCODER.encode)
+
+
+def unpack_request(stored: str) -> Request:
+    """Raises: TypeError, ValueError when it is no request."""
+    return Request(**loads(stored))
+
+
+def unpack_retry(stored: str) -> RetryRule:
+    """Raises: KeyError, TypeError, ValueError when it is no retry rule."""
+    parts = loads(stored)
+    parts["retry_on"] = tuple(parts["retry_on"])
+    return RetryRule(**parts)
+
+
+def unpack_launch(stored: str) -> Launch:
+    """Raises: KeyError, TypeError, ValueError when it is no launch."""
+    parts = loads(stored)
+    parts["argv"] = tuple(parts["argv"])
+    if parts["notice"] is not None:
+        parts["notice"] = Notice(**parts["notice"])
+    return Launch(**parts)
+
+
+@lru_cache(maxsize=256)
+def unpack_gpus(stored: str) -> tuple[GpuShare, ...]:
+    """Raises: TypeError, ValueError when it is no list of bookings."""
+    return tuple(GpuShare(**share) for share in loads(stored))
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def spec_row(spec: JobSpec) -> tuple[Any, ...]:
+    """SPEC_COLUMNS of a job."""
+    return (
+        pack_text(spec.name),
+        pack_text(spec.queue),
+        pack_text(spec.account),
+        spec.nice,
+        spec.time_limit_s,
+        spec.begin_at,
+        _pack_or_none(spec.dependency),
+        int(spec.hold),
+        pack_request(spec.request),
+        pack_launch(spec.launch),
+        pack_retry(spec.retry),
+    )
+
+
+def state_row(job: Job) -> tuple[Any, ...]:
+    """STATE_COLUMNS of a job."""
+    return (
+        job.state.value,
+        job.queued_at,
+        job.eligible_at,
+        job.start_at,
+        job.end_at,
+        job.hold,
+        job.run,
+        job.failures,
+        job.requeues,
+        job.exit_code,
+        job.signal,
+        None if job.reason is None else job.reason.value,
+        _pack_or_none(job.reason_text),
+        job.cancel_at,
+    )
+
+
+def job_row(job: Job, spec: tuple[Any, ...]) -> tuple[Any, ...]:
+    """JOB_COLUMNS of a job whose spec has been packed already."""
+    return (job.id, job.uid, pack_text(job.user), job.submit_at, *spec, *state_row(job))
+
+
+class JobReader:
+    """Makes jobs of rows. What is equal becomes one object: specs, requests, retry rules, user names."""
+
+    def __init__(self) -> None:
+        self._specs: dict[Row, JobSpec] = {}
+        self._requests: dict[str, Request] = {}
+        self._launches: dict[str, Launch] = {}
+        self._retries: dict[str, RetryRule] = {}
+        self._users: dict[str, str] = {}
+
+    def job(self, row: Row) -> Job:
+        """The job of JOB_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+        job_id, uid, user, submit_at = row[:_SPEC_FROM]
+        state, queued_at, eligible_at, start_at, end_at, hold, run, *rest = row[_STATE_FROM:]
+        failures, requeues, exit_code, signal, reason, reason_text, cancel_at = rest
+        return Job(
+            id=job_id,
+            uid=uid,
+            user=self._users.get(user) or self._users.setdefault(user, unpack_text(user)),
+            spec=self._spec(row[_SPEC_FROM:_STATE_FROM]),
+            state=_JOB_STATES[state],
+            submit_at=submit_at,
+            queued_at=queued_at,
+            eligible_at=eligible_at,
+            start_at=start_at,
+            end_at=end_at,
+            hold=hold,
+            run=run,
+            failures=failures,
+            requeues=requeues,
+            exit_code=exit_code,
+            signal=signal,
+            reason=None if reason is None else _REASONS[reason],
+            reason_text=_unpack_or_none(reason_text),
+            cancel_at=cancel_at,
+        )
+
+    def _spec(self, row: Row) -> JobSpec:
+        spec = self._specs.get(row)
+        if spec is None:
+            name, queue, account, nice, time_limit_s, begin_at, dependency, hold, request, launch, retry = row
+            if (request_value := self._requests.get(request)) is None:
+                request_value = self._requests[request] = unpack_request(request)
+            if (launch_value := self._launches.get(launch)) is None:
+                launch_value = self._launches[launch] = unpack_launch(launch)
+            if (retry_value := self._retries.get(retry)) is None:
+                retry_value = self._retries[retry] = unpack_retry(retry)
+            spec = self._specs[row] = JobSpec(
+                name=unpack_text(name),
+                request=request_value,
+                launch=launch_value,
+                retry=retry_value,
+                account=unpack_text(account),
+                queue=unpack_text(queue),
+                nice=nice,
+                time_limit_s=time_limit_s,
+                begin_at=begin_at,
+                dependency=_unpack_or_none(dependency),
+                hold=bool(hold),
+            )
+        return spec
+
+
+def run_row(run: Run) -> tuple[Any, ...]:
+    """RUN_COLUMNS of a run."""
+    return (
+        run.job_id,
+        run.number,
+        run.state.value,
+        pack_text(run.node),
+        pack_text(run.boot_id),
+        run.intent_at,
+        pack_gpus(run.gpus),
+        run.cpus,
+        run.mem_mib,
+        run.start_at,
+        run.end_at,
+        run.supervisor_pid,
+        run.supervisor_start_ticks,
+        run.pid,
+        run.exit_code,
+        run.signal,
+        None if run.outcome is None else run.outcome.value,
+        None if run.reason is None else run.reason.value,
+        _pack_or_none(run.reason_text),
+        run.cpu_s,
+        run.peak_mem_mib,
+        run.peak_vram_mib,
+        run.mean_utilisation,
+        run.energy_j,
+        _pack_or_none(run.stdout_path),
+        _pack_or_none(run.stderr_path),
+    )
+
+
+def read_run(row: Row) -> Run:
+    """The run of RUN_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+    parts = dict(zip(RUN_COLUMNS, row, strict=True))
+    parts["state"] = _RUN_STATES[parts["state"]]
+    parts["node"] = unpack_text(parts["node"])
+    parts["boot_id"] = unpack_text(parts["boot_id"])
+    parts["gpus"] = unpack_gpus(parts["gpus"])
+    if parts["outcome"] is not None:
+        parts["outcome"] = _JOB_STATES[parts["outcome"]]
+    if parts["reason"] is not None:
+        parts["reason"] = _REASONS[parts["reason"]]
+    for name in ("reason_text", "stdout_path", "stderr_path"):
+        parts[name] = _unpack_or_none(parts[name])
+    return Run(**parts)
+
+
+def event_row(event: JobEvent) -> tuple[Any, ...]:
+    """EVENT_COLUMNS of a line of a story."""
+    return (event.job_id, event.at, event.kind, pack_text(event.text), event.run)
+
+
+def read_event(row: Row) -> JobEvent:
+    """The line of EVENT_COLUMNS."""
+    job_id, at, kind, text, run = row
+    return JobEvent(job_id, at, kind, unpack_text(text), run)

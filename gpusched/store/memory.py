@@ -1,0 +1,145 @@
+"""The job table in memory: the promises of `ports.Store` without a file, for simulations and tests.
+
+Values are frozen, so nothing is copied. Nothing survives the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpusched.errors import BrokenInvariant
+from gpusched.model.cluster import GpuReading
+from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
+from gpusched.model.states import RunState
+from gpusched.ports import Changes, JobFilter
+
+
+class MemoryStore:
+    """A table that lives as long as the object; `ports.Store` says what each method promises."""
+
+    def __init__(self) -> None:
+        self.inventory: dict[str, GpuReading] = {}
+        """What `save_gpus` was given last, by node."""
+        self._jobs: dict[int, Job] = {}
+        self._active: dict[int, Job] = {}
+        self._runs: dict[int, dict[int, Run]] = {}
+        self._open: dict[str, Run] = {}
+        self._events: dict[int, list[JobEvent]] = {}
+        self._payloads: dict[str, bytes] = {}
+        self._drains: dict[str, str] = {}
+        self._last_of: dict[int, int] = {}
+        self._next_id = 1
+
+    def load_active(self) -> tuple[list[Job], list[Run]]:
+        """All jobs that are not final, and all runs that are not ENDED, by id."""
+        runs = sorted(self._open.values(), key=lambda run: (run.job_id, run.number))
+        return [self._active[job_id] for job_id in sorted(self._active)], runs
+
+    def load_drains(self) -> dict[str, str]:
+        """Drained nodes and GPUs with their messages."""
+        return dict(sorted(self._drains.items()))
+
+    def next_job_id(self) -> int:
+        """One above every id ever used."""
+        return self._next_id
+
+    def commit(self, changes: Changes) -> None:
+        """Record all of it, or nothing. Raises: BrokenInvariant for what the table on disk would refuse."""
+        problem = self._refusal(changes)
+        if problem:
+            raise BrokenInvariant(f"the job table refused a record: {problem}")
+        for job in changes.jobs.values():
+            self._jobs[job.id] = job
+            if job.state.is_final:
+                self._active.pop(job.id, None)
+            else:
+                self._active[job.id] = job
+            self._next_id = max(self._next_id, job.id + 1)
+            self._last_of[job.uid] = max(self._last_of.get(job.uid, 0), job.id)
+        for run in changes.runs.values():
+            self._runs.setdefault(run.job_id, {})[run.number] = run
+            if run.state is RunState.ENDED:
+                self._open.pop(run.id, None)
+            else:
+                self._open[run.id] = run
+        for event in changes.events:
+            self._events.setdefault(event.job_id, []).append(event)
+        for sha, body in changes.payloads.items():
+            self._payloads.setdefault(sha, body)
+        for target, message in changes.drains.items():
+            if message is None:
+                self._drains.pop(target, None)
+            else:
+                self._drains[target] = message
+
+    def _refusal(self, changes: Changes) -> str | None:
+        """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
+        for job in changes.jobs.values():
+            if job.id < 1 or not job.spec.name or not NICE_MIN <= job.spec.nice <= NICE_MAX:
+                return f"job {job.id} named {job.spec.name!r} with nice {job.spec.nice}"
+            if job.state.is_final != (job.end_at is not None):
+                return f"job {job.id} is {job.state} and its end is {job.end_at}"
+            if job.hold not in (None, "user", "admin") or min(job.run, job.failures, job.requeues) < 0:
+                return f"job {job.id} is held by {job.hold!r}, or counts below zero"
+        for run in changes.runs.values():
+            if run.job_id not in self._jobs and run.job_id not in changes.jobs:
+                return f"run {run.id} is of no job"
+            ended = run.state is RunState.ENDED
+            if run.number < 1 or ended != (run.outcome is not None) or ended != (run.end_at is not None):
+                return f"run {run.id} is {run.state}, its outcome {run.outcome}, its end {run.end_at}"
+            if run.outcome is not None and not run.outcome.is_final:
+                return f"run {run.id} ended as {run.outcome}"
+        for event in changes.events:
+            if event.job_id not in self._jobs and event.job_id not in changes.jobs:
+                return f"a line of the story of job {event.job_id}, which is none"
+        return None
+
+    def changed(self) -> bool:
+        """Nobody else can write to it."""
+        return False
+
+    def jobs(self, wanted: JobFilter) -> list[Job]:
+        """Jobs of the whole table, final ones included, by ascending id."""
+        found = [
+            job
+            for job in self._jobs.values()
+            if (not wanted.ids or job.id in wanted.ids)
+            and (not wanted.states or job.state in wanted.states)
+            and (not wanted.users or job.user in wanted.users)
+            and (not wanted.names or job.spec.name in wanted.names)
+            and (not wanted.queues or job.spec.queue in wanted.queues)
+            and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)
+        ]
+        found.sort(key=lambda job: job.id)
+        return found if wanted.limit is None else found[max(0, len(found) - max(0, wanted.limit)) :]
+
+    def runs(self, job_ids: Iterable[int]) -> list[Run]:
+        """Every run of these jobs, by job and number."""
+        return [
+            self._runs[job_id][number]
+            for job_id in sorted(set(job_ids) & self._runs.keys())
+            for number in sorted(self._runs[job_id])
+        ]
+
+    def events(self, job_id: int) -> list[JobEvent]:
+        """The job's story, oldest first."""
+        return list(self._events.get(job_id, ()))
+
+    def payload(self, sha: str) -> bytes:
+        """A stored script or environment. Raises: KeyError."""
+        return self._payloads[sha]
+
+    def last_job_id(self, uid: int) -> int | None:
+        """Newest job of this user."""
+        return self._last_of.get(uid)
+
+    def save_gpus(self, node: str, reading: GpuReading) -> None:
+        """Keep the inventory of a node."""
+        self.inventory[node] = reading
+
+    def check(self) -> str | None:
+        """Nothing can be damaged."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,89 @@
+"""Bringing a database up to date, one numbered SQL file after the other.
+
+sqlite-utils keeps the record of what was applied, each migration in one transaction with its record and
+the new `PRAGMA user_version`: one that fails leaves no trace. It is imported only when there is something
+to do, which is once per upgrade; it costs as much as the rest of the daemon's start. Two processes that
+apply at once would trip over each other, so it happens under a file lock beside the database.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpusched import __version__
+from gpusched.errors import NotReady
+from gpusched.store import failures
+
+SQL_FOLDER = Path(__file__).with_name("sql")
+MIGRATIONS = ("0001_job_table",)
+"""In order; a released one never changes. The database's `user_version` is how many were applied."""
+
+LOCK_TIMEOUT_S = 60.0
+SET_NAME = "gpusched"
+
+
+def ensure_schema(connection: sqlite3.Connection, path: str, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+    """Bring the database up to date if it is behind; leave one that is current alone.
+
+    Raises: StoreBroken when it is newer than this release, NotReady when another process is at it for too
+    long, and sqlite3.Error.
+    """
+    if _is_current(connection, path, migrations):
+        return
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(path + ".lock", timeout=LOCK_TIMEOUT_S, mode=0o600):
+            if not _is_current(connection, path, migrations):
+                _migrate(path, migrations)
+    except Timeout:
+        raise NotReady(
+            f"another process has been upgrading the database {path} for {LOCK_TIMEOUT_S:.0f} s",
+            f"see which one with: fuser {path}.lock",
+        ) from None
+
+
+def _is_current(connection: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> bool:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if found > len(migrations):
+        raise failures.newer(path, found, len(migrations), __version__)
+    return bool(found == len(migrations) and journal == "wal")
+
+
+def _migrate(path: str, names: tuple[str, ...]) -> None:
+    from sqlite_utils import Database, Migrations
+
+    steps = Migrations(SET_NAME)
+    for version, name in enumerate(names, start=1):
+        steps(name=name)(_step(name, version))
+    # A connection of its own: sqlite-utils changes settings of the one that it is given.
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        steps.apply(Database(connection, execute_plugins=False))
+    finally:
+        connection.close()
+
+
+def _step(name: str, version: int) -> Any:
+    def step(db: Any) -> None:
+        for statement in statements(name):
+            db.conn.execute(statement)
+        db.conn.execute(f"PRAGMA user_version = {version}")
+
+    return step
+
+
+def statements(name: str) -> Iterator[str]:
+    """The statements of a migration; run one by one, since `executescript` would commit first."""
+    text = ""
+    for line in (SQL_FOLDER / f"{name}.sql").read_text(encoding="utf-8").splitlines(keepends=True):
+        text += line
+        if line.rstrip().endswith(";") and sqlite3.complete_statement(text):
+            yield text
+            text = ""

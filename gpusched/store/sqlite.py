@@ -1,0 +1,287 @@
+"""The job table in a SQLite file: WAL, `synchronous=FULL`, one writer, one commit per tick.
+
+A commit is durable when it returns. On a power cut, NORMAL loses acknowledged commits and FULL does not.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from json import dumps
+from typing import Any, TypeVar
+
+from gpusched.errors import GpuschedError, NotReady
+from gpusched.model.cluster import GpuReading
+from gpusched.model.job import Job, JobEvent, JobSpec, Run
+from gpusched.ports import Changes, JobFilter
+from gpusched.store import codec, failures
+from gpusched.store import statements as sql
+from gpusched.store.migrations import ensure_schema
+
+OLDEST_SQLITE = (3, 37, 0)
+"""The first with STRICT tables."""
+BUSY_TIMEOUT_S = 5.0
+WAL_KEPT_BYTES = 64 << 20
+"""A write-ahead log that grew larger in a burst is cut back to this."""
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """The job table on disk; `ports.Store` says what each method promises. For one thread."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self._db = connection
+        self._path = path
+        self._version = self._data_version()
+        self._recorded: dict[int, JobSpec] = {}
+        """The spec with which each active job is in the table: only what else changed is written again."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> SqliteStore:
+        """Open the table, made or brought up to date where needed; readable by its owner alone.
+
+        Raises: StoreBroken when the file is damaged or newer than this release; NotReady when it cannot
+        be written, or another process holds it; StoreFull.
+        """
+        path = os.path.abspath(os.fspath(path))
+        check_library()
+        connection = None
+        try:
+            _make_private(path)
+            connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+            ensure_schema(connection, path)
+            return cls(connection, path)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, (sqlite3.Error, OSError)):
+                raise failures.explain(error, path) from error
+            raise
+
+    # --- the daemon's loop ----------------------------------------------------------------------
+
+    def load_active(self) -> tuple[list[Job], list[Run]]:
+        """All jobs that are not final, and all runs that are not ENDED, by id."""
+        jobs = self._rows(codec.JobReader().job, sql.ACTIVE_JOBS)
+        runs = self._rows(codec.read_run, sql.OPEN_RUNS)
+        self._recorded = {job.id: job.spec for job in jobs}
+        return jobs, runs
+
+    def load_drains(self) -> dict[str, str]:
+        """Drained nodes and GPUs with their messages."""
+        return dict(self._rows(_texts, sql.DRAINS))
+
+    def next_job_id(self) -> int:
+        """One above every id ever used, also after old jobs were pruned."""
+        found = self._rows(_first, sql.LARGEST_ID_EVER)
+        return int(found[0]) + 1 if found else 1
+
+    def commit(self, changes: Changes) -> None:
+        """Record all of it in one transaction, durably."""
+        if not changes:
+            return
+        with self._transaction() as db:
+            self._write_jobs(db, changes.jobs)
+            if changes.runs:
+                db.executemany(sql.PUT_RUN, map(codec.run_row, changes.runs.values()))
+            if changes.events:
+                db.executemany(sql.TELL, map(codec.event_row, changes.events))
+            if changes.payloads:
+                db.executemany(sql.PUT_PAYLOAD, changes.payloads.items())
+            for target, message in changes.drains.items():
+                if message is None:
+                    db.execute(sql.UNDRAIN, (codec.pack_text(target),))
+                else:
+                    db.execute(sql.DRAIN, (codec.pack_text(target), codec.pack_text(message)))
+        for job in changes.jobs.values():
+            if job.state.is_final:
+                self._recorded.pop(job.id, None)
+            else:
+                self._recorded[job.id] = job.spec
+
+    def _write_jobs(self, db: sqlite3.Connection, jobs: dict[int, Job]) -> None:
+        recorded = self._recorded
+        moved = [job for job in jobs.values() if recorded.get(job.id) is job.spec]
+        if moved:
+            cursor = db.executemany(sql.MOVE_JOB, ((*codec.state_row(job), job.id) for job in moved))
+            if cursor.rowcount != len(moved):
+                # Somebody else deleted one of them meanwhile; write all of them whole.
+                moved = []
+        if len(moved) < len(jobs):
+            known = {job.id for job in moved}
+            specs: dict[int, tuple[Any, ...]] = {}  # by identity: `jobs` keeps the specs alive
+            rows = []
+            for job in jobs.values():
+                if job.id not in known:
+                    spec = specs.get(id(job.spec))
+                    if spec is None:
+                        spec = specs[id(job.spec)] = codec.spec_row(job.spec)
+                    rows.append(codec.job_row(job, spec))
+            db.executemany(sql.PUT_JOB, rows)
+
+    def changed(self) -> bool:
+        """Whether somebody else wrote to the table since the last call."""
+        before, self._version = self._version, self._data_version()
+        return before != self._version
+
+    def _data_version(self) -> int:
+        with self._explained():
+            return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def jobs(self, wanted: JobFilter) -> list[Job]:
+        """Jobs of the whole table, final ones included, by ascending id."""
+        conditions: list[str] = []
+        values: list[str | float] = []
+        for column, words in (
+            ("id", sorted(wanted.ids)),
+            ("state", sorted(state.value for state in wanted.states)),
+            ("user", sorted(map(codec.pack_text, wanted.users))),
+            ("name", sorted(map(codec.pack_text, wanted.names))),
+            ("queue", sorted(map(codec.pack_text, wanted.queues))),
+        ):
+            if words:
+                conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+                values.append(dumps(words))
+        if wanted.since is not None:
+            conditions.append("(end_at IS NULL OR end_at >= ?)")
+            values.append(wanted.since)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        order = " ORDER BY id"
+        if wanted.limit is not None:
+            order = " ORDER BY id DESC LIMIT ?"
+            values.append(max(0, wanted.limit))
+        jobs = self._rows(codec.JobReader().job, sql.JOBS + where + order, values)
+        return jobs if wanted.limit is None else jobs[::-1]
+
+    def runs(self, job_ids: Iterable[int]) -> list[Run]:
+        """Every run of these jobs, by job and number."""
+        return self._rows(codec.read_run, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
+
+    def events(self, job_id: int) -> list[JobEvent]:
+        """The job's story, oldest first."""
+        return self._rows(codec.read_event, sql.EVENTS_OF_JOB, (job_id,))
+
+    def payload(self, sha: str) -> bytes:
+        """A stored script or environment. Raises: KeyError."""
+        found = self._rows(_first, sql.PAYLOAD, (sha,))
+        if not found:
+            raise KeyError(sha)
+        return bytes(found[0])
+
+    def last_job_id(self, uid: int) -> int | None:
+        """Newest job of this user."""
+        found = self._rows(_first, sql.LAST_JOB_OF_USER, (uid,))[0]
+        return None if found is None else int(found)
+
+    # --- upkeep -----------------------------------------------------------------------------------
+
+    def save_gpus(self, node: str, reading: GpuReading) -> None:
+        """Keep the inventory of a node, for history; not per poll."""
+        with self._transaction() as db:
+            node = codec.pack_text(node)
+            db.execute(sql.SEE_NODE, {"name": node, "driver": reading.driver_version, "at": reading.at})
+            for gpu in reading.gpus:
+                seen = {
+                    "uuid": gpu.uuid,
+                    "node": node,
+                    "index": gpu.index,
+                    "name": codec.pack_text(gpu.name),
+                    "vram_total_mib": gpu.vram_total_mib,
+                    "at": reading.at,
+                }
+                db.execute(sql.SEE_GPU, seen)
+
+    def check(self) -> str | None:
+        """Look for damage; None when the table is sound, else a sentence."""
+        try:
+            problems = self._rows(_first, "PRAGMA quick_check(3)")
+            orphans = self._rows(_first, "PRAGMA foreign_key_check")
+        except GpuschedError as error:
+            return error.message
+        if problems != ["ok"]:
+            return f"the database {self._path} is damaged: {'; '.join(map(str, problems))}"
+        if orphans:
+            return f"the database {self._path} has {len(orphans)} records of jobs that are gone"
+        return None
+
+    def close(self) -> None:
+        """Checkpoint and release the file; closing twice does nothing."""
+        self._db.close()
+
+    # --- how --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing. Raises: StoreFull, StoreBroken, NotReady, BrokenInvariant."""
+        db = self._db
+        with self._explained():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                # A full disk may have rolled back by itself.
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, OverflowError, ValueError, TypeError) as error:
+            raise failures.explain(error, self._path) from error
+
+    def _rows(self, make: Callable[[codec.Row], T], query: str, values: Iterable[Any] = ()) -> list[T]:
+        """Every row of an answer as a value. Raises: StoreBroken for one that makes no sense."""
+        try:
+            cursor = self._db.execute(query, tuple(values))
+        except (sqlite3.Error, OverflowError) as error:
+            raise failures.explain(error, self._path) from error
+        made = []
+        try:
+            for row in cursor:
+                made.append(make(row))
+        except sqlite3.Error as error:
+            raise failures.explain(error, self._path) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise failures.corrupt(self._path, f"a record that begins {row[:2]} cannot be read: {error}") from error
+        return made
+
+
+def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
+    """Raises: NotReady when Python's SQLite is too old for STRICT tables."""
+    if version < OLDEST_SQLITE:
+        found, wanted = (".".join(map(str, numbers)) for numbers in (version, OLDEST_SQLITE))
+        raise NotReady(
+            f"this Python has SQLite {found}, and gpusched needs {wanted} or newer",
+            "use a newer Python, for example: uv python install 3.12",
+        )
+
+
+def _make_private(path: str) -> None:
+    """The folder and an empty file, if missing, for the owner alone; SQLite's side files take the file's mode."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        # By name: opening and closing the file would drop the locks of another connection in this process.
+        status = os.stat(path)
+        if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+            os.chmod(path, 0o600)
+
+
+def _first(row: codec.Row) -> Any:
+    return row[0]
+
+
+def _texts(row: codec.Row) -> tuple[str, str]:
+    return codec.unpack_text(row[0]), codec.unpack_text(row[1])
