@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("gpusched", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+settings.register_profile("gpusched", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gpusched")
