@@ -38,7 +38,7 @@ from gpusched.model.units import parse_size_mib
 MAX_GPUS = 1024
 
 _EXAMPLE = "for example: GPUSCHED_FAKE_GPUS=4x24GiB, or 2xA100:80GiB+2xT4:16GiB, or the path of a JSON file"
-_GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]*[^:+\s]):)?(?P<size>[^:+]+)", re.IGNORECASE)
+_GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]+):)?(?P<size>[^:+]+)", re.IGNORECASE)
 _IDLE_TEMPERATURE_C = 35.0
 _IDLE_POWER_W = 30.0
 

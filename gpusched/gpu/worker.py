@@ -88,6 +88,7 @@ class GpuWorker:
         self._buffer = b""
         self._answers, self._answers_in = os.pipe()
         os.set_blocking(self._answers, False)
+        self._is_closed = False
 
     def request(self) -> None:
         """Ask for a reading that begins after this call; several requests may share one."""
@@ -157,7 +158,9 @@ class GpuWorker:
                     pass  # in the driver; it dies when the driver lets go of it
         self._stuck = []
         for fd in (self._answers, self._answers_in):
-            os.close(fd)
+            if not self._is_closed:
+                os.close(fd)
+        self._is_closed = True
 
     # --- the process ----------------------------------------------------------------------------
 

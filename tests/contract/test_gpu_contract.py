@@ -1,0 +1,252 @@
+"""What every source of GPUs must do, run over the simulated one and NVML with a fake library."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import FakeDevice, FakeNvml
+
+from gpusched.gpu.nvml import NvmlSource
+from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
+from gpusched.model.cluster import GpuProcess, GpuReading
+from gpusched.ports import GpuSource
+
+ME = os.getpid()
+
+
+@dataclass
+class Gpu:
+    """A card as both kinds of source can show it."""
+
+    name: str = "A100"
+    total_mib: int = 81920
+    used_mib: int | None = 0
+    processes: list[tuple[int, int | None]] | None = field(default_factory=list)
+    busy_percent: int = 0
+    lost: bool = False
+    mig: bool = False
+    compute_mode: int = 0
+
+
+class Bench:
+    """A source over cards that the test may change between readings."""
+
+    def __init__(self, gpus: list[Gpu]) -> None:
+        self.gpus = gpus
+        self.init_code = 0
+        self.now = 1000.0
+
+    def source(self) -> GpuSource:
+        """A new source over the cards."""
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        """Make changes of the cards visible to the sources."""
+        raise NotImplementedError
+
+
+class SimulatedBench(Bench):
+    """Writes the JSON file."""
+
+    def __init__(self, gpus: list[Gpu], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(gpus)
+        self._path = folder / "gpus.json"
+        self._version = 0
+
+    def source(self) -> GpuSource:
+        self.apply()
+        return SimulatedSource(str(self._path), clock=lambda: self.now)
+
+    def apply(self) -> None:
+        self._version += 1
+        document: dict[str, Any] = {"gpus": [self._entry(gpu) for gpu in self.gpus]}
+        if self.init_code:
+            document["init_error"] = self.init_code
+        draft = self._path.with_suffix(f".{self._version}")
+        draft.write_text(json.dumps(document))
+        draft.replace(self._path)
+
+    @staticmethod
+    def _entry(gpu: Gpu) -> dict[str, Any]:
+        processes = None if gpu.processes is None else [{"pid": pid, "vram": mib} for pid, mib in gpu.processes]
+        return {
+            "name": gpu.name,
+            "vram": gpu.total_mib,
+            "vram_used": gpu.used_mib,
+            "processes": processes,
+            "utilisation": gpu.busy_percent / 100,
+            "lost": gpu.lost,
+            "mig_enabled": gpu.mig,
+            "compute_mode": gpu.compute_mode,
+        }
+
+
+class NvmlBench(Bench):
+    """Drives a fake pynvml."""
+
+    def __init__(self, gpus: list[Gpu], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(gpus)
+        self._nvml = FakeNvml()
+        monkeypatch.setitem(sys.modules, "pynvml", self._nvml.module())
+
+    def source(self) -> GpuSource:
+        self.apply()
+        return NvmlSource({}, clock=lambda: self.now, monotonic=lambda: self.now)
+
+    def apply(self) -> None:
+        self._nvml.init_code = self.init_code
+        if not self._nvml.devices:
+            self._nvml.devices = [FakeDevice(simulated_uuid(number)) for number in range(len(self.gpus))]
+        for number, (device, gpu) in enumerate(zip(self._nvml.devices, self.gpus, strict=True)):
+            device.name, device.minor, device.total_mib = gpu.name, number, gpu.total_mib
+            device.used_mib, device.compute = gpu.used_mib or 0, gpu.processes or []
+            device.gpu_percent, device.lost = gpu.busy_percent, gpu.lost
+            device.mig, device.compute_mode = gpu.mig, gpu.compute_mode
+            device.codes = {}
+            if gpu.used_mib is None:
+                device.codes = {"nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999}
+            if gpu.processes is None:
+                device.codes["nvmlDeviceGetComputeRunningProcesses_v3"] = 4
+
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture(params=[SimulatedBench, NvmlBench], ids=["simulated", "nvml"])
+def make_bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBench:
+    """Make a bench over some cards."""
+    return lambda *gpus: request.param(list(gpus), tmp_path, monkeypatch)
+
+
+def read(source: GpuSource) -> GpuReading:
+    """One reading and no more."""
+    try:
+        return source.read()
+    finally:
+        source.close()
+
+
+def test_identity_is_the_same_in_every_reading_and_after_a_restart(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu("A100"), Gpu("T4", 15360))
+    source = bench.source()
+    first, second = source.read(), source.read()
+    again = read(bench.source())
+    names = [(gpu.uuid, gpu.index, gpu.name, gpu.pci_bus_id, gpu.minor) for gpu in first.gpus]
+    assert len({uuid for uuid, *_ in names}) == 2
+    assert [(index, name) for _, index, name, *_ in names] == [(0, "A100"), (1, "T4")]
+    for reading in (second, again):
+        assert [(gpu.uuid, gpu.index, gpu.name, gpu.pci_bus_id, gpu.minor) for gpu in reading.gpus] == names
+    source.close()
+
+
+def test_figures_have_their_units(make_bench: MakeBench) -> None:
+    (gpu,) = read(make_bench(Gpu(used_mib=3072, processes=[(ME, 3000)], busy_percent=40)).source()).gpus
+    assert (gpu.vram_total_mib, gpu.vram_used_mib, gpu.utilisation) == (81920, 3072, 0.4)
+    assert gpu.temperature_c == pytest.approx(35)
+    assert gpu.power_w is not None
+    assert 0 < gpu.power_w < 1000
+    assert gpu.processes is not None
+    assert [(process.pid, process.vram_mib) for process in gpu.processes] == [(ME, 3000)]
+    assert gpu.error is None
+    assert not gpu.is_lost
+
+
+def test_a_reading_carries_the_instant_at_which_it_began(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu())
+    source = bench.source()
+    bench.now = 1234.5
+    assert source.read().at == 1234.5
+    source.close()
+
+
+def test_unknown_is_none_and_empty_is_empty(make_bench: MakeBench) -> None:
+    bench = make_bench(
+        Gpu(used_mib=None), Gpu(processes=None), Gpu(used_mib=700, processes=[(ME, None)]), Gpu(processes=[])
+    )
+    dark, unlisted, untold, empty = read(bench.source()).gpus
+    assert dark.vram_used_mib is None
+    assert unlisted.processes is None
+    assert untold.processes is not None
+    assert [process.vram_mib for process in untold.processes] == [None]
+    assert empty.processes == ()
+
+
+def test_a_lost_card_keeps_its_name_and_the_others_go_on(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu("A100"), Gpu("T4"), Gpu("V100"))
+    source = bench.source()
+    before = source.read()
+    bench.gpus[1].lost = True
+    bench.apply()
+    after = source.read()
+    assert [gpu.uuid for gpu in after.gpus] == [gpu.uuid for gpu in before.gpus]
+    assert [gpu.is_lost for gpu in after.gpus] == [False, True, False]
+    lost = after.gpus[1]
+    assert (lost.name, lost.index, lost.vram_used_mib, lost.processes) == ("T4", 1, None, None)
+    assert after.error is None
+    assert after.gpus[2].vram_used_mib == 0
+    source.close()
+
+
+def test_a_lost_card_may_come_back(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu(lost=True), Gpu())
+    source = bench.source()
+    assert source.read().gpus[0].is_lost
+    bench.gpus[0].lost = False
+    bench.apply()
+    bench.now += 60.0
+    back = source.read().gpus[0]
+    assert not back.is_lost
+    assert back.vram_used_mib == 0
+    source.close()
+
+
+@pytest.mark.parametrize("code", [9, 12, 28])
+def test_a_machine_without_gpus_is_no_error(make_bench: MakeBench, code: int) -> None:
+    bench = make_bench()
+    bench.init_code = code
+    reading = read(bench.source())
+    assert (reading.source, reading.gpus, reading.error) == ("none", (), None)
+
+
+@pytest.mark.parametrize(("code", "words"), [(18, "reboot or reload"), (4, "permission"), (999, "unknown error")])
+def test_a_broken_driver_is_an_error_until_it_is_mended(make_bench: MakeBench, code: int, words: str) -> None:
+    bench = make_bench(Gpu())
+    bench.init_code = code
+    source = bench.source()
+    broken = source.read()
+    assert broken.gpus == ()
+    assert broken.error is not None
+    assert words in broken.error
+    bench.init_code = 0
+    bench.apply()
+    bench.now += 60.0
+    mended = source.read()
+    assert mended.error is None
+    assert len(mended.gpus) == 1
+    source.close()
+
+
+def test_modes_that_forbid_sharing_are_told(make_bench: MakeBench) -> None:
+    plain, exclusive, mig = read(make_bench(Gpu(), Gpu(compute_mode=3), Gpu(mig=True)).source()).gpus
+    assert (plain.compute_mode, plain.mig_enabled) == (0, False)
+    assert exclusive.compute_mode == 3
+    assert mig.mig_enabled
+
+
+def test_changes_show_in_the_next_reading(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu())
+    source = bench.source()
+    assert source.read().gpus[0].processes == ()
+    bench.gpus[0].used_mib, bench.gpus[0].processes = 2048, [(ME, 2000)]
+    bench.apply()
+    processes = source.read().gpus[0].processes
+    assert processes is not None
+    assert isinstance(processes[0], GpuProcess)
+    source.close()

@@ -1,0 +1,151 @@
+"""A module that behaves like pynvml over devices that a test describes; see `FakeNvml.module`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+MIB = 1 << 20
+NOT_AVAILABLE = 2**64 - 1
+
+
+class NVMLError(Exception):
+    """As pynvml's: the code is in `value`."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"code {value}")
+        self.value = value
+
+
+class NVMLLibraryMismatchError(Exception):
+    """Raised by unversioned process calls on an old library; not an NVMLError there either."""
+
+
+@dataclass
+class FakeDevice:
+    """One GPU. `codes` maps a function's name to the error it raises; `lost` makes every call raise 15."""
+
+    uuid: str | bytes
+    name: str | bytes = "NVIDIA A100-SXM4-80GB"
+    total_mib: int = 81920
+    used_mib: int = 0
+    reserved_mib: int = 500
+    gpu_percent: int = 0
+    temperature_c: int = 35
+    power_mw: int = 60_000
+    compute: list[tuple[int, int | None]] = field(default_factory=list)
+    graphics: list[tuple[int, int | None]] = field(default_factory=list)
+    mps: list[tuple[int, int | None]] = field(default_factory=list)
+    minor: int = 0
+    mig: bool = False
+    compute_mode: int = 0
+    display: bool = False
+    lost: bool = False
+    codes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class FakeNvml:
+    """The library. `calls` counts what was asked; `missing` functions do not exist in the binding."""
+
+    devices: list[FakeDevice] = field(default_factory=list)
+    init_code: int = 0
+    codes: dict[str, int] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    calls: Counter[str] = field(default_factory=Counter)
+    is_initialised: bool = False
+
+    def module(self) -> ModuleType:
+        """The binding, to be put into `sys.modules` as `pynvml`."""
+        module = ModuleType("pynvml")
+        contents: dict[str, Any] = {
+            "NVMLError": NVMLError,
+            "NVMLLibraryMismatchError": NVMLLibraryMismatchError,
+            "nvmlMemory_v2": 0x02000028,
+            "nvmlInit": self._init,
+            "nvmlShutdown": self._shutdown,
+            "nvmlSystemGetDriverVersion": self._global("nvmlSystemGetDriverVersion", lambda: "580.65.06"),
+            "nvmlDeviceGetCount": self._global("nvmlDeviceGetCount", lambda: len(self.devices)),
+            "nvmlDeviceGetHandleByIndex": self._handle,
+            "nvmlDeviceGetMemoryInfo": self._memory,
+        }
+        fields = {
+            "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+            "nvmlDeviceGetName": lambda gpu: gpu.name,
+            "nvmlDeviceGetMinorNumber": lambda gpu: gpu.minor,
+            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"00000000:{gpu.minor:02X}:00.0".encode()),
+            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu.gpu_percent, memory=0),
+            "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.temperature_c,
+            "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
+            "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.mig), int(gpu.mig)],
+            "nvmlDeviceGetComputeMode": lambda gpu: gpu.compute_mode,
+            "nvmlDeviceGetDisplayActive": lambda gpu: int(gpu.display),
+            "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: _processes(gpu.compute),
+            "nvmlDeviceGetGraphicsRunningProcesses_v3": lambda gpu: _processes(gpu.graphics),
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3": lambda gpu: _processes(gpu.mps),
+        }
+        contents.update((name, self._field(name, get)) for name, get in fields.items())
+        for name, value in contents.items():
+            if name not in self.missing:
+                setattr(module, name, value)
+        return module
+
+    def _init(self) -> None:
+        self.calls["nvmlInit"] += 1
+        if self.init_code:
+            raise NVMLError(self.init_code)
+        self.is_initialised = True
+
+    def _shutdown(self) -> None:
+        self.calls["nvmlShutdown"] += 1
+        self._check("nvmlShutdown")
+        self.is_initialised = False
+
+    def _check(self, name: str, gpu: FakeDevice | None = None) -> None:
+        if not self.is_initialised:
+            raise NVMLError(1)
+        code = self.codes.get(name) or (gpu.codes.get(name) if gpu else None)
+        if gpu is not None and gpu.lost:
+            code = 15
+        if code:
+            raise NVMLError(code)
+
+    def _global(self, name: str, get: Any) -> Any:
+        def call() -> Any:
+            self.calls[name] += 1
+            self._check(name)
+            return get()
+
+        return call
+
+    def _handle(self, index: int) -> FakeDevice:
+        self.calls["nvmlDeviceGetHandleByIndex"] += 1
+        gpu = self.devices[index]
+        self._check("nvmlDeviceGetHandleByIndex", gpu)
+        return gpu
+
+    def _memory(self, gpu: FakeDevice, version: int | None = None) -> SimpleNamespace:
+        name = "nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo"
+        self.calls[name] += 1
+        self._check(name, gpu)
+        total, used, reserved = gpu.total_mib * MIB, gpu.used_mib * MIB, gpu.reserved_mib * MIB
+        if version:
+            return SimpleNamespace(total=total, used=used, reserved=reserved)
+        return SimpleNamespace(total=total, used=used + reserved)
+
+    def _field(self, name: str, get: Any) -> Any:
+        def call(gpu: FakeDevice, *arguments: Any) -> Any:
+            self.calls[name] += 1
+            self._check(name, gpu)
+            return get(gpu, *arguments)
+
+        return call
+
+
+def _processes(entries: list[tuple[int, int | None]]) -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(pid=pid, usedGpuMemory=mib if mib is None or mib == NOT_AVAILABLE else mib * MIB)
+        for pid, mib in entries
+    ]

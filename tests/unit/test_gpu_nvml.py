@@ -1,0 +1,337 @@
+"""What NVML says in its odd moods, and what becomes of it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
+
+from gpusched.gpu import device
+from gpusched.gpu.nvml import Gateway, NvmlSource
+from gpusched.gpu.visible import visible
+from gpusched.model.cluster import GpuSample
+
+ME = os.getpid()
+
+
+class Bench:
+    """A source over a fake library, and the seconds on its clock."""
+
+    def __init__(self, nvml: FakeNvml, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml.module())
+        self.nvml = nvml
+        self.now = 0.0
+        self.source = NvmlSource(environ, clock=lambda: 1e9 + self.now, monotonic=lambda: self.now)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
+    """Make a bench over devices."""
+
+    def make(*devices: FakeDevice, environ: dict[str, str] | None = None, **library: Any) -> Bench:
+        return Bench(FakeNvml(list(devices), **library), environ or {}, monkeypatch)
+
+    return make
+
+
+def gpu(**fields: Any) -> FakeDevice:
+    """A device."""
+    return FakeDevice(**{"uuid": "GPU-aaaa", **fields})
+
+
+def one(made: Bench) -> GpuSample:
+    """The only device's sample."""
+    (found,) = made.source.read().gpus
+    return found
+
+
+def test_the_installed_binding_has_what_is_asked() -> None:
+    import pynvml
+
+    asked = FakeNvml().module()
+    missing = [name for name in dir(asked) if name.lower().startswith("nvml") and not hasattr(pynvml, name)]
+    assert missing == []
+    assert "version" in inspect.signature(pynvml.nvmlDeviceGetMemoryInfo).parameters
+    assert pynvml.NVMLError(15).value == 15
+    gateway = Gateway(pynvml)
+    assert gateway.ask("nvmlNoSuchFunction") == (None, 13)
+    assert gateway.constant("nvmlMemory_v2") is not None
+
+
+def test_the_library_is_initialised_once_for_life(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu())
+    for _ in range(5):
+        made.now += 100
+        made.source.read()
+    made.source.close()
+    assert (made.nvml.calls["nvmlInit"], made.nvml.calls["nvmlShutdown"]) == (1, 1)
+    assert made.nvml.calls["nvmlDeviceGetHandleByIndex"] == 1
+
+
+def test_a_failed_initialisation_is_tried_again_later_only(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu(), init_code=18)
+    for _ in range(5):
+        assert made.source.read().error == "NVML library and driver versions differ; reboot or reload the driver"
+    assert made.nvml.calls["nvmlInit"] == 1
+    made.nvml.init_code, made.now = 0, 10.0
+    assert made.source.read().error is None
+    assert made.nvml.calls["nvmlInit"] == 2
+
+
+def test_what_seldom_changes_is_asked_seldom(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu())
+    for _ in range(10):
+        made.source.read()
+    for name in ("nvmlDeviceGetMigMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetDisplayActive"):
+        assert made.nvml.calls[name] == 1
+    made.nvml.devices[0].compute_mode = 3
+    made.now = device.SLOW_S
+    assert one(made).compute_mode == 3
+
+
+def test_nothing_slow_is_asked_at_every_reading(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu())
+    made.source.read()
+    made.nvml.calls.clear()
+    made.source.read()
+    assert sum(made.nvml.calls.values()) == 7
+    assert not any("PcieThroughput" in name or "Event" in name for name in made.nvml.calls)
+
+
+def test_memory_is_without_the_reserve(bench: Callable[..., Bench]) -> None:
+    found = one(bench(gpu(used_mib=1, reserved_mib=317)))
+    assert (found.vram_total_mib, found.vram_reserved_mib, found.vram_used_mib) == (81920, 317, 1)
+
+
+@pytest.mark.parametrize("code", [13, 25])
+def test_the_old_memory_call_teaches_the_reserve_on_an_empty_card(bench: Callable[..., Bench], code: int) -> None:
+    made = bench(gpu(reserved_mib=317, used_mib=4000, compute=[(ME, 4000)]))
+    made.nvml.devices[0].codes["nvmlDeviceGetMemoryInfo_v2"] = code
+    assert one(made).vram_used_mib == 4317
+    made.nvml.devices[0].used_mib, made.nvml.devices[0].compute = 0, []
+    empty = one(made)
+    assert (empty.vram_used_mib, empty.vram_reserved_mib) == (0, 317)
+    made.nvml.devices[0].used_mib = 4000
+    assert one(made).vram_used_mib == 4000
+    assert made.nvml.calls["nvmlDeviceGetMemoryInfo_v2"] == 1
+
+
+def test_an_old_binding_is_used_and_named(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu(), missing=frozenset({"nvmlMemory_v2", "nvmlDeviceGetMigMode"}))
+    reading = made.source.read()
+    assert reading.gpus[0].vram_used_mib == 0
+    assert any("old pynvml" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "utilisation"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetMinorNumber", "minor"),
+        ("nvmlDeviceGetPciInfo", "pci_bus_id"),
+        ("nvmlDeviceGetMemoryInfo_v2", "vram_used_mib"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "processes"),
+    ],
+)
+@pytest.mark.parametrize("code", [4, 999])
+def test_a_field_that_fails_is_unknown_and_the_rest_is_read(
+    bench: Callable[..., Bench], function: str, field: str, code: int
+) -> None:
+    found = one(bench(gpu(codes={function: code})))
+    assert getattr(found, field) is None
+    assert found.error is None
+    others = {"utilisation", "temperature_c", "power_w", "minor", "pci_bus_id", "vram_used_mib", "processes"} - {field}
+    assert all(getattr(found, other) is not None for other in others)
+
+
+@pytest.mark.parametrize("code", [3, 6, 13])
+@pytest.mark.parametrize("kind", ["Graphics", "MPSCompute"])
+def test_lists_that_a_card_does_not_have_are_empty(bench: Callable[..., Bench], kind: str, code: int) -> None:
+    found = one(bench(gpu(compute=[(ME, 10)], codes={f"nvmlDeviceGet{kind}RunningProcesses_v3": code})))
+    assert found.processes is not None
+    assert [process.pid for process in found.processes] == [ME]
+
+
+def test_a_list_that_is_refused_makes_the_whole_unknown(bench: Callable[..., Bench]) -> None:
+    assert one(bench(gpu(codes={"nvmlDeviceGetGraphicsRunningProcesses_v3": 4}))).processes is None
+
+
+def test_an_older_driver_has_older_lists(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bench(gpu(compute=[(ME, 10)], codes={"nvmlDeviceGetComputeRunningProcesses_v3": 13}))
+    module = sys.modules["pynvml"]
+    newest = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+    monkeypatch.setattr(module, "nvmlDeviceGetComputeRunningProcesses_v2", _list_of(ME), raising=False)
+    monkeypatch.delattr(module, newest)
+    monkeypatch.setattr(module, "nvmlDeviceGetGraphicsRunningProcesses", _mismatch(module), raising=False)
+    found = one(made)
+    assert found.processes is not None
+    assert [process.pid for process in found.processes] == [ME]
+
+
+def _list_of(pid: int) -> Callable[[Any], list[Any]]:
+    return lambda handle: [SimpleNamespace(pid=pid, usedGpuMemory=None)]
+
+
+def _mismatch(module: Any) -> Callable[[Any], Any]:
+    def call(handle: Any) -> Any:
+        raise module.NVMLLibraryMismatchError("use a versioned function")
+
+    return call
+
+
+def test_a_process_in_several_lists_is_one_with_its_largest_figure(bench: Callable[..., Bench]) -> None:
+    parent = os.getppid()
+    found = one(bench(gpu(compute=[(ME, 100), (parent, None)], graphics=[(ME, 120)], mps=[(parent, 40)])))
+    assert found.processes is not None
+    assert {process.pid: process.vram_mib for process in found.processes} == {ME: 120, parent: 40}
+
+
+@pytest.mark.parametrize("told", [None, NOT_AVAILABLE])
+def test_memory_of_a_process_may_be_untold(bench: Callable[..., Bench], told: int | None) -> None:
+    found = one(bench(gpu(compute=[(ME, told)])))
+    assert found.processes is not None
+    assert [process.vram_mib for process in found.processes] == [None]
+
+
+def test_a_list_that_makes_no_sense_is_dropped(bench: Callable[..., Bench]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
+        child.wait()
+        gone = child.pid
+    for entry in ((gone, 100), (0, 100), (-1, 100), (2**40, 100), (ME, 81921)):
+        found = one(bench(gpu(compute=[(ME, 10), entry])))
+        assert found.processes is None
+        assert found.vram_used_mib == 0
+
+
+def test_a_process_is_described(bench: Callable[..., Bench]) -> None:
+    import psutil
+
+    found = one(bench(gpu(compute=[(ME, 10)])))
+    assert found.processes is not None
+    (process,) = found.processes
+    mine = psutil.Process()
+    assert process.user == mine.username()
+    assert process.name == mine.name()
+    assert process.started_at == pytest.approx(mine.create_time(), abs=2.0)
+
+
+def test_names_may_be_bytes(bench: Callable[..., Bench]) -> None:
+    found = one(bench(gpu(uuid=b"GPU-bbbb", name=b"Tesla T4")))
+    assert (found.uuid, found.name, found.pci_bus_id) == ("GPU-bbbb", "Tesla T4", "00000000:00:00.0")
+
+
+def test_a_card_that_is_lost_from_the_start_is_shown_without_a_name(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu(lost=True), gpu(uuid="GPU-cccc"))
+    lost, well = made.source.read().gpus
+    assert (lost.uuid, lost.is_lost, lost.index) == ("GPU-unknown-at-index-0", True, 0)
+    assert well.vram_used_mib == 0
+
+
+def test_a_lost_card_is_asked_again_on_the_slow_timer_only(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu())
+    made.source.read()
+    made.nvml.devices[0].lost = True
+    for _ in range(5):
+        assert one(made).is_lost
+    assert made.nvml.calls["nvmlDeviceGetHandleByIndex"] == 1
+    made.now = device.SLOW_S
+    assert one(made).is_lost
+    assert made.nvml.calls["nvmlDeviceGetHandleByIndex"] == 2
+
+
+def test_a_card_that_cannot_be_opened_says_why(bench: Callable[..., Bench]) -> None:
+    found = one(bench(gpu(codes={"nvmlDeviceGetHandleByIndex": 4})))
+    assert (found.is_lost, found.error) == (False, "the NVIDIA driver refuses access to this user (no permission)")
+
+
+@pytest.mark.parametrize("code", [1, 9])
+def test_a_driver_that_is_reloaded_is_initialised_again(bench: Callable[..., Bench], code: int) -> None:
+    made = bench(gpu())
+    made.source.read()
+    made.nvml.devices[0].codes["nvmlDeviceGetMemoryInfo_v2"] = code
+    assert "unloaded or reloaded" in (made.source.read().error or "")
+    made.nvml.devices[0].codes.clear()
+    assert made.source.read().error is None
+    assert made.nvml.calls["nvmlInit"] == 2
+
+
+def test_a_card_without_memory_of_its_own_has_the_hosts(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.Device.__init__, "__defaults__", (lambda: (100_000, 70_000),))
+    codes = {"nvmlDeviceGetMemoryInfo_v2": 3, "nvmlDeviceGetMigMode": 3}
+    found = one(bench(gpu(codes=codes)))
+    assert found.unified_memory
+    assert (found.vram_total_mib, found.vram_used_mib) == (100_000, 30_000)
+
+
+@pytest.mark.parametrize(
+    "device_fields",
+    [
+        {"mig": True, "codes": {"nvmlDeviceGetMemoryInfo_v2": 3}},
+        {"codes": {"nvmlDeviceGetMemoryInfo_v2": 3, "nvmlDeviceGetMigMode": 999}},
+        {"codes": {"nvmlDeviceGetMemoryInfo_v2": 999}},
+    ],
+)
+def test_other_cards_do_not_fall_into_that(bench: Callable[..., Bench], device_fields: dict[str, Any]) -> None:
+    found = one(bench(gpu(**device_fields)))
+    assert not found.unified_memory
+    assert (found.vram_total_mib, found.vram_used_mib) == (None, None)
+
+
+def test_a_missing_or_foreign_module_is_an_error_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    reading = NvmlSource({}).read()
+    assert "nvidia-ml-py cannot be imported" in (reading.error or "")
+    foreign = type(sys)("pynvml")
+    foreign.__file__ = "/somewhere/pynvml.py"
+    monkeypatch.setitem(sys.modules, "pynvml", foreign)
+    assert "/somewhere/pynvml.py" in (NvmlSource({}).read().error or "")
+
+
+# --- CUDA_VISIBLE_DEVICES -------------------------------------------------------------------------
+
+UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", None]
+
+
+@pytest.mark.parametrize(
+    ("value", "indexes"),
+    [
+        ("0", {0}),
+        ("2, 0", {0, 2}),
+        ("", set()),
+        ("-1", set()),
+        ("NoDevFiles", set()),
+        ("0,9,1", {0}),
+        ("0,-1,1", {0}),
+        ("1,1", set()),
+        ("0,GPU-aaaa", set()),
+        ("GPU-cc", {2}),
+        ("GPU-aabb,GPU-aaaa", {0, 1}),
+        ("GPU-aa", set()),
+        ("GPU-dddd,0", set()),
+        ("MIG-1234", set()),
+        ("3", {3}),
+        ("99999999999999999999", set()),
+    ],
+)
+def test_what_cuda_visible_devices_leaves(value: str, indexes: set[int]) -> None:
+    assert visible(value, UUIDS) == indexes
+
+
+def test_the_daemons_own_limit_is_honoured_and_said(bench: Callable[..., Bench]) -> None:
+    devices = [gpu(uuid=f"GPU-{n}") for n in range(3)]
+    reading = bench(*devices, environ={"CUDA_VISIBLE_DEVICES": "2,0"}).source.read()
+    assert [(found.index, found.uuid) for found in reading.gpus] == [(0, "GPU-0"), (2, "GPU-2")]
+    (note,) = reading.notes
+    assert "CUDA_VISIBLE_DEVICES='2,0'" in note
+    assert "0, 2" in note

@@ -1,0 +1,244 @@
+"""What a series of readings lets the policy do with a card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gpu_builders import UUID, reading, sample, slices, whole
+
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuProcess, GpuSample, GpuView
+from gpusched.model.settings import GpuSettings
+
+SETTINGS = GpuSettings()
+
+
+def seen(*samples: GpuSample, tracker: GpuTracker | None = None, owners: Any = None, booked: Any = None) -> GpuTracker:
+    """A tracker that saw one reading a second, each with one of these samples."""
+    tracker = tracker or GpuTracker(SETTINGS)
+    for second, found in enumerate(samples):
+        tracker.observe(reading(100.0 + second, found), owners or {}, booked or {})
+    return tracker
+
+
+def view(tracker: GpuTracker, now: float = 101.0) -> GpuView:
+    """The only card."""
+    (found,) = tracker.views(now)
+    return found
+
+
+def test_a_card_that_was_never_read_is_not_there() -> None:
+    assert GpuTracker(SETTINGS).views(0.0) == ()
+    assert GpuTracker(SETTINGS).status("GPU-9").state == "unknown"
+
+
+def test_a_card_is_used_after_enough_good_readings() -> None:
+    tracker = seen(sample())
+    assert "1 times in a row, 2 are wanted" in (view(tracker).why_not or "")
+    assert tracker.status(UUID).state == "unknown"
+    tracker.observe(reading(101.0, sample()), {}, {})
+    assert view(tracker) == GpuView(UUID, 0, "A100", 24576)
+    assert tracker.status(UUID).state == "idle"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why", "state"),
+    [
+        ({"is_lost": True, "error": "it fell off the bus"}, "lost: it fell off the bus", "lost"),
+        ({"error": "the GPU must be reset"}, "the GPU must be reset", "unknown"),
+        ({"vram_used_mib": None}, "its memory cannot be read", "unknown"),
+        ({"vram_total_mib": None}, "its memory cannot be read", "unknown"),
+        ({"mig_enabled": True}, "MIG is on; MIG instances are not supported yet", "drained"),
+        ({"compute_mode": 2}, "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0", "drained"),
+        (
+            {"compute_mode": 3, "processes": [(7, 100, "eva")]},
+            "its compute mode admits one process, and pid 7 (eva, 100M) is there",
+            "drained",
+        ),
+    ],
+)
+def test_why_nothing_may_be_placed(fields: dict[str, Any], why: str, state: str) -> None:
+    tracker = seen(*[sample(**fields)] * 3)
+    assert view(tracker, 103.0).why_not == why
+    status = tracker.status(UUID)
+    assert (status.state, status.why) == (state, why)
+
+
+def test_a_drained_card_says_with_what_message() -> None:
+    tracker = seen(sample(), sample())
+    tracker.set_drains({UUID: "fan is broken", "some-node": "other"})
+    assert view(tracker).why_not == "drained: fan is broken"
+    assert tracker.status(UUID).state == "drained"
+    assert tracker.status(UUID, [share for _, share in whole("1.1")[UUID]]).state == "draining"
+    tracker.set_drains({})
+    assert view(tracker).why_not is None
+
+
+@pytest.mark.parametrize(("age_s", "why"), [(14.0, None), (15.0, None), (16.0, "no reading for 16 s")])
+def test_a_reading_grows_stale(age_s: float, why: str | None) -> None:
+    tracker = seen(sample(), sample())
+    assert view(tracker, 101.0 + age_s).why_not == why
+
+
+def test_the_time_to_staleness_follows_the_poll_and_the_deadline() -> None:
+    for tracker in (GpuTracker(SETTINGS, poll_s=10.0), GpuTracker(replace(SETTINGS, deadline_s=15.0))):
+        seen(sample(), sample(), tracker=tracker)
+        assert view(tracker, 130.0).why_not is None
+        assert view(tracker, 132.0).why_not == "no reading for 31 s"
+
+
+def test_a_driver_that_does_not_answer_stops_placement_until_it_has_answered_again() -> None:
+    tracker = seen(sample(), sample())
+    tracker.observe(reading(102.0, sample(), error="no answer from the driver for 3.0 s"), {}, {})
+    assert view(tracker, 102.0).why_not == "no answer from the driver for 3.0 s"
+    assert tracker.status(UUID).state == "unknown"
+    tracker.observe(reading(103.0, sample()), {}, {})
+    assert "1 times in a row" in (view(tracker, 103.0).why_not or "")
+    tracker.observe(reading(104.0, sample()), {}, {})
+    assert view(tracker, 104.0).why_not is None
+
+
+def test_a_lost_card_is_no_capacity_and_is_tried_anew_when_it_is_back() -> None:
+    tracker = seen(sample(), sample(), sample(is_lost=True, vram_total_mib=None, vram_used_mib=None))
+    lost = view(tracker)
+    assert (lost.is_present, lost.vram_total_mib, lost.why_not) == (False, 24576, "lost")
+    seen(sample(), tracker=tracker)
+    assert view(tracker).is_present
+    assert view(tracker).why_not is not None
+    seen(sample(), tracker=tracker)
+    assert view(tracker).why_not is None
+
+
+def test_a_card_that_vanishes_from_the_list_is_lost_and_the_others_are_not() -> None:
+    tracker = GpuTracker(SETTINGS)
+    for second in range(3):
+        both = (sample("GPU-0"), sample("GPU-1"))
+        tracker.observe(reading(100.0 + second, *(both if second < 2 else both[:1])), {}, {})
+    here, gone = tracker.views(102.0)
+    assert (here.is_present, here.why_not) == (True, None)
+    assert (gone.is_present, gone.why_not) == (False, "lost: the driver does not list it any more")
+    assert tracker.status("GPU-1").state == "lost"
+
+
+def test_the_reserve_of_the_driver_is_not_bookable() -> None:
+    assert view(seen(sample(vram_reserved_mib=576))).vram_total_mib == 24000
+
+
+@pytest.mark.parametrize(("mode", "mig", "can_share"), [(0, False, True), (3, False, False), (0, True, False)])
+def test_which_cards_can_be_shared(mode: int, mig: bool, can_share: bool) -> None:
+    assert view(seen(sample(compute_mode=mode, mig_enabled=mig))).can_share is can_share
+
+
+# --- foreign use --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "foreign_mib", "why_not_whole"),
+    [
+        ({"vram_used_mib": 200}, 0, None),
+        ({"vram_used_mib": 600}, 600, None),
+        ({"vram_used_mib": 5120}, 5120, "foreign use of 5G by no visible process"),
+        ({"vram_used_mib": 5120, "processes": None}, 5120, "foreign use of 5G by no visible process"),
+        ({"vram_used_mib": 100, "processes": None}, 100, None),
+        ({"vram_used_mib": 900, "processes": [(7, 900)]}, 900, None),
+        (
+            {"vram_used_mib": 3200, "processes": [(7, 3072, "eva")]},
+            3072,
+            "foreign use of 3G: pid 7 (eva, 3G)",
+        ),
+        (
+            {"vram_used_mib": 3072, "processes": [(7, None)]},
+            3072,
+            "foreign use of 3G: pid 7 (unknown user)",
+        ),
+    ],
+)
+def test_foreign_memory_on_a_card_of_no_job(
+    fields: dict[str, Any], foreign_mib: int, why_not_whole: str | None
+) -> None:
+    tracker = seen(sample(**fields), sample(**fields))
+    found = view(tracker)
+    assert (found.foreign_mib, found.why_not_whole, found.why_not) == (foreign_mib, why_not_whole, None)
+    assert tracker.status(UUID).state == ("mixed" if why_not_whole else "idle")
+
+
+@pytest.mark.parametrize(
+    ("fields", "owners", "booked", "foreign_mib"),
+    [
+        ({"vram_used_mib": 20000, "processes": [(7, 19500)]}, {7: "1.1"}, whole("1.1"), 0),
+        ({"vram_used_mib": 20000, "processes": None}, {}, whole("1.1"), 0),
+        ({"vram_used_mib": 20000, "processes": [(7, 12000), (8, 8000)]}, {7: "1.1"}, whole("1.1"), 8000),
+        ({"vram_used_mib": 8000, "processes": [(7, 8000)]}, {7: "1.1"}, slices(r1=8192), 0),
+        ({"vram_used_mib": 9000, "processes": [(7, 9000)]}, {7: "1.1"}, slices(r1=8192), 0),
+        ({"vram_used_mib": 12000, "processes": [(7, 8000)]}, {7: "1.1"}, slices(r1=8192), 3808),
+        ({"vram_used_mib": 12000, "processes": None}, {}, slices(r1=8192, r2=2048), 1760),
+        ({"vram_used_mib": 8000, "processes": [(7, None)]}, {7: "1.1"}, slices(r1=8192), 0),
+    ],
+)
+def test_foreign_memory_beside_our_jobs(
+    fields: dict[str, Any], owners: dict[int, str], booked: Any, foreign_mib: int
+) -> None:
+    assert view(seen(sample(**fields), owners=owners, booked=booked)).foreign_mib == foreign_mib
+
+
+def test_foreign_memory_counts_at_its_peak_for_a_while() -> None:
+    tracker = GpuTracker(replace(SETTINGS, foreign_peak_s=60.0))
+    for second, mib in ((0, 2000), (10, 6000), (20, 4000), (30, 0)):
+        tracker.observe(reading(100.0 + second, sample(vram_used_mib=mib, processes=[(7, mib)])), {}, {})
+    for now, peak_mib in ((130.0, 6000), (170.0, 6000), (171.0, 4000), (181.0, 0)):
+        assert view(tracker, now).foreign_mib == peak_mib
+    tracker.observe(reading(131.0, sample()), {}, {})
+    assert view(tracker, 131.0).foreign_mib == 0
+
+
+def test_a_card_that_was_in_foreign_use_says_so_for_a_while() -> None:
+    tracker = seen(sample(vram_used_mib=6000, processes=[(7, 6000)]), sample(), sample(), sample())
+    assert view(tracker, 103.0).why_not_whole == "foreign use of 5.9G within the last 5:00"
+    assert view(tracker, 103.0).why_not is None
+
+
+def test_without_a_peak_window_a_card_must_be_seen_free_often_enough() -> None:
+    tracker = GpuTracker(replace(SETTINGS, foreign_peak_s=0.0))
+    busy = sample(vram_used_mib=6000, processes=[(7, 6000)])
+    seen(busy, busy, sample(), tracker=tracker)
+    assert view(tracker, 103.0).why_not_whole == "seen free 1 times in a row, 2 are wanted"
+    tracker.observe(reading(103.0, sample()), {}, {})
+    assert view(tracker, 103.0).why_not_whole is None
+
+
+def test_a_process_that_turns_out_to_be_ours_was_never_foreign() -> None:
+    busy = sample(vram_used_mib=6000, processes=[(7, 6000)])
+    tracker = seen(busy, booked=whole("1.1"))
+    assert view(tracker).foreign_mib == 6000
+    seen(busy, tracker=tracker, owners={7: "1.1"}, booked=whole("1.1"))
+    assert view(tracker).foreign_mib == 0
+
+
+def test_host_memory_in_use_does_not_keep_whole_jobs_off_a_card_without_memory_of_its_own() -> None:
+    fields: dict[str, Any] = {"unified_memory": True, "vram_used_mib": 9000}
+    found = view(seen(*[sample(**fields)] * 2))
+    assert (found.foreign_mib, found.why_not_whole) == (9000, None)
+    found = view(seen(*[sample(**fields, processes=[(7, 5000)])] * 2))
+    assert (found.foreign_mib, found.why_not_whole) == (9000, "foreign use of 4.9G: pid 7 (unknown user, 4.9G)")
+
+
+def test_the_foreign_are_listed_and_ours_are_not() -> None:
+    stranger = GpuProcess(8, 500, "eva", 12.0, "python")
+    tracker = seen(sample(vram_used_mib=900, processes=[(7, 400), stranger]), owners={7: "1.1"}, booked=whole("1.1"))
+    status = tracker.status(UUID)
+    assert status.foreign == (stranger,)
+    assert status.sample is not None
+    assert status.sample.vram_used_mib == 900
+
+
+@pytest.mark.parametrize(("booked", "state"), [(whole("1.1"), "allocated"), (slices(r1=100), "mixed"), ({}, "idle")])
+def test_the_word_for_what_is_booked(booked: Any, state: str) -> None:
+    assert seen(sample(), sample(), booked=booked).status(UUID).state == state
+
+
+def test_views_are_in_the_order_of_the_indexes() -> None:
+    tracker = GpuTracker(SETTINGS)
+    tracker.observe(reading(100.0, sample("GPU-2"), sample("GPU-0"), sample("GPU-1")), {}, {})
+    assert [found.index for found in tracker.views(100.0)] == [0, 1, 2]
