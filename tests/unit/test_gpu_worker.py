@@ -184,6 +184,16 @@ def test_the_extra_time_ends_too(make: Make, gpus: Callable[..., Path]) -> None:
     wait_until(lambda: children() == [], what="the stuck process to be gone")
 
 
+def test_what_a_killed_process_left_in_the_pipe_is_not_an_answer(make: Make) -> None:
+    worker = make("1x8G")
+    late = encode(Answer(0, GpuReading(1.0, "simulated", error="late")))
+    os.write(worker._answers_in, late)
+    assert worker.poll() is None
+    worker.request()
+    os.write(worker._answers_in, late + late[: len(late) // 2])
+    assert next_reading(worker).error is None
+
+
 def test_a_blocking_read_does_not_wait_for_ever(make: Make, gpus: Callable[..., Path]) -> None:
     worker = make(gpus(hang=True))
     began = time.monotonic()
