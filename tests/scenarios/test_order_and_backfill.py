@@ -235,3 +235,10 @@ def test_the_next_job_gets_the_reservation_that_a_hopeless_one_does_not():
     assert outcome.reserved == {8: ("n1:0,1", 60)}
     assert outcome.starts == {}
     assert outcome.codes == {7: "ReqNodeNotAvail", 8: "Resources", 9: "Priority"}
+
+
+def test_nothing_passes_when_the_last_job_in_the_way_has_ended_and_only_its_card_is_being_cleaned():
+    being_cleaned = [running(1, "n1:0", ends_in=0, cpus=0)]
+    outcome = Scenario(TWO, [wants(2, 2), wants(9, 1, limit=1)], being_cleaned).outcome()
+    assert outcome.reserved == {2: ("n1:0,1", 0)}
+    assert outcome.starts == {}

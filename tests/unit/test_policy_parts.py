@@ -198,6 +198,30 @@ def test_cards_to_avoid_are_taken_last():
     assert best.booking.parts == (Part(0, True),)
 
 
+def test_slices_avoid_cards_too():
+    draft = draft_of(node(gpus=2), running=[allocation(1, gpus=[share(0, vram_mib=9000)])])
+    assert min(options(draft, need(1, vram_mib=100))).booking.parts[0].card == 0
+    assert min(options(draft, need(1, vram_mib=100), avoid=frozenset({0}))).booking.parts[0].card == 1
+
+
+def test_between_nodes_too_the_smaller_cards_come_first():
+    large, small = gpu_view(0, "n1", vram_total_mib=81_920), gpu_view(0, "n2", vram_total_mib=16_384)
+    draft = draft_of(node("n1", [large]), node("n2", [small]))
+    assert min(options(draft, need(1))).booking.node == 1
+    assert min(options(draft, need(1, vram_mib=100))).booking.node == 1
+
+
+def test_fractions_end_at_one_card_even_where_they_book_next_to_no_memory():
+    draft = draft_of(node(gpus=[gpu_view(0, vram_total_mib=514)]))
+    for _ in range(2):
+        booking = find(draft, need(1, gpu_fraction=0.4))
+        assert booking is not None
+        assert booking.parts[0].vram_mib == 0
+        draft.book(booking)
+    assert not fits(draft, need(1, gpu_fraction=0.4))
+    assert fits(draft, need(1, gpu_fraction=0.2))
+
+
 # --- reservations -----------------------------------------------------------------------------------
 
 
