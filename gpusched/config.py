@@ -214,10 +214,9 @@ _SETTINGS: Mapping[str, _Setting] = MappingProxyType(_read_settings())
 _SECTIONS = tuple(dict.fromkeys(path.partition(".")[0] for path in _SETTINGS))
 
 
-def describe_settings() -> Iterator[SettingInfo]:
+def describe_settings() -> tuple[SettingInfo, ...]:
     """Every setting, section by section, in the order of the reference."""
-    for one in _SETTINGS.values():
-        yield one.info
+    return tuple(one.info for one in _SETTINGS.values())
 
 
 # --- loading ------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ def load_settings(
             put("gpu.source", "simulated", where)
     for name, value in overrides.items():
         if name not in _SETTINGS:
-            raise _unknown("setting", name, _SETTINGS, "an override")
+            raise _unknown("setting", name, "override")
         put(name, value, "override")
     return Loaded(_build(values), MappingProxyType(origin))
 
@@ -283,13 +282,13 @@ def _read_file(file: str, *, must_exist: bool) -> Iterator[tuple[str, Any]]:
     where = f"file {file}"
     for section, table in document.items():
         if section not in _SECTIONS:
-            raise _unknown("section", section, _SECTIONS, where)
+            raise _unknown("section", section, where)
         if not isinstance(table, dict):
             raise UsageError(f"{where}: {section} is a section; write [{section}] on a line of its own", _CHECK_HINT)
         for key, value in table.items():
             path = f"{section}.{key}"
             if path not in _SETTINGS:
-                raise _unknown("setting", path, _SETTINGS, where)
+                raise _unknown("setting", path, where)
             yield path, value
 
 
@@ -343,19 +342,24 @@ def _wrong(path: str, value: Any, wanted: str, where: str) -> UsageError:
     return UsageError(f"{where}: {path} is {shown}; it must be {wanted}", _CHECK_HINT)
 
 
-def _unknown(what: str, name: str, known: typing.Iterable[str], where: str) -> UsageError:
-    candidates = list(known)
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    if not close and "." in name:
-        # The right name in the wrong section.
-        close = [path for path in candidates if path.partition(".")[2] == name.partition(".")[2]]
-    if close:
-        hint = f"did you mean {close[0]}?"
-    elif what == "section":
-        hint = "sections: " + ", ".join(candidates)
+def _unknown(what: str, name: str, where: str) -> UsageError:
+    section, _, key = name.rpartition(".")
+    near = _nearest(section, key)
+    if near:
+        hint = f"did you mean {near}?"
+    elif section in _SECTIONS:
+        siblings = [path.partition(".")[2] for path in _SETTINGS if path.startswith(section + ".")]
+        hint = f"[{section}] knows: {', '.join(siblings)}"
     else:
-        section = name.partition(".")[0]
-        hint = f"[{section}] knows: " + ", ".join(
-            path.partition(".")[2] for path in candidates if path.startswith(section + ".")
-        )
+        hint = f"sections: {', '.join(_SECTIONS)}"
     return UsageError(f"{where}: there is no {what} {printable(name, 80)}", hint)
+
+
+def _nearest(section: str, key: str) -> str | None:
+    """The section or setting that was probably meant: one nearby first, then one of that name elsewhere."""
+    here = {path.partition(".")[2]: path for path in _SETTINGS if path.startswith(section + ".")}
+    anywhere = {path.partition(".")[2]: path for path in reversed(list(_SETTINGS))}
+    for candidates in (here or dict.fromkeys(_SECTIONS), anywhere):
+        for word in difflib.get_close_matches(key, candidates, n=1):
+            return candidates[word] or word
+    return None

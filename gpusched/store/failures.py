@@ -61,6 +61,14 @@ def corrupt(path: str, detail: str) -> StoreBroken:
     )
 
 
+def foreign(path: str, tables: list[str]) -> StoreBroken:
+    """The file is a database of something else."""
+    return StoreBroken(
+        f"{path} is a database, but not of gpusched: it holds {', '.join(tables[:3])}",
+        f"move it away: mv {path} {path}.other; or choose another place by GPUSCHED_HOME",
+    )
+
+
 def newer(path: str, found: int, known: int, release: str) -> StoreBroken:
     """The file was written by a later release."""
     return StoreBroken(

@@ -28,8 +28,8 @@ SET_NAME = "gpusched"
 def ensure_schema(connection: sqlite3.Connection, path: str, migrations: tuple[str, ...] = MIGRATIONS) -> None:
     """Bring the database up to date if it is behind; leave one that is current alone.
 
-    Raises: StoreBroken when it is newer than this release, NotReady when another process is at it for too
-    long, and sqlite3.Error.
+    Raises: StoreBroken when it is newer than this release or something else's, NotReady when another process
+    is at it for too long, and sqlite3.Error.
     """
     if _is_current(connection, path, migrations):
         return
@@ -38,6 +38,7 @@ def ensure_schema(connection: sqlite3.Connection, path: str, migrations: tuple[s
     try:
         with FileLock(path + ".lock", timeout=LOCK_TIMEOUT_S, mode=0o600):
             if not _is_current(connection, path, migrations):
+                _refuse_foreign(connection, path)
                 _migrate(path, migrations)
     except Timeout:
         raise NotReady(
@@ -52,6 +53,12 @@ def _is_current(connection: sqlite3.Connection, path: str, migrations: tuple[str
     if found > len(migrations):
         raise failures.newer(path, found, len(migrations), __version__)
     return bool(found == len(migrations) and journal == "wal")
+
+
+def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "_sqlite_migrations" not in tables:
+        raise failures.foreign(path, sorted(tables))
 
 
 def _migrate(path: str, names: tuple[str, ...]) -> None:

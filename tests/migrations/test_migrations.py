@@ -1,0 +1,244 @@
+"""Databases of old releases load; what was migrated equals what is made today; damage and the future are refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import saved
+
+from gpusched.errors import NotReady, StoreBroken
+from gpusched.ports import JobFilter
+from gpusched.store import migrations
+from gpusched.store.sqlite import SqliteStore
+
+OLD_RELEASES = sorted(Path(__file__).parent.glob("release_*.sql"))
+
+
+def restore(dump: Path, path: Path) -> Path:
+    """The database that was saved in this file."""
+    connection = sqlite3.connect(path)
+    try:
+        connection.executescript(dump.read_text(encoding="utf-8"))
+    finally:
+        connection.close()
+    return path
+
+
+def schema(path: Path) -> dict[str, str]:
+    """Every table, index and trigger, with blanks and comments evened out."""
+    connection = sqlite3.connect(path)
+    try:
+        found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    finally:
+        connection.close()
+    return {name: " ".join(re.sub(r"--.*", "", text).split()) for name, text in found}
+
+
+def version(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    try:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_there_is_a_saved_database() -> None:
+    assert OLD_RELEASES[0].name == "release_0_1_0.sql"
+
+
+@pytest.mark.parametrize("dump", OLD_RELEASES, ids=lambda dump: dump.stem)
+def test_a_saved_database_loads_with_everything_in_it(tmp_path: Path, dump: Path) -> None:
+    store = SqliteStore.open(restore(dump, tmp_path / "gpusched.db"))
+    try:
+        assert store.jobs(JobFilter()) == list(saved.JOBS)
+        assert store.load_active() == ([job for job in saved.JOBS if not job.state.is_final], [saved.RUNS[-1]])
+        assert store.runs([1, 2, 3, 4]) == list(saved.RUNS)
+        assert store.events(1) + store.events(4) == list(saved.EVENTS)
+        assert {sha: store.payload(sha) for sha in saved.PAYLOADS} == saved.PAYLOADS
+        assert store.load_drains() == saved.DRAINS
+        assert store.next_job_id() == saved.PRUNED_ID + 1
+        assert store.check() is None
+        assert store._db.execute("SELECT uuid FROM gpus").fetchall() == [("GPU-1",)]
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("dump", OLD_RELEASES, ids=lambda dump: dump.stem)
+def test_a_migrated_database_equals_a_fresh_one(tmp_path: Path, dump: Path) -> None:
+    old, fresh = restore(dump, tmp_path / "old.db"), tmp_path / "fresh.db"
+    SqliteStore.open(old).close()
+    SqliteStore.open(fresh).close()
+    assert schema(old) == schema(fresh)
+    assert version(old) == version(fresh) == len(migrations.MIGRATIONS)
+
+
+# --- the next release ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a release with one migration more, which the test may rewrite."""
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    for name in migrations.MIGRATIONS:
+        (folder / f"{name}.sql").write_text((migrations.SQL_FOLDER / f"{name}.sql").read_text())
+    (folder / "9999_next.sql").write_text(
+        "ALTER TABLE nodes ADD COLUMN rack TEXT;\nCREATE TABLE racks (\n    name TEXT -- where it stands;\n) STRICT;\n"
+    )
+    monkeypatch.setattr(migrations, "SQL_FOLDER", folder)
+    return folder
+
+
+def migrate(path: Path) -> None:
+    """What opening the database does in the next release."""
+    connection = sqlite3.connect(path)
+    try:
+        migrations.ensure_schema(connection, str(path), (*migrations.MIGRATIONS, "9999_next"))
+    finally:
+        connection.close()
+
+
+@pytest.mark.usefixtures("next_release")
+def test_a_later_migration_reaches_old_and_fresh_databases_alike(tmp_path: Path) -> None:
+    old, fresh = restore(OLD_RELEASES[0], tmp_path / "old.db"), tmp_path / "fresh.db"
+    migrate(old)
+    migrate(fresh)
+    assert schema(old) == schema(fresh)
+    assert "racks" in schema(old)
+    assert version(old) == version(fresh) == len(migrations.MIGRATIONS) + 1
+    connection = sqlite3.connect(old)
+    assert connection.execute("SELECT name, rack FROM nodes").fetchall() == [("n1", None)]
+    connection.close()
+    migrate(old)
+
+
+def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, next_release: Path) -> None:
+    path = restore(OLD_RELEASES[0], tmp_path / "old.db")
+    before = schema(path)
+    good = (next_release / "9999_next.sql").read_text()
+    (next_release / "9999_next.sql").write_text(good + "ALTER TABLE no_such_table ADD COLUMN x TEXT;\n")
+    with pytest.raises(sqlite3.OperationalError, match="no_such_table"):
+        migrate(path)
+    assert schema(path) == before
+    assert version(path) == len(migrations.MIGRATIONS)
+    # With the mended release it goes through.
+    (next_release / "9999_next.sql").write_text(good)
+    migrate(path)
+    assert version(path) == len(migrations.MIGRATIONS) + 1
+
+
+@pytest.mark.usefixtures("next_release")
+def test_a_database_of_a_newer_release_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gpusched.db"
+    migrate(path)
+    before = path.read_bytes()
+    known = len(migrations.MIGRATIONS)
+    with pytest.raises(StoreBroken, match=f"schema version {known + 1}, but gpusched .* only up to {known}") as caught:
+        SqliteStore.open(path)
+    assert str(path) in caught.value.message
+    assert "pip install --upgrade gpusched-lab" in caught.value.hint
+    assert path.read_bytes() == before
+
+
+def test_every_migration_is_a_file_and_every_file_a_migration() -> None:
+    assert tuple(sorted(file.stem for file in migrations.SQL_FOLDER.glob("*.sql"))) == migrations.MIGRATIONS
+
+
+def test_a_file_of_statements_is_cut_at_their_ends_only() -> None:
+    found = list(migrations.statements(migrations.MIGRATIONS[0]))
+    assert sum("CREATE TRIGGER" in text for text in found) == 1
+    assert all(sqlite3.complete_statement(text) for text in found)
+    assert all(re.search(r"^CREATE ", text, re.M) for text in found)
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+def spawn(script: str, path: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, "-c", script, str(path)]
+    return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_open_a_new_database_at_once_all_get_it(tmp_path: Path) -> None:
+    path = tmp_path / "gpusched.db"
+    script = """
+import sys
+import sqlite_utils, filelock  # so that all of them are at the database in the same instant
+from gpusched.store.sqlite import SqliteStore
+print("ready", flush=True)
+sys.stdin.readline()
+store = SqliteStore.open(sys.argv[1])
+print(store.load_active(), store.check())
+store.close()
+"""
+    processes = [spawn(script, path) for _ in range(4)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        output, _ = process.communicate()
+        assert (process.returncode, output) == (0, "([], []) None\n")
+    connection = sqlite3.connect(path)
+    applied = connection.execute("SELECT name FROM _sqlite_migrations").fetchall()
+    connection.close()
+    assert applied == [(name,) for name in migrations.MIGRATIONS]
+
+
+def test_a_current_database_is_opened_without_what_migrates(tmp_path: Path) -> None:
+    path = tmp_path / "gpusched.db"
+    SqliteStore.open(path).close()
+    script = """
+import sys
+from gpusched.store.sqlite import SqliteStore
+SqliteStore.open(sys.argv[1]).close()
+print([name for name in ("sqlite_utils", "filelock", "click") if name in sys.modules])
+"""
+    output, _ = spawn(script, path).communicate()
+    assert output == "[]\n"
+
+
+def test_an_upgrade_that_another_process_is_at_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from filelock import FileLock
+
+    path = tmp_path / "gpusched.db"
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT_S", 0.05)
+    with FileLock(f"{path}.lock"), pytest.raises(NotReady, match="another process has been upgrading the database"):
+        SqliteStore.open(path)
+    SqliteStore.open(path).close()
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough to look like one\n" * 90, b"SQLite format 3\0" * 300]
+)
+def test_a_corrupt_file_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "gpusched.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreBroken, match=re.escape(f"the database {path} is damaged")) as caught:
+        SqliteStore.open(path)
+    assert "gpusched doctor" in caught.value.hint
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gpusched.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE jobs (what TEXT)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreBroken, match="not of gpusched: it holds jobs"):
+        SqliteStore.open(path)
+    assert path.read_bytes() == before

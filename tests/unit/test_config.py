@@ -1,0 +1,260 @@
+"""Settings come from where they should, and nonsense is refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gpusched.config import Loaded, SettingInfo, describe_settings, load_settings
+from gpusched.errors import UsageError
+from gpusched.model.settings import Settings
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def load(folder: Path, text: str, **environment: str) -> Loaded:
+    return load_settings(write(folder, text), environment)
+
+
+def refusal(folder: Path, text: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        load(folder, text)
+    assert str(folder) in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+# --- where values come from -----------------------------------------------------------------------
+
+
+def test_without_anything_all_is_default() -> None:
+    loaded = load_settings(None, {})
+    assert loaded.settings == Settings()
+    assert set(loaded.origin.values()) == {"default"}
+
+
+def test_a_file_that_is_not_there_is_no_error_unless_it_was_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.toml")
+    assert load_settings(missing, {}).settings == Settings()
+    with pytest.raises(UsageError, match="there is no config file") as caught:
+        load_settings(None, {"GPUSCHED_CONFIG": missing})
+    assert missing in caught.value.message
+
+
+def test_each_layer_wins_over_the_ones_before_it(tmp_path: Path) -> None:
+    path = write(tmp_path, '[gpu]\nfake = "1x8GiB"\nids = "uuid"\n[daemon]\npoll_s = 2\n')
+    loaded = load_settings(path, {"GPUSCHED_FAKE_GPUS": "4x24GiB"}, {"daemon.poll_s": 0.5, "node.cpus": 8})
+    assert loaded.settings.gpu.ids == "uuid"
+    assert loaded.settings.gpu.fake == "4x24GiB"
+    assert loaded.settings.daemon.poll_s == 0.5
+    assert loaded.settings.node.cpus == 8.0
+    where = {path for path, origin in loaded.origin.items() if origin == "default"}
+    assert where == {info.path for info in describe_settings()} - {
+        "gpu.ids",
+        "gpu.fake",
+        "gpu.source",
+        "daemon.poll_s",
+        "node.cpus",
+    }
+    assert loaded.origin["gpu.ids"] == f"file {path}"
+    assert loaded.origin["gpu.fake"] == "environment GPUSCHED_FAKE_GPUS"
+    assert loaded.origin["daemon.poll_s"] == "override"
+
+
+def test_the_file_named_by_the_environment_comes_before_the_usual_one(tmp_path: Path) -> None:
+    usual = write(tmp_path, "[node]\ncpus = 1\n")
+    other = tmp_path / "other.toml"
+    other.write_text("[node]\ncpus = 2\n")
+    loaded = load_settings(usual, {"GPUSCHED_CONFIG": str(other)})
+    assert loaded.settings.node.cpus == 2
+    assert loaded.origin["node.cpus"] == f"file {other}"
+    assert load_settings(usual, {"GPUSCHED_CONFIG": ""}).settings.node.cpus == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("", "simulated"),
+        ('[gpu]\nsource = "auto"\n', "simulated"),
+        ('[gpu]\nsource = "none"\n', "none"),
+        ('[gpu]\nsource = "nvml"\n', "nvml"),
+    ],
+)
+def test_simulated_gpus_of_the_environment_are_used_where_nothing_else_is_asked_for(
+    tmp_path: Path, text: str, source: str
+) -> None:
+    assert load(tmp_path, text, GPUSCHED_FAKE_GPUS="2x8GiB").settings.gpu.source == source
+    assert load(tmp_path, text, GPUSCHED_FAKE_GPUS="").settings.gpu.fake is None
+
+
+def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        """
+        [node]
+        cpus = 8
+        mem_mib = 65536
+        [priority]
+        backfill = false
+        [daemon]
+        drop_env = ["*_TOKEN", "AWS_*"]
+        [default]
+        time_limit_s = 86400
+        """,
+    ).settings
+    assert isinstance(settings.node.cpus, float)
+    assert settings.node.mem_mib == 65536
+    assert settings.priority.backfill is False
+    assert settings.daemon.drop_env == ("*_TOKEN", "AWS_*")
+    assert settings.default.time_limit_s == 86400
+
+
+def test_all_settings_can_be_listed_with_value_and_origin(tmp_path: Path) -> None:
+    rows = list(load(tmp_path, "[gpu]\nfree_polls = 3\n").values())
+    assert [path for path, _, _ in rows] == [info.path for info in describe_settings()]
+    assert ("gpu.free_polls", 3, f"file {tmp_path}/config.toml") in rows
+    assert ("gpu.ids", "index", "default") in rows
+
+
+# --- what is known of each -------------------------------------------------------------------------
+
+
+def test_every_field_is_described() -> None:
+    paths = [
+        f"{section.name}.{item.name}"
+        for section in fields(Settings)
+        for item in fields(getattr(Settings(), section.name))
+    ]
+    infos = list(describe_settings())
+    assert [info.path for info in infos] == paths
+    assert all(info.doc and info.kind for info in infos)
+
+
+def test_every_setting_says_which_values_it_may_have() -> None:
+    assert [info.path for info in describe_settings() if not info.allowed] == ["priority.backfill"]
+
+
+@pytest.mark.parametrize(
+    "info", [info for info in describe_settings() if info.default is not None], ids=lambda info: info.path
+)
+def test_every_default_may_be_written_into_the_file(tmp_path: Path, info: SettingInfo) -> None:
+    section, _, name = info.path.partition(".")
+    value = list(info.default) if isinstance(info.default, tuple) else info.default
+    loaded = load(tmp_path, f"[{section}]\n{name} = {json.dumps(value)}\n")
+    assert loaded.settings == Settings()
+    assert loaded.origin[info.path].startswith("file ")
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "wanted"),
+    [
+        ("[life]\ngrace_s = -1", "life.grace_s", "at least 0"),
+        ("[daemon]\npoll_s = 0", "daemon.poll_s", "at least 0.001"),
+        ("[daemon]\npoll_s = -1.5", "daemon.poll_s", "at least 0.001"),
+        ("[node]\ncpus = 0", "node.cpus", "above 0"),
+        ("[node]\ncpus = -4", "node.cpus", "above 0"),
+        ("[node]\ncpus = inf", "node.cpus", "a number"),
+        ("[node]\ncpus = nan", "node.cpus", "a number"),
+        ("[node]\ncpus = 1" + "0" * 400, "node.cpus", "a number"),
+        ('[node]\ncpus = "8"', "node.cpus", "a number"),
+        ("[node]\ncpus = true", "node.cpus", "a number"),
+        ("[node]\nmem_mib = 1.5", "node.mem_mib", "a whole number"),
+        ("[node]\nmem_mib = true", "node.mem_mib", "a whole number"),
+        ("[node]\nmem_mib = 1" + "0" * 30, "node.mem_mib", "at most 1099511627776"),
+        ('[node]\nname = "two words"', "node.name", "one word"),
+        ('[node]\nname = ""', "node.name", "one word"),
+        ('[gpu]\nsource = "cuda"', "gpu.source", "one of auto, nvml, simulated, none"),
+        ('[gpu]\nids = "name"', "gpu.ids", "one of index, uuid"),
+        ('[gpu]\nfake = "a\\nb"', "gpu.fake", "on one line"),
+        ("[gpu]\nfree_polls = 0", "gpu.free_polls", "at least 1"),
+        ("[gpu]\ndeadline_s = 0", "gpu.deadline_s", "above 0"),
+        ("[ceiling]\ncpu_fraction = 90", "ceiling.cpu_fraction", "at most 1"),
+        ("[ceiling]\ncpu_fraction = 0", "ceiling.cpu_fraction", "above 0"),
+        ('[daemon]\nlog_level = "loud"', "daemon.log_level", "one of debug, info, warning, error"),
+        ("[daemon]\nlog_level = 3", "daemon.log_level", "a text"),
+        ("[daemon]\nlog_files = 0", "daemon.log_files", "at least 1"),
+        ('[daemon]\ndrop_env = "*_TOKEN"', "daemon.drop_env", "a list of texts"),
+        ('[daemon]\ndrop_env = ["A", 3]', "daemon.drop_env", "a list of texts"),
+        ('[daemon]\ndrop_env = [""]', "daemon.drop_env", "none of them empty"),
+        ("[priority]\nbackfill = 1", "priority.backfill", "true or false"),
+        ('[priority]\nbackfill = "yes"', "priority.backfill", "true or false"),
+        ("[default]\ntime_limit_s = 0", "default.time_limit_s", "at least 1"),
+        ('[default]\nqueue = "a b"', "default.queue", "one word"),
+        ("[limit]\nbatch = 0", "limit.batch", "at least 1"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_name(tmp_path: Path, text: str, path: str, wanted: str) -> None:
+    error = refusal(tmp_path, text)
+    assert f"config.toml: {path} is " in error.message
+    assert wanted in error.message
+
+
+def test_a_refusal_quotes_the_value_once_and_safely(tmp_path: Path) -> None:
+    error = refusal(tmp_path, '[gpu]\nids = "\\u001b[31m' + "x" * 500 + '"')
+    assert "\x1b" not in error.message
+    assert len(error.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "hint"),
+    [
+        ("[gpus]\nids = 'uuid'", "there is no section gpus", "did you mean gpu?"),
+        ("[zebra]\nx = 1", "there is no section zebra", "sections: priority, ceiling, node, gpu"),
+        ("[gpu]\nid = 'uuid'", "there is no setting gpu.id", "did you mean gpu.ids?"),
+        ("[daemon]\npolls = 1", "there is no setting daemon.polls", "did you mean daemon.poll_s?"),
+        ("[node]\nmax_requeues = 1", "there is no setting node.max_requeues", "did you mean life.max_requeues?"),
+        ("[node]\nwxyzq = 1", "there is no setting node.wxyzq", "[node] knows: name, cpus, mem_mib"),
+        ("poll_s = 1", "there is no section poll_s", "daemon.poll_s"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path, text: str, unknown: str, hint: str) -> None:
+    error = refusal(tmp_path, text)
+    assert unknown in error.message
+    assert hint in error.hint
+
+
+def test_a_section_is_a_section(tmp_path: Path) -> None:
+    assert "write [gpu] on a line of its own" in refusal(tmp_path, "gpu = 4").message
+
+
+@pytest.mark.parametrize("text", ["[gpu\n", "gpu ids = 3", "[gpu]\nids = 'a'\nids = 'b'\n", "x = \0"])
+def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: str) -> None:
+    error = refusal(tmp_path, text)
+    assert "is no TOML" in error.message
+    assert "line" in error.message
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is no TOML"):
+        load_settings(str(path), {})
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: is a directory"):
+        load_settings(str(tmp_path), {})
+
+
+def test_overrides_are_held_to_the_same_rules() -> None:
+    with pytest.raises(UsageError, match="override: daemon.poll_s is -1; it must be at least 0.001"):
+        load_settings(None, {}, {"daemon.poll_s": -1})
+    with pytest.raises(UsageError, match="there is no setting daemon.pol_s") as caught:
+        load_settings(None, {}, {"daemon.pol_s": 1})
+    assert caught.value.hint == "did you mean daemon.poll_s?"
+
+
+def test_simulated_gpus_of_the_environment_are_checked_too() -> None:
+    with pytest.raises(UsageError, match="environment GPUSCHED_FAKE_GPUS: gpu.fake is"):
+        load_settings(None, {"GPUSCHED_FAKE_GPUS": "a\nb"})
