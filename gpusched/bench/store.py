@@ -1,6 +1,6 @@
 """`python -m gpusched.bench.store`: what the job table costs, beside what the disk costs.
 
-A file of its own in the current folder's file system or below TMPDIR, removed at the end.
+A database of its own below TMPDIR, removed at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gpusched.bench.harness import fsync_floor, machine, show
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
@@ -42,15 +43,10 @@ def main(jobs: int = 10_000, ticks: int = 500) -> None:
             show("look for one job", [_timed(lambda: store.jobs(JobFilter(ids=frozenset({9})))) for _ in range(200)])
             show("list the newest 100", [_timed(lambda: store.jobs(JobFilter(limit=100))) for _ in range(50)])
             show("ask whether the table was changed", [_timed(store.changed) for _ in range(200)])
-            size_mib = os.path.getsize(path) / (1 << 20)
+            recorded = store.next_job_id() - 1
         finally:
             store.close()
-        print(f"{'database file':<44} {size_mib:.1f} MiB for {store_jobs(jobs):,} jobs")
-
-
-def store_jobs(jobs: int) -> int:
-    """How many jobs the whole benchmark records."""
-    return jobs // 2000 * 2000 + 200
+        print(f"{'database file':<44} {os.path.getsize(path) / (1 << 20):.1f} MiB for {recorded:,} jobs")
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -80,7 +76,7 @@ def _submissions(store: SqliteStore, shared: bool, rounds: int) -> list[float]:
     samples = []
     for _ in range(rounds):
         changes = _new_jobs(store, 1000, lambda number: spec if shared else _spec(number))
-        samples.append(_timed(lambda changes=changes: store.commit(changes)))  # type: ignore[misc]
+        samples.append(_timed(partial(store.commit, changes)))
     return samples
 
 
@@ -88,7 +84,7 @@ def _single_submissions(store: SqliteStore, rounds: int) -> list[float]:
     samples = []
     for _ in range(rounds):
         changes = _new_jobs(store, 1, _spec)
-        samples.append(_timed(lambda changes=changes: store.commit(changes)))  # type: ignore[misc]
+        samples.append(_timed(partial(store.commit, changes)))
     return samples
 
 
@@ -114,7 +110,7 @@ def _ticks(store: SqliteStore, ticks: int) -> list[float]:
             changes.jobs[job.id], changes.runs[run.id] = job, run
             changes.events.append(JobEvent(job.id, NOW, "started", f"started on node1, GPU {slot}", 1))
             running.append((job, run))
-        samples.append(_timed(lambda changes=changes: store.commit(changes)))  # type: ignore[misc]
+        samples.append(_timed(partial(store.commit, changes)))
     return samples[1:]
 
 
