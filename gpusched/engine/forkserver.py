@@ -1,9 +1,14 @@
-"""The fork server: a small process that reads tickets and forks one supervisor for each.
+"""The fork server: a small process that gives each ticket to a supervisor of its own, forked if need be.
 
 It exists because forking the daemon (large, with threads) is slow and unsafe, and starting an interpreter per
-run takes 10 ms. It ends when the daemon does; its supervisors go on.
+run takes 10 ms. It ends when the daemon does; its supervisors go on with their runs.
 
-    python -I -S -c "..." TICKET_FD EVENT_FD SPOOL BOOT_ID      (see `local`)
+A supervisor whose run is over waits a moment for another one: a fork of Python, the copying of the pages that
+it then touches and its end cost more processor time than all else that is done for a short job. Idle
+supervisors put a token each into a pipe. The server takes one and then puts a ticket into the queue from
+which they all read; one that is tired of waiting takes a token itself, and so is not counted on any more.
+
+    python -I -S -c "..." TICKET_FD EVENT_FD QUEUE_IN_FD QUEUE_OUT_FD SPOOL BOOT_ID      (see `launcher`)
 """
 
 from __future__ import annotations
@@ -14,14 +19,15 @@ import os
 import sys
 import time
 
+from gpusched.engine import proctree
 from gpusched.engine import spool as files
-from gpusched.engine.supervisor import AWAITED, Supervisor
-from gpusched.engine.wire import encode_event, unpack_ticket
+from gpusched.engine.supervisor import AWAITED, Home, Supervisor
+from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from typing import Any, NoReturn
+    from typing import NoReturn
 else:
     import _signal as signal
 
@@ -29,29 +35,51 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 1 << 18
 FORK_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+RUNS_PER_SUPERVISOR = 500
+"""Then a fresh one: whatever long use might leave in a process goes with it."""
 
 
 class Server:
     """What the server holds and each supervisor inherits."""
 
-    def __init__(self, ticket_fd: int, event_fd: int, spool: str, boot_id: str) -> None:
-        self.ticket_fd = ticket_fd
-        self.event_fd = event_fd
+    def __init__(self, fds: list[int], spool: str, boot_id: str) -> None:
+        self.ticket_fd, self.event_fd, self.queue_in, self.queue_out = fds
         self.spool = spool
         self.boot_id = boot_id
+        self.tokens_out, self.tokens_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.prctl = ctypes.CDLL(None, use_errno=True).prctl
-        self.may_claim_fd = files.share_lock(spool)
+        # Never released: it ends with the last process that may still claim a run.
+        files.share_lock(spool)
 
     def serve(self) -> None:
-        """Fork a supervisor per ticket until the daemon closes its end."""
+        """Hand out tickets until the daemon closes its end."""
         buffer = bytearray()
         while data := os.read(self.ticket_fd, READ_BYTES):
             buffer += data
-            while (ticket := unpack_ticket(buffer)) is not None:
-                self.fork(ticket)
+            while (ticket := take_frame(buffer)) is not None:
+                if not self.hand_over(ticket):
+                    self.fork(ticket)
 
-    def fork(self, ticket: dict[str, Any]) -> None:
-        """One supervisor. A machine out of processes is given a few seconds before the run is refused."""
+    def hand_over(self, ticket: bytes) -> bool:
+        """Give the ticket to an idle supervisor, if there is one."""
+        if len(ticket) > QUEUE_BYTES or not self.take_token():
+            return False
+        try:
+            os.write(self.queue_in, ticket)
+        except BlockingIOError:
+            os.write(self.tokens_in, b".")
+            return False
+        return True
+
+    def take_token(self) -> bool:
+        """Take one idle supervisor, or oneself, out of the count."""
+        try:
+            return os.read(self.tokens_out, 1) != b""
+        except BlockingIOError:
+            return False
+
+    def fork(self, ticket: bytes) -> None:
+        """A new supervisor. A machine out of processes is given a few seconds before the run is refused."""
         for pause_s in FORK_RETRY_S:
             try:
                 pid = os.fork()
@@ -61,22 +89,31 @@ class Server:
             if pid == 0:
                 self.become_supervisor(ticket)
             return
+        run = unpack_ticket(ticket)["run"]
         detail = "no process could be forked for it: the limit on processes or memory is reached"
         try:
-            os.write(self.event_fd, encode_event(run=ticket["run"], event="refused", detail=detail))
+            os.write(self.event_fd, encode_event(run=run, event="refused", detail=detail))
         except OSError:
             # The engine asks for a run that does not start by itself.
             pass
 
-    def become_supervisor(self, ticket: dict[str, Any]) -> NoReturn:
+    def become_supervisor(self, ticket: bytes) -> NoReturn:
         """In the child: supervise, and never come back into the server's loop."""
         code = 70
         try:
             os.close(self.ticket_fd)
+            os.close(self.queue_in)
             os.setsid()
             self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            Supervisor(ticket, self.spool, self.event_fd).supervise(self.boot_id, self.may_claim_fd)
+            own = proctree.read_process(os.getpid())
+            home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0)
+            for _ in range(RUNS_PER_SUPERVISOR):
+                if not Supervisor(unpack_ticket(ticket), home).supervise():
+                    break
+                ticket = self.wait_for_another()
+                if not ticket:
+                    break
             code = 0
         except BaseException:
             # Our bug; the engine sees the process end without a result.
@@ -86,20 +123,34 @@ class Server:
         finally:
             os._exit(code)
 
+    def wait_for_another(self) -> bytes:
+        """In an idle supervisor: the next ticket, empty when none came in time or the server is gone."""
+        # Keep no file system busy.
+        os.chdir("/")
+        os.write(self.tokens_in, b".")
+        while True:
+            try:
+                return os.read(self.queue_out, QUEUE_BYTES)
+            except BlockingIOError:
+                # The queue's receive timeout. Without a token left, a ticket is on its way to somebody.
+                if self.take_token():
+                    return b""
+
 
 def main() -> None:
     """Entry point in the new interpreter."""
-    ticket_fd, event_fd, spool, boot_id = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    for fd in (ticket_fd, event_fd):
+    fds = [int(word) for word in sys.argv[1:5]]
+    for fd in fds:
         os.set_inheritable(fd, False)
-    os.set_blocking(event_fd, False)
+    os.set_blocking(fds[1], False)
+    os.set_blocking(fds[2], False)
     os.umask(0o077)
     # Supervisors are reaped by the kernel: their ends are seen elsewhere.
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # Inherited, so that no signal can meet a supervisor that is not ready for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    server = Server(ticket_fd, event_fd, spool, boot_id)
+    server = Server(fds, sys.argv[5], sys.argv[6])
     server.prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     gc.collect()
     gc.freeze()

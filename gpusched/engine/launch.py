@@ -47,6 +47,12 @@ class Logs:
         self.output_from = os.fstat(output).st_size
         self.error_from = os.fstat(error).st_size
 
+    def close(self) -> None:
+        """Release them."""
+        os.close(self.output)
+        if self.error != self.output:
+            os.close(self.error)
+
 
 def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
@@ -63,15 +69,20 @@ def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
         argv.insert(0, _write_script(ticket, spool, uid if foreign else None))
     if not argv or not argv[0]:
         raise LaunchError("the command is empty")
-    if not foreign:
-        logs = _enter(ticket)
-        return _spawn(ticket, argv, logs), logs
+    gid = _group_of(uid) if foreign else -1
+    logs = _enter_as(ticket, uid, gid) if foreign else _enter(ticket)
     try:
-        gid = pwd.getpwuid(uid).pw_gid
+        return (_fork_as(ticket, argv, logs, uid, gid) if foreign else _spawn(ticket, argv, logs)), logs
+    except LaunchError:
+        logs.close()
+        raise
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
     except KeyError:
         raise LaunchError(f"cannot start as uid {uid}: this machine has no user with that id") from None
-    logs = _enter_as(ticket, uid, gid)
-    return _fork_as(ticket, argv, logs, uid, gid), logs
 
 
 def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
@@ -103,7 +114,11 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         error_path = ticket["stderr_path"]
         if error_path is None or error_path == ticket["stdout_path"]:
             return Logs(output, output)
-        return Logs(output, _open_log(error_path, ticket, "error output"))
+        try:
+            return Logs(output, _open_log(error_path, ticket, "error output"))
+        except LaunchError:
+            os.close(output)
+            raise
     finally:
         os.umask(before)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+
+from gpusched.engine.wire import QUEUE_TIMEOUT_S
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 PROGRAM = (
@@ -24,21 +27,24 @@ class Launcher:
 
     def __init__(self, spool: str, boot_id: str, event_fd: int) -> None:
         ours, theirs = socket.socketpair()
+        queue_in, queue_out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        queue_out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", QUEUE_TIMEOUT_S, 0))
+        fds = (theirs.fileno(), event_fd, queue_in.fileno(), queue_out.fileno())
         self._outbox: deque[memoryview] = deque()
         self._socket = ours
         try:
-            with theirs, open(f"{spool}/engine.log", "ab") as log:
+            with theirs, queue_in, queue_out, open(f"{spool}/engine.log", "ab") as log:
                 self._process = subprocess.Popen(
                     [
                         *(sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", PROGRAM),
-                        *(str(theirs.fileno()), str(event_fd), spool, boot_id, PACKAGE_ROOT),
+                        *(*map(str, fds), spool, boot_id, PACKAGE_ROOT),
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd="/",
                     env={k: v for k, v in os.environ.items() if k in KEPT_VARIABLES or k.startswith("LC_")},
-                    pass_fds=(theirs.fileno(), event_fd),
+                    pass_fds=fds,
                     start_new_session=True,
                 )
         except BaseException:

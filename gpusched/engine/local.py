@@ -48,7 +48,7 @@ from gpusched.ports import Clock
 log = logging.getLogger(__name__)
 
 ORDER_SIGNAL = signal.SIGUSR1
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 5.0
 """A fork server that has not answered a ticket for so long is replaced."""
 CHECK_S = 1.0
 """Between looks at runs that were not heard of yet or that no pidfd watches."""
@@ -182,7 +182,12 @@ class LocalEngine:
         watched.unsent.append(order_line(order))
         self._send_orders(watched)
         if watched.unsent and isinstance(order, StopOrder) and order.why == "cancel":
-            self._signal(watched, signal.SIGTERM)
+            try:
+                files.order_cancel(self._spool, run)
+            except OSError:
+                # Not even a name can be made: with the next look by the clock.
+                return
+            self._signal(watched)
 
     def events(self) -> list[EngineEvent]:
         """See `ports.Engine`."""
@@ -339,7 +344,7 @@ class LocalEngine:
             self._watch(watched)
             self._take_start(watched, record)
             if watched.other_files and files.has_orders(self._spool, run):
-                self._signal(watched, ORDER_SIGNAL)
+                self._signal(watched)
 
     def _settle_later(self, watched: Watched, seconds: float) -> None:
         watched.server = 0
@@ -467,7 +472,7 @@ class LocalEngine:
             if watched.phase is Phase.RUNNING:
                 self._watch(watched)
                 if watched.poke:
-                    self._signal(watched, ORDER_SIGNAL)
+                    self._signal(watched)
 
     def _take_line(self, line: bytes, started: list[Watched]) -> None:
         """One event of the pipe; a run that is to be watched from now on goes to `started`."""
@@ -501,21 +506,21 @@ class LocalEngine:
         except OSError as error:
             log.error("an order for run %s cannot be written yet: %s", watched.run, error)
             self._waker.alarm_within(CHECK_S)
-        self._signal(watched, ORDER_SIGNAL)
+        self._signal(watched)
 
-    def _signal(self, watched: Watched, number: int) -> None:
-        """Signal the supervisor; one that is not known yet reads its orders when it is."""
+    def _signal(self, watched: Watched) -> None:
+        """Tell the supervisor to read its orders; one that is not known yet is told when it is."""
         if watched.supervisor is None:
             watched.poke = True
             return
         watched.poke = False
         try:
             if watched.pidfd is not None:
-                signal.pidfd_send_signal(watched.pidfd, number)
+                signal.pidfd_send_signal(watched.pidfd, ORDER_SIGNAL)
             else:
                 process = proctree.read_process(watched.supervisor)
                 if process is not None and process.start_ticks == watched.start_ticks:
-                    proctree.send(process, number)
+                    proctree.send(process, ORDER_SIGNAL)
         except ProcessLookupError:
             # Just ended: its pidfd says so too.
             pass

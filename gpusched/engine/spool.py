@@ -4,7 +4,7 @@
                      a supervisor claims it and keeps the lock for life, the daemon revokes it.
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
-    server.lock      share-locked by every fork server and by each supervisor that has not claimed yet
+    server.lock      share-locked by every fork server and every supervisor: by all who may claim
     engine.log       complaints of fork servers and supervisors
 
 Lines of a record, each complete only with its newline:
@@ -28,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+HOLE_MEANS = b"\nstop cancel - - .\n"
 CLAIM_TRIES = 200
 CLAIM_PAUSE_S = 0.005
 
@@ -118,16 +119,14 @@ def read_orders(spool: str, run: str, offset: int) -> tuple[list[str], int]:
         data = _read_all(fd)
     finally:
         os.close(fd)
-    complete = data[: data.rfind(b"\n") + 1]
-    lines = [line for line in complete.decode("ascii", "replace").split("\n") if line]
-    return lines, offset + len(complete)
+    end = max(data.rfind(b"\n"), data.rfind(b"\0")) + 1
+    text = data[:end].replace(b"\0", HOLE_MEANS).decode("ascii", "replace")
+    return [line for line in text.split("\n") if line], offset + end
 
 
-def share_lock(spool: str) -> int:
-    """Say that claims may come from this process and its forks until all of them have closed it."""
-    fd = _open_lock(spool)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd
+def share_lock(spool: str) -> None:
+    """Say that claims may come from this process and its forks for as long as any of them lives."""
+    fcntl.flock(_open_lock(spool), fcntl.LOCK_SH)
 
 
 # --- the daemon's side --------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def revoke(spool: str, run: str) -> bool:
 
 
 def is_server_gone(spool: str) -> bool:
-    """Whether no fork server and no unclaimed supervisor is left, so that no claim can come any more."""
+    """Whether no fork server and no supervisor is left, so that no claim can come any more."""
     fd = _open_lock(spool)
     try:
         return _try_lock(fd, fcntl.LOCK_EX)
@@ -199,6 +198,15 @@ def append_order(spool: str, run: str, line: str) -> None:
     fd = os.open(order_path(spool, run), flags, 0o600)
     try:
         _write_all(fd, f"\n{line}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def order_cancel(spool: str, run: str) -> None:
+    """Order a cancel where no line can be written: a hole at the end of the file takes no space."""
+    fd = os.open(order_path(spool, run), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, os.fstat(fd).st_size + 1)
     finally:
         os.close(fd)
 

@@ -1,4 +1,4 @@
-"""One process per run: claims it, starts it, ends it in time, and writes down how it ended.
+"""One process for each run: claims it, starts it, ends it in time, and writes down how it ended.
 
 The supervisor leads the run's session and is the reaper of all its descendants, so a process that leaves the
 session or whose parent is gone is still below it. It ends only when none is left. Nothing here needs the
@@ -50,12 +50,26 @@ GPU_OOM = (
 )
 
 
+class Home:
+    """What stays the same for all runs that one supervisor process serves, one after the other."""
+
+    __slots__ = ("boot_id", "event_fd", "pid", "spool", "start_ticks")
+
+    def __init__(self, spool: str, boot_id: str, event_fd: int, start_ticks: int) -> None:
+        self.spool = spool
+        self.boot_id = boot_id
+        self.event_fd = event_fd
+        self.pid = os.getpid()
+        self.start_ticks = start_ticks
+
+
 class Supervisor:
     """The life of one run, from its claim to its result."""
 
     __slots__ = (
         "cpu_s",
-        "event_fd",
+        "heard",
+        "home",
         "job_pid",
         "kill_pause_s",
         "kills_at",
@@ -68,7 +82,6 @@ class Supervisor:
         "peak_kib",
         "record_fd",
         "run",
-        "spool",
         "start_at",
         "started",
         "status",
@@ -77,11 +90,11 @@ class Supervisor:
         "ticket",
     )
 
-    def __init__(self, ticket: dict[str, Any], spool: str, event_fd: int) -> None:
+    def __init__(self, ticket: dict[str, Any], home: Home) -> None:
         self.ticket = ticket
         self.run: str = ticket["run"]
-        self.spool = spool
-        self.event_fd = event_fd
+        self.home = home
+        self.heard = True
         self.record_fd = -1
         self.order_offset = 0
         self.logs: launch.Logs | None = None
@@ -102,42 +115,50 @@ class Supervisor:
 
     # --- from claim to result -------------------------------------------------------------------
 
-    def supervise(self, boot_id: str, may_claim_fd: int) -> None:
-        """Do all of it. `may_claim_fd` is the share of the spool's lock that ends with the claim."""
-        pid = os.getpid()
-        own = proctree.read_process(pid)
-        ticks = own.start_ticks if own else 0
+    def supervise(self) -> bool:
+        """Do all of it; True when the daemon has surely been told, so that this process may serve another run."""
+        home = self.home
         try:
-            fd = files.take_claim(self.spool, self.run, pid, ticks, self.ticket["uid"], boot_id)
+            fd = files.take_claim(home.spool, self.run, home.pid, home.start_ticks, self.ticket["uid"], home.boot_id)
         except OSError as error:
-            self.tell("refused", detail=f"the spool {self.spool} cannot be written: {error.strerror}")
-            return
+            self.tell("refused", detail=f"the spool {home.spool} cannot be written: {error.strerror}")
+            return False
         if fd is None:
             self.tell("refused", detail="it was claimed or revoked before")
-            return
+            return False
         self.record_fd = fd
-        os.close(may_claim_fd)
         self.read_orders()
-        if self.stopped_by is not None:
-            self.finish(None)
-            return
+        launch_error = None
+        if self.stopped_by is None:
+            launch_error = self.start()
+            while self.start_at is not None and self.reap():
+                self.act(time.monotonic())
+                self.wait()
+        self.finish(launch_error)
+        self.close()
+        return self.heard
+
+    def start(self) -> str | None:
+        """Start the job and say so; a sentence if that failed."""
+        home = self.home
         try:
-            started_at, started = time.time(), time.monotonic()
-            self.job_pid, self.logs = launch.start(self.ticket, self.spool)
+            start_at, started = time.time(), time.monotonic()
+            self.job_pid, self.logs = launch.start(self.ticket, home.spool)
         except launch.LaunchError as error:
-            self.finish(str(error))
-            return
-        self.start_at, self.started = started_at, started
-        files.note_start(fd, self.job_pid, started_at)
-        self.tell("started", at=started_at, supervisor_pid=pid, supervisor_start_ticks=ticks, pid=self.job_pid)
-        # The script may be 10 MB, the environment is of no more use.
-        self.ticket["script"] = None
-        self.ticket["env"] = None
+            return str(error)
+        self.start_at, self.started = start_at, started
+        files.note_start(self.record_fd, self.job_pid, start_at)
+        self.tell(
+            "started",
+            at=start_at,
+            supervisor_pid=home.pid,
+            supervisor_start_ticks=home.start_ticks,
+            pid=self.job_pid,
+        )
+        # The environment is of no more use, and the script may be 10 MB.
+        self.ticket["script"] = self.ticket["env"] = None
         self.set_limit(self.ticket["time_limit_s"])
-        while self.reap():
-            self.act(time.monotonic())
-            self.wait()
-        self.finish(None)
+        return None
 
     def reap(self) -> bool:
         """Collect whoever ended; False when no descendant is left."""
@@ -185,7 +206,7 @@ class Supervisor:
             self.linger_until = None
             self.end_leftovers(now)
         if self.kills_at is not None and now >= self.kills_at:
-            killed = proctree.kill_tree(os.getpid())
+            killed = proctree.kill_tree(self.home.pid)
             if self.status is not None:
                 self.name_leftovers(killed)
             # Again, until the kernel says that no child is left: some come to light only now.
@@ -215,7 +236,7 @@ class Supervisor:
 
     def end_leftovers(self, now: float) -> None:
         """The job's first process is gone and others are not: end and name them."""
-        lingering = proctree.descendants(os.getpid())
+        lingering = proctree.descendants(self.home.pid)
         self.name_leftovers(lingering)
         self.stopping = "leftovers"
         self.tell("stopping", at=time.time(), why="leftovers")
@@ -233,7 +254,7 @@ class Supervisor:
     def deliver(self, number: int, main_only: bool) -> None:
         """To the first process or to all."""
         if not main_only:
-            proctree.signal_tree(os.getpid(), number)
+            proctree.signal_tree(self.home.pid, number)
         elif self.status is None:
             # Not reaped yet, so the pid is still its own.
             try:
@@ -257,7 +278,7 @@ class Supervisor:
 
     def read_orders(self) -> None:
         """Carry out what the daemon appended since the last look."""
-        lines, self.order_offset = files.read_orders(self.spool, self.run, self.order_offset)
+        lines, self.order_offset = files.read_orders(self.home.spool, self.run, self.order_offset)
         for line in lines:
             try:
                 self.obey(line.split(" "))
@@ -291,12 +312,23 @@ class Supervisor:
     # --- telling ----------------------------------------------------------------------------------
 
     def tell(self, event: str, **facts: str | float | None) -> None:
-        """Put an event on the pipe. It may be lost: the spool says the same."""
+        """Put an event on the pipe."""
+        self.send(encode_event(run=self.run, event=event, **facts))
+
+    def send(self, content: bytes) -> None:
+        """Put a line on the pipe if there is room and a reader. If not, the spool says the same."""
         try:
-            os.write(self.event_fd, encode_event(run=self.run, event=event, **facts))
+            os.write(self.home.event_fd, content)
         except OSError:
-            # Full, or the daemon that read it is gone.
-            pass
+            self.heard = False
+        else:
+            self.heard = True
+
+    def close(self) -> None:
+        """Release the run's files, its lock among them."""
+        os.close(self.record_fd)
+        if self.logs is not None:
+            self.logs.close()
 
     def finish(self, launch_error: str | None) -> None:
         """Write the result, then say so."""
@@ -331,17 +363,11 @@ class Supervisor:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, RESULT_RETRY_S[1])
                 if os.fstat(self.record_fd).st_nlink == 0:
-                    return
+                    break
             else:
                 self.send(content)
                 return
-
-    def send(self, content: bytes) -> None:
-        """Put a line on the pipe if there is room and a reader."""
-        try:
-            os.write(self.event_fd, content)
-        except OSError:
-            pass
+        self.heard = False
 
     def ran_out_of_vram(self) -> bool:
         """Whether the tail of the job's output shows that GPU memory ran out."""

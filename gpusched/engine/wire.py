@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 PIPE_BUF = 4096
 """POSIX's atomic size on Linux."""
+QUEUE_BYTES = 1 << 16
+"""Largest ticket for an idle supervisor; one with a larger script costs a fork."""
+QUEUE_TIMEOUT_S = 2
+"""How long a supervisor stays idle."""
 TEXT_LIMIT = 300
 """Characters of a sentence or list in an event: at 12 bytes each they fit the atomic size."""
 
@@ -25,15 +29,21 @@ def pack_ticket(ticket: dict[str, Any]) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
 
-def unpack_ticket(buffer: bytearray) -> dict[str, Any] | None:
-    """Take the first whole ticket off the buffer; None while it is incomplete."""
+def take_frame(buffer: bytearray) -> bytes | None:
+    """Take the first whole ticket, still packed, off the buffer; None while it is incomplete."""
     if len(buffer) < 4:
         return None
     end = 4 + int.from_bytes(buffer[:4], "little")
     if len(buffer) < end:
         return None
-    ticket: dict[str, Any] = marshal.loads(bytes(buffer[4:end]))
+    body = bytes(buffer[4:end])
     del buffer[:end]
+    return body
+
+
+def unpack_ticket(body: bytes) -> dict[str, Any]:
+    """A ticket as a dict."""
+    ticket: dict[str, Any] = marshal.loads(body)
     return ticket
 
 
