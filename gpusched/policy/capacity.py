@@ -56,7 +56,7 @@ def _over_ceiling(request: Request, layout: Layout, settings: Settings) -> Refus
     totals_mib = [node.load.mem_total_mib for node in layout.nodes if node.load is not None]
     if ceiling is None or not totals_mib or request.mem_mib <= ceiling * max(totals_mib):
         return None
-    most = format_size_mib(ceiling * max(totals_mib))
+    most = format_size_floor(int(ceiling * max(totals_mib)))
     return Refusal(
         f"asked for {format_size_mib(request.mem_mib)} of memory; jobs start only while at most "
         f"{ceiling:.0%} of memory is in use, which is {most}",

@@ -266,6 +266,7 @@ CEILINGS = {
     "disk traffic above its ceiling does not": ({"disk_mib_s": 100.0}, load(disk_mib_s=101.0), wants(1), False),
     "unknown disk traffic is not low traffic": ({"disk_mib_s": 100.0}, load(disk_mib_s=None), wants(1), False),
     "network traffic above its ceiling does not": ({"net_mib_s": 10.0}, load(net_mib_s=11.0), wants(1), False),
+    "disk traffic at its ceiling admits": ({"disk_mib_s": 100.0}, load(disk_mib_s=100.0), wants(1), True),
     "network traffic below its ceiling admits": ({"net_mib_s": 10.0}, load(net_mib_s=9.0), wants(1), True),
     "without ceilings any load admits": ({}, load(cpu_fraction=1.0, mem_available_mib=0), wants(1), True),
     "without ceilings no measurement is needed": ({}, None, wants(1), True),
@@ -286,6 +287,9 @@ def test_jobs_started_since_the_sample_count_with_what_they_asked_for():
     assert set(Scenario([node(load=load())], jobs, settings=ceiling).outcome().starts) == {1, 2, 3}
     fresh = [running(9, "n1", cpus=4, since=0.0)]
     assert set(Scenario([node(load=load())], jobs, fresh, ceiling).outcome().starts) == {1, 2}
+    half = settings(ceiling={"mem_fraction": 0.5})
+    large = [wants(number, mem_mib=12 * 1024) for number in range(1, 5)]
+    assert set(Scenario([node(load=load())], large, settings=half).outcome().starts) == {1, 2}
     measured = [running(9, "n1", cpus=4, since=1.0)]
     assert set(Scenario([node(load=load())], jobs, measured, ceiling).outcome().starts) == {1, 2, 3}
 

@@ -145,6 +145,7 @@ def test_a_booking_has_room_exactly_where_it_would_be_chosen():
     assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(0, True),)))
     assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(0, False, 1),)))
     assert draft.has_room(Booking(0, 1000, 0, 0, (Part(1, True),)))
+    assert draft.has_room(Booking(0, 1000, 15_000, 64 * 1024, ()))
     assert not draft.has_room(Booking(0, 1000, 15_001, 0, ()))
     assert not draft.has_room(Booking(0, 1000, 0, 64 * 1024 + 1, ()))
     draft.book(Booking(0, 1000, 0, 0, (Part(1, False, 24_000, 600_000),)))
@@ -168,6 +169,17 @@ def test_what_a_card_that_left_the_machine_held_is_forgotten_but_not_the_cores()
     assert draft.free_millicpus == [13_000]
     assert fits(draft, need(1))
     assert Layout([node()], SETTINGS).booking(1, allocation(1, "elsewhere")) is None
+
+
+def test_a_fraction_of_unknown_memory_books_its_share_of_the_card():
+    layout = Layout([node(gpus=1)], SETTINGS)
+    booking = layout.booking(1, allocation(1, gpus=[share(0, fraction=0.25)]))
+    assert booking is not None
+    assert booking.parts == (Part(0, False, (24 * 1024 - 512) // 4, 250_000),)
+    unknown = Layout([node(gpus=[gpu_view(0, vram_total_mib=None)])], SETTINGS)
+    booking = unknown.booking(1, allocation(1, gpus=[share(0, fraction=0.25)]))
+    assert booking is not None
+    assert booking.parts == (Part(0, False, 0, 250_000),)
 
 
 def test_a_placement_and_its_booking_are_the_same():
