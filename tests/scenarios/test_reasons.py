@@ -89,6 +89,36 @@ FIRST = {
         wants(9, 1, cpus=4),
         "needs 1 free GPU, none of 2 is free, and 4 CPUs, none of 8 is free; expected in about 1 min, when job 7 ends",
     ),
+    "nothing about what is free to the last core and MiB": (
+        [node(gpus=1, cpus=8, mem_mib=2 * GIB)],
+        [running(7, "n1:0", cpus=4, mem_mib=GIB, ends_in=60)],
+        wants(9, 1, cpus=4, mem_mib=GIB),
+        "needs 1 free GPU, none of 1 is free; expected in about 1 min, when job 7 ends",
+    ),
+    "nothing about cards that are free to the last one": (
+        [node(gpus=2, cpus=8)],
+        [running(7, "n1", cpus=8, ends_in=60)],
+        wants(9, 2),
+        "needs 1 CPU, none of 8 is free; expected in about 1 min, when job 7 ends",
+    ),
+    "nothing about slices that have room on just enough cards": (
+        [node(gpus=2, cpus=8)],
+        [running(7, "n1", cpus=8, ends_in=60)],
+        wants(9, 2, vram_mib=GIB),
+        "needs 1 CPU, none of 8 is free; expected in about 1 min, when job 7 ends",
+    ),
+    "the room that other users' slices leave, which is none": (
+        [node(gpus=1)],
+        [running(7, "n1:0", vram=GIB, uid=5, ends_in=60)],
+        wants(9, 1, vram_mib=2 * GIB),
+        "needs 2G of VRAM on one card, none has room; expected in about 1 min, when job 7 ends",
+    ),
+    "the part of a card that slices leave": (
+        [node(gpus=1)],
+        [running(7, "n1:0", vram=18_048, ends_in=60)],
+        wants(9, 1, gpu_fraction=0.5),
+        "needs 0.5 of a GPU, the most free on one is 0.25; expected in about 1 min, when job 7 ends",
+    ),
     "that all is free but not in one place": (
         [node("n1", gpus=2, cpus=8), node("n2", gpus=2, cpus=8)],
         [running(7, "n1", cpus=8, ends_in=60), running(8, "n2:0,1", cpus=0, ends_in=120)],

@@ -154,6 +154,18 @@ REFUSED = {
         "asked for 6 GPUs; the largest this scheduler can give on one node is -g 4",
         "ask for at most that many: -g 4",
     ),
+    "all cores of one node with all memory of another": (
+        [node("n1", cpus=8, mem_mib=4 * GIB), node("n2", cpus=4, mem_mib=8 * GIB)],
+        request(cpus=8, mem_mib=8 * GIB),
+        "asked for 8 CPUs and 8G of memory; no single node has all of that",
+        "ask for less of one of them; see what each node has with: ginfo",
+    ),
+    "the largest slice, more often than there are such cards": (
+        MIXED,
+        request(2, vram_mib=80 * GIB - 512),
+        "asked for 79.5G of VRAM on each of 2 GPUs; the largest this scheduler can give is -g 1 --vram 79.5G",
+        "ask for at most that many: -g 1 --vram 79.5G",
+    ),
     "what only two nodes together have": (
         [node("n1", gpus=4, cpus=8), node("n2", cpus=64)],
         request(4, cpus=16),
