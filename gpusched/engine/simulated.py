@@ -1,0 +1,297 @@
+"""An engine without processes: each run does what its script says, on whatever clock it is given.
+
+For unit tests of the daemon and for the simulator, which moves the clock from one `next_event_at` to the next.
+It keeps the promises of `ports.Engine`; orders act as on a real run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpusched.model.execution import (
+    EngineEvent,
+    LimitOrder,
+    OpenRun,
+    Order,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunStarted,
+    RunStopping,
+    SignalOrder,
+    StopOrder,
+    Ticket,
+)
+from gpusched.ports import Clock
+
+FIRST_PID = 1_000_001
+"""Above every pid of a real machine that nobody tuned."""
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulated run does."""
+
+    runs_s: float = 0.0
+    """From start to the end of its first process; infinite for one that has to be stopped."""
+    exit_code: int = 0
+    signal: int | None = None
+    """Ends by this signal instead of with the exit code."""
+    launch_error: str | None = None
+    """Cannot be started, for this reason."""
+    never_starts: bool = False
+    lost: bool = False
+    """Its supervisor dies when the first process would end."""
+    gpu_oom: bool = False
+    leftovers: tuple[str, ...] = ()
+    """Processes that stay behind for the whole leftover grace."""
+    stop_takes_s: float = 0.0
+    """From the stop signal to the end; beyond the grace it is killed."""
+    cpu_s: float = 0.0
+    peak_mem_mib: float = 0.0
+
+
+@dataclass(slots=True)
+class SimulatedRun:
+    """A run that was started and not forgotten."""
+
+    ticket: Ticket
+    outcome: Outcome
+    pid: int
+    start_at: float = 0.0
+    limit_at: float = NEVER
+    finish_at: float = NEVER
+    """When its first process ends unless it is stopped."""
+    stopped_by: str | None = None
+    stop_signal: int = signal.SIGTERM
+    gone_at: float = NEVER
+    """When the stop signal has taken effect, or when leftovers are gone."""
+    kill_at: float = NEVER
+    lingering: bool = False
+    end: EngineEvent | None = None
+
+    def due_at(self) -> float:
+        """When something happens next if nobody interferes."""
+        if self.end is not None:
+            return NEVER
+        if self.lingering:
+            return min(self.gone_at, self.kill_at)
+        if self.stopped_by is not None:
+            return min(self.finish_at, self.gone_at, self.kill_at)
+        return min(self.finish_at, self.limit_at)
+
+
+@dataclass(slots=True)
+class SimulatedEngine:
+    """See `ports.Engine` and the module.
+
+    Args: clock: any; outcome: called once per start with the ticket; boot_id: runs of another one are lost.
+    """
+
+    clock: Clock
+    outcome: Callable[[Ticket], Outcome] = lambda ticket: Outcome()
+    boot_id: str = "simulated"
+    signals: list[tuple[str, SignalOrder]] = field(default_factory=list)
+    """Signals that were delivered to living runs, for tests."""
+    _runs: dict[str, SimulatedRun] = field(default_factory=dict)
+    _revoked: set[str] = field(default_factory=set)
+    _events: list[EngineEvent] = field(default_factory=list)
+    _due: list[tuple[float, int, str]] = field(default_factory=list)
+    _order: itertools.count[int] = field(default_factory=itertools.count)
+    _pids: itertools.count[int] = field(default_factory=lambda: itertools.count(FIRST_PID, 2))
+    _wake: Callable[[], None] | None = None
+
+    # --- the protocol -------------------------------------------------------------------------------
+
+    def adopt(self, runs: Sequence[OpenRun]) -> None:
+        """See `ports.Engine`; what was handed out and not forgotten is handed out again."""
+        self._advance()
+        self._events.clear()
+        for known in runs:
+            run = self._runs.get(known.run)
+            if run is None:
+                self._events.append(self._missing(known))
+            elif run.end is not None:
+                self._events.append(run.end)
+            else:
+                self._events.append(self._started(run))
+                if known.pending_order is not None:
+                    self.order(known.run, known.pending_order)
+        self._ring()
+
+    def start(self, tickets: Sequence[Ticket]) -> None:
+        """See `ports.Engine`."""
+        self._advance()
+        now = self.clock.now()
+        for ticket in tickets:
+            if ticket.run in self._runs:
+                continue
+            outcome = self.outcome(ticket)
+            run = SimulatedRun(ticket, outcome, next(self._pids), start_at=now)
+            self._runs[ticket.run] = run
+            if outcome.never_starts or ticket.run in self._revoked:
+                self._revoked.add(ticket.run)
+                self._end(run, RunNeverStarted(ticket.run, now, "it was claimed or revoked before"))
+            elif outcome.launch_error is not None:
+                self._end(run, RunEnded(ticket.run, None, now, launch_error=outcome.launch_error))
+            else:
+                run.finish_at = now + outcome.runs_s
+                run.limit_at = NEVER if ticket.time_limit_s is None else now + ticket.time_limit_s
+                self._events.append(self._started(run))
+                self._schedule(run)
+        self._ring()
+
+    def order(self, run: str, order: Order) -> None:
+        """See `ports.Engine`."""
+        self._advance()
+        found = self._runs.get(run)
+        if found is None or found.end is not None:
+            return
+        now = self.clock.now()
+        if isinstance(order, StopOrder):
+            self._stop(found, now, order)
+        elif isinstance(order, LimitOrder):
+            limit_s = order.time_limit_s
+            found.limit_at = NEVER if limit_s is None else found.start_at + limit_s
+        else:
+            assert isinstance(order, SignalOrder)
+            self.signals.append((run, order))
+            if order.signal == signal.SIGKILL:
+                found.finish_at = now
+                found.outcome = Outcome(signal=signal.SIGKILL)
+        self._schedule(found)
+        self._ring()
+
+    def events(self) -> list[EngineEvent]:
+        """See `ports.Engine`."""
+        self._advance()
+        events, self._events = self._events, []
+        return events
+
+    def forget(self, runs: Iterable[str]) -> None:
+        """See `ports.Engine`."""
+        for run in runs:
+            found = self._runs.get(run)
+            if found is not None and found.end is not None:
+                del self._runs[run]
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
+        """See `ports.Engine`."""
+        alive = {run.pid: run.ticket.run for run in self._runs.values() if run.end is None}
+        return {pid: alive[pid] for pid in pids if pid in alive}
+
+    def set_waker(self, wake: Callable[[], None] | None) -> None:
+        """See `ports.Engine`; time alone wakes nobody, whoever moves the clock asks for the events."""
+        self._wake = wake
+        self._ring()
+
+    def close(self) -> None:
+        """See `ports.Engine`."""
+        self._wake = None
+
+    # --- for whoever moves the clock ------------------------------------------------------------------
+
+    def next_event_at(self) -> float | None:
+        """When `events` will have something new; None when nothing runs that ends by itself."""
+        if self._events:
+            return self.clock.now()
+        while self._due:
+            at, _, name = self._due[0]
+            run = self._runs.get(name)
+            if run is not None and run.due_at() == at:
+                return at
+            heapq.heappop(self._due)
+        return None
+
+    # --- what happens -----------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Let everything happen that is due, each at its own instant."""
+        now = self.clock.now()
+        while self._due and self._due[0][0] <= now:
+            at, _, name = heapq.heappop(self._due)
+            run = self._runs.get(name)
+            if run is not None and run.due_at() == at:
+                self._happen(run, at)
+                self._schedule(run)
+
+    def _happen(self, run: SimulatedRun, at: float) -> None:
+        name, outcome = run.ticket.run, run.outcome
+        if run.lingering:
+            self._finish(run, at, outcome.signal, leftovers=outcome.leftovers)
+        elif run.finish_at <= at:
+            if outcome.lost:
+                self._end(run, RunLost(name, at, "its supervisor ended without a result"))
+            elif outcome.leftovers and run.stopped_by is None:
+                run.lingering = True
+                run.gone_at = at + run.ticket.leftover_grace_s
+                self._events.append(RunStopping(name, at, "leftovers"))
+            else:
+                self._finish(run, at, outcome.signal)
+        elif run.stopped_by is not None:
+            killed = run.kill_at <= at and run.gone_at > at
+            self._finish(run, at, signal.SIGKILL if killed else run.stop_signal)
+        else:
+            self._stop(run, at, StopOrder("timeout"))
+
+    def _stop(self, run: SimulatedRun, at: float, order: StopOrder) -> None:
+        ticket = run.ticket
+        run.kill_at = min(run.kill_at, at + (ticket.grace_s if order.grace_s is None else order.grace_s))
+        if run.lingering:
+            return
+        if run.stopped_by is None:
+            run.stopped_by = order.why
+            run.stop_signal = ticket.stop_signal if order.signal is None else order.signal
+            run.gone_at = at + run.outcome.stop_takes_s
+            self._events.append(RunStopping(ticket.run, at, order.why))
+        elif order.why == "cancel" and run.stopped_by == "preempt":
+            run.stopped_by = "cancel"
+
+    def _finish(self, run: SimulatedRun, at: float, number: int | None, leftovers: tuple[str, ...] = ()) -> None:
+        outcome = run.outcome
+        self._end(
+            run,
+            RunEnded(
+                run.ticket.run,
+                run.start_at,
+                at,
+                exit_code=outcome.exit_code if number is None else None,
+                signal=None if number is None else int(number),
+                stopped_by=run.stopped_by,
+                gpu_oom=outcome.gpu_oom and run.stopped_by is None,
+                cpu_s=outcome.cpu_s,
+                peak_mem_mib=outcome.peak_mem_mib,
+                leftovers=leftovers,
+            ),
+        )
+
+    def _end(self, run: SimulatedRun, event: EngineEvent) -> None:
+        run.end = event
+        self._events.append(event)
+
+    def _missing(self, known: OpenRun) -> EngineEvent:
+        """What to say of a run that this engine never had or has lost."""
+        now = self.clock.now()
+        if known.boot_id != self.boot_id:
+            return RunLost(known.run, now, "the machine was restarted")
+        if known.supervisor_pid is not None:
+            return RunLost(known.run, now, "its supervisor ended without a result")
+        self._revoked.add(known.run)
+        return RunNeverStarted(known.run, now, "it was not started before the daemon ended")
+
+    def _started(self, run: SimulatedRun) -> RunStarted:
+        return RunStarted(run.ticket.run, run.start_at, run.pid + 1, 1, run.pid)
+
+    def _schedule(self, run: SimulatedRun) -> None:
+        at = run.due_at()
+        if at < NEVER:
+            heapq.heappush(self._due, (at, next(self._order), run.ticket.run))
+
+    def _ring(self) -> None:
+        if self._wake is not None and self._events:
+            self._wake()

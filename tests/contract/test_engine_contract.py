@@ -1,0 +1,285 @@
+"""What every engine must do, run over real processes and over simulated ones."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, open_run
+
+from gpusched.model.execution import (
+    LimitOrder,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunStarted,
+    RunStopping,
+    SignalOrder,
+    StopOrder,
+)
+
+SLEEPS = Does(lasts_s=FOREVER)
+STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
+
+
+@pytest.fixture(params=[LocalBench, SimulatedBench], ids=["local", "simulated"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made: Bench = request.param(tmp_path)
+    yield made
+    made.close()
+
+
+# --- runs that end by themselves ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_the_exit_code_comes_back(bench: Bench, code: int) -> None:
+    bench.start("1.1", Does(exit_code=code))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.signal, end.stopped_by) == (code, None, None)
+
+
+def test_the_signal_that_ended_it_comes_back(bench: Bench) -> None:
+    bench.start("1.1", Does(signal=signal.SIGABRT))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.signal, end.stopped_by) == (None, signal.SIGABRT, None)
+
+
+def test_start_comes_before_the_end_and_both_are_dated(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.25))
+    end = bench.end_of("1.1")
+    started, last = bench.of("1.1")
+    assert isinstance(started, RunStarted)
+    assert last is end
+    assert end.start_at == started.at
+    assert 0.25 <= end.end_at - started.at < 10
+
+
+def test_several_runs_are_told_apart(bench: Bench) -> None:
+    tickets = [bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 11)]
+    bench.engine.start(tickets)
+    assert [bench.end_of(ticket.run).exit_code for ticket in tickets] == list(range(1, 11))
+    assert all([type(event) for event in bench.of(t.run)] == [RunStarted, RunEnded] for t in tickets)
+
+
+def test_a_command_that_is_not_there_is_a_launch_error_and_nothing_was_started(bench: Bench) -> None:
+    bench.start("1.1", Does(missing_command=True))
+    end = bench.end_of("1.1")
+    assert end.launch_error is not None
+    assert "no-such-command" in end.launch_error
+    assert (end.start_at, end.exit_code, end.signal) == (None, None, None)
+    assert bench.of("1.1") == [end]
+
+
+def test_a_handle_is_started_only_once(bench: Bench) -> None:
+    bench.start("1.1", Does(exit_code=4))
+    bench.engine.start([bench.ticket("1.1", Does(exit_code=5))])
+    bench.start("2.1", Does(lasts_s=0.3))
+    bench.end_of("2.1")
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunEnded]
+    assert bench.end_of("1.1").exit_code == 4
+
+
+def test_leftovers_are_ended_and_named(bench: Bench) -> None:
+    bench.start("1.1", Does(exit_code=3, leaves_one_behind=True))
+    end = bench.end_of("1.1")
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunStopping, RunEnded]
+    assert bench.until("1.1", RunStopping).why == "leftovers"
+    assert (end.exit_code, end.stopped_by) == (3, None)
+    assert [name.partition("(")[0] for name in end.leftovers] == ["sleep"]
+
+
+# --- orders --------------------------------------------------------------------------------------------
+
+
+def test_cancel_ends_a_run_by_its_stop_signal(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    end = bench.end_of("1.1")
+    assert bench.until("1.1", RunStopping).why == "cancel"
+    assert (end.signal, end.stopped_by) == (signal.SIGTERM, "cancel")
+
+
+def test_a_stop_order_may_name_another_signal(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt", signal=signal.SIGINT))
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by) == (signal.SIGINT, "preempt")
+
+
+def test_who_ignores_the_stop_signal_is_killed_after_the_grace(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=0.3)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    end = bench.end_of("1.1")
+    assert end.signal == signal.SIGKILL
+    assert end.end_at - bench.until("1.1", RunStopping).at >= 0.3
+
+
+def test_a_second_cancel_without_grace_kills_at_once(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=600)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.until("1.1", RunStopping)
+    bench.engine.order("1.1", StopOrder("cancel", grace_s=0))
+    assert bench.end_of("1.1").signal == signal.SIGKILL
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunStopping, RunEnded]
+
+
+def test_a_later_stop_never_lengthens_the_grace(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=0.3)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.engine.order("1.1", StopOrder("cancel", grace_s=600))
+    assert bench.end_of("1.1").signal == signal.SIGKILL
+
+
+def test_cancel_wins_over_preemption(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=600)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    bench.until("1.1", RunStopping)
+    bench.engine.order("1.1", StopOrder("cancel", grace_s=0))
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+def test_the_time_limit_stops_a_run(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, time_limit_s=0.3)
+    end = bench.end_of("1.1")
+    assert end.stopped_by == "timeout"
+    assert end.start_at is not None
+    assert end.end_at - end.start_at >= 0.3
+
+
+def test_a_limit_may_be_raised_and_lifted(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.6), time_limit_s=0.3)
+    bench.start("2.1", Does(lasts_s=0.6), time_limit_s=0.3)
+    bench.engine.order("1.1", LimitOrder(600))
+    bench.engine.order("2.1", LimitOrder(None))
+    assert [bench.end_of(run).stopped_by for run in ("1.1", "2.1")] == [None, None]
+
+
+def test_a_limit_may_be_set_later_and_counts_from_the_start(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    bench.let_pass(0.3)
+    bench.engine.order("1.1", LimitOrder(0.2))
+    end = bench.end_of("1.1")
+    assert end.stopped_by == "timeout"
+
+
+def test_a_signal_order_only_signals(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    bench.engine.order("1.1", SignalOrder(signal.SIGKILL))
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by) == (signal.SIGKILL, None)
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunEnded]
+
+
+def test_orders_to_unknown_and_ended_runs_are_ignored(bench: Bench) -> None:
+    bench.engine.order("9.1", StopOrder("cancel"))
+    bench.start("1.1")
+    end = bench.end_of("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.engine.order("1.1", LimitOrder(1))
+    bench.start("2.1", Does(lasts_s=0.2))
+    bench.end_of("2.1")
+    assert bench.of("1.1")[-1] is end
+    assert bench.of("9.1") == []
+
+
+# --- restarts of the daemon ------------------------------------------------------------------------------
+
+
+def test_a_living_run_is_adopted_and_its_end_is_not_lost(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    first = bench.ready("1.1")
+    bench.restart()
+    bench.seen.clear()
+    bench.engine.adopt([open_run("1.1", first)])
+    assert bench.until("1.1", RunStarted) == first
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+def test_an_end_that_was_not_forgotten_is_handed_out_again(bench: Bench) -> None:
+    bench.start("1.1", Does(exit_code=7))
+    end = bench.end_of("1.1")
+    bench.restart()
+    bench.seen.clear()
+    bench.engine.adopt([open_run("1.1")])
+    assert bench.end_of("1.1") == end
+    assert bench.of("1.1") == [end]
+
+
+def test_a_run_that_was_never_asked_for_can_be_given_back(bench: Bench) -> None:
+    bench.engine.adopt([open_run("1.1")])
+    end = bench.until("1.1", *ENDS)
+    assert isinstance(end, RunNeverStarted)
+    bench.engine.forget(["1.1"])
+    bench.start("1.1", Does(exit_code=5))
+    bench.let_pass(0.5)
+    assert not [event for event in bench.of("1.1") if isinstance(event, RunStarted)]
+
+
+def test_a_run_of_an_earlier_boot_is_lost(bench: Bench) -> None:
+    bench.engine.adopt([open_run("1.1", boot="boot-0")])
+    end = bench.until("1.1", *ENDS)
+    assert isinstance(end, RunLost)
+    assert "restarted" in end.detail
+
+
+def test_a_recorded_stop_is_sent_again_on_adoption(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    first = bench.ready("1.1")
+    bench.restart()
+    bench.engine.adopt([open_run("1.1", first, stop=StopOrder("cancel"))])
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+# --- around the runs ---------------------------------------------------------------------------------------
+
+
+def test_nothing_to_say_is_an_empty_list(bench: Bench) -> None:
+    assert bench.engine.events() == []
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    assert bench.engine.events() == []
+
+
+def test_an_event_is_handed_out_once(bench: Bench) -> None:
+    bench.start("1.1")
+    bench.end_of("1.1")
+    bench.engine.forget(["1.1"])
+    bench.let_pass(0.1)
+    assert len(bench.of("1.1")) == 2
+
+
+def test_only_processes_of_runs_have_owners(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    started = bench.ready("1.1")
+    assert bench.engine.owners([started.pid, 1]) == {started.pid: "1.1"}
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    assert bench.engine.owners([started.pid]) == {}
+
+
+def test_the_waker_is_called_inside_the_event_loop(bench: Bench) -> None:
+    async def run() -> None:
+        news = asyncio.Event()
+        bench.engine.set_waker(news.set)
+        bench.start("1.1", Does(lasts_s=0.0, exit_code=6))
+        while not any(isinstance(event, ENDS) for event in bench.seen):
+            await asyncio.wait_for(news.wait(), 20)
+            news.clear()
+            bench.seen += bench.engine.events()
+        bench.engine.set_waker(None)
+
+    asyncio.run(run())
+    assert bench.end_of("1.1").exit_code == 6
