@@ -64,18 +64,8 @@ async def listing(request: web.Request) -> web.Response:
     """GET /v1/jobs"""
     service = service_of(request)
     caller = caller_of(request)
-    ids = service.job_ids(request.query.get("ids", ""), caller)
-    states = states_of(words(request, "states"))
-    limit = number(request, "limit", None, 1, 10_000_000)
-    wanted = JobFilter(
-        ids=frozenset(ids),
-        states=states if states or ids else ACTIVE_STATES,
-        users=words(request, "users"),
-        names=words(request, "names"),
-        queues=words(request, "queues"),
-        since=number(request, "since", None, 0, 1e12),
-        limit=None if limit is None else int(limit),
-    )
+    wanted = _filter(request, service, caller)
+    ids = sorted(wanted.ids)
     jobs = _select(service, wanted)
     missing: list[str] = []
     if ids:
@@ -100,6 +90,21 @@ async def listing(request: web.Request) -> web.Response:
     return respond(fields=fields, rows=rows, **extra)
 
 
+def _filter(request: web.Request, service: Service, caller: Caller) -> JobFilter:
+    ids = service.job_ids(request.query.get("ids", ""), caller)
+    states = states_of(words(request, "states"))
+    limit = number(request, "limit", None, 1, 10_000_000)
+    return JobFilter(
+        ids=frozenset(ids),
+        states=states if states or ids else ACTIVE_STATES,
+        users=words(request, "users"),
+        names=words(request, "names"),
+        queues=words(request, "queues"),
+        since=number(request, "since", None, 0, 1e12),
+        limit=None if limit is None else int(limit),
+    )
+
+
 def _select(service: Service, wanted: JobFilter) -> list[Job]:
     if wanted.states and wanted.states <= ACTIVE_STATES and not wanted.ids:
         jobs = [
@@ -113,6 +118,17 @@ def _select(service: Service, wanted: JobFilter) -> list[Job]:
         jobs.sort(key=lambda job: job.id)
         return jobs if wanted.limit is None else jobs[-wanted.limit :]
     return service.scheduler.store.jobs(wanted)
+
+
+async def history(request: web.Request) -> web.Response:
+    """GET /v1/history"""
+    service = service_of(request)
+    jobs = _select(service, _filter(request, service, caller_of(request)))
+    facts = service.facts_of(jobs)
+    runs: dict[int, list[dict[str, Any]]] = {}
+    for run in service.scheduler.store.runs([job.id for job in jobs]):
+        runs.setdefault(run.job_id, []).append(run_json(run))
+    return respond(jobs=[{**job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs])
 
 
 async def show(request: web.Request) -> web.Response:

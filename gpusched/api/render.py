@@ -31,7 +31,8 @@ class JobContext:
     """The current or last run, when it is known without asking the store for each job."""
     reason: Reason | None
     """Why it waits, for a pending job."""
-    priority: Callable[[], float | None]
+    priority_parts: Callable[[], dict[str, float]]
+    """The weighted factors that its priority is the sum of."""
 
 
 JobFacts = Callable[[Job], JobContext]
@@ -81,7 +82,8 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "state": lambda job, ctx: job.state.value,
     "reason": _reason,
     "reason_text": _reason_text,
-    "priority": lambda job, ctx: ctx.priority() if job.state is JobState.PENDING else None,
+    "priority": lambda job, ctx: sum(ctx.priority_parts().values()) if job.state is JobState.PENDING else None,
+    "priority_parts": lambda job, ctx: ctx.priority_parts() if job.state is JobState.PENDING else None,
     "nice": lambda job, ctx: job.spec.nice,
     "hold": lambda job, ctx: job.hold,
     "dependency": lambda job, ctx: job.spec.dependency,

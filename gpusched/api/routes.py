@@ -32,6 +32,17 @@ class Route:
 _IDS = {"ids": {"type": "array", "items": {"type": ["integer", "string"]}}}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 
+_FILTERS = {
+    "ids": "comma-separated ids; @ is the caller's last job",
+    "states": "comma-separated states, or all; active ones unless ids or states are given",
+    "users": "comma-separated user names",
+    "names": "comma-separated job names",
+    "queues": "comma-separated queues",
+    "since": "only jobs unfinished or ended at or after this instant",
+    "limit": "the newest this many",
+    "fields": "comma-separated keys: rows of bare values instead of objects",
+}
+
 ROUTES: tuple[Route, ...] = (
     Route(
         "POST",
@@ -51,16 +62,15 @@ ROUTES: tuple[Route, ...] = (
         jobs.listing,
         "List jobs; active ones unless ids or states are given.",
         "jobs, or fields and rows",
-        query={
-            "ids": "comma-separated ids; @ is the caller's last job",
-            "states": "comma-separated states, or all",
-            "users": "comma-separated user names",
-            "names": "comma-separated job names",
-            "queues": "comma-separated queues",
-            "since": "only jobs unfinished or ended at or after this instant",
-            "limit": "the newest this many",
-            "fields": "comma-separated keys: rows of bare values instead of objects",
-        },
+        query=_FILTERS,
+    ),
+    Route(
+        "GET",
+        "/v1/history",
+        jobs.history,
+        "List jobs with all their runs.",
+        "jobs",
+        query={name: doc for name, doc in _FILTERS.items() if name != "fields"},
     ),
     Route("GET", "/v1/jobs/{id}", jobs.show, "Everything about one job: request, runs, story.", "job"),
     Route("GET", "/v1/jobs/{id}/why", jobs.why, "Why a job waits, with the facts.", "why"),

@@ -150,7 +150,7 @@ class Service:
                 node=scheduler.site.node,
                 run=runs.get(job.id),
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
-                priority=lambda: priority(class_key(job), job.queued_at, now, self.settings).total,
+                priority_parts=lambda: dict(priority(class_key(job), job.queued_at, now, self.settings).parts),
             )
 
         return context

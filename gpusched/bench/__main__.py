@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from gpusched.bench import drain, latency, memory, prompt
+from gpusched.bench import drain, latency, memory, policy, prompt, store
 from gpusched.bench.harness import machine
 
-BENCHES = {"latency": latency.main, "drain": drain.main, "prompt": prompt.main, "memory": memory.main}
+BENCHES: dict[str, Callable[[], object]] = {
+    "latency": latency.main,
+    "drain": drain.main,
+    "prompt": prompt.main,
+    "memory": memory.main,
+    "policy": policy.main,
+    "store": store.main,
+}
 
 
 def main(names: list[str]) -> int:

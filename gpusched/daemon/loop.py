@@ -21,6 +21,7 @@ from gpusched.ports import HostSource
 log = getLogger("gpusched.daemon")
 
 _RELEASE_POLL_S = 0.5
+_TICK_GAP_S = 0.002
 _SHUTDOWN_S = 2.0
 
 
@@ -33,15 +34,22 @@ class Loop:
         self._host = host
         self._stopping = asyncio.Event()
         self._due: asyncio.Handle | None = None
+        self._last_turn = 0.0
+        self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._promotion: float | None = None
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
 
     def wake(self) -> None:
-        """Have a tick run as soon as the requests that are already here have been read."""
+        """Have a tick run as soon as the requests that are already here have been read.
+
+        Under load, ticks keep a small distance: what happens within it shares one commit.
+        """
         if self._due is None:
-            self._due = asyncio.get_running_loop().call_soon(self._turn)
+            loop = asyncio.get_running_loop()
+            wait_s = self._last_turn + _TICK_GAP_S - loop.time()
+            self._due = loop.call_soon(self._turn) if wait_s <= 0 else loop.call_later(wait_s, self._turn)
 
     def stop(self) -> None:
         """End the loop; runs go on without it."""
@@ -73,6 +81,7 @@ class Loop:
 
     def _turn(self) -> None:
         self._due = None
+        self._last_turn = asyncio.get_running_loop().time()
         try:
             self._scheduler.tick()
         except GpuschedError as error:
@@ -82,8 +91,11 @@ class Loop:
             # the spool, so the memory is rebuilt and the next tick looks at it again.
             log.exception("tick failed; reading the job table anew")
             self._scheduler.reload()
-        if self._scheduler.awaits_release:
+        releasing = set(self._scheduler.world.releasing)
+        if releasing - self._releasing:
+            # A reading taken from now on can show these cards clean; later ones are left to the poll.
             self._request_gpus()
+        self._releasing = releasing
         if self._scheduler.has_backlog:
             asyncio.get_running_loop().call_later(_RELEASE_POLL_S, self.wake)
         self._await_promotion()

@@ -42,8 +42,8 @@ class SystemClock:
         return time.time()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the daemon in the foreground until it is told to stop. Returns the process exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """What the daemon's command line takes."""
     parser = argparse.ArgumentParser(
         prog="gpuschedd",
         description="The scheduler daemon, in the foreground. Usually the first gsub starts it for you.",
@@ -53,7 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--ready-fd", type=int, metavar="N", help="write one line to this descriptor when the socket answers"
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the daemon in the foreground until it is told to stop. Returns the process exit code."""
+    options = build_parser().parse_args(argv)
     report = _Report(options.ready_fd)
     try:
         _run(report, foreground=options.ready_fd is None)
@@ -115,6 +120,10 @@ def _run(report: _Report, foreground: bool) -> None:
         ) from None
     try:
         loaded = load_settings(paths.config_file(), os.environ)
+        fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
+        if os.path.exists(fake):
+            # A path relative to where the daemon was started would lead nowhere from the root.
+            os.environ["GPUSCHED_FAKE_GPUS"] = os.path.abspath(fake)
         _start_log(loaded.settings, foreground)
         os.chdir("/")
         _serve(loaded.settings, report)
@@ -150,7 +159,7 @@ def _serve(settings: Settings, report: _Report) -> None:
     worker = GpuWorker(settings.gpu)
     engine = None
     try:
-        tracker = GpuTracker(settings.gpu, settings.daemon.idle_poll_s)
+        tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
         scheduler = Scheduler(
             store=store,
@@ -163,6 +172,8 @@ def _serve(settings: Settings, report: _Report) -> None:
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),
         )
+        # Adopted first: processes of runs that go on are not foreign.
+        adopt_open_runs(scheduler.world, engine)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
         asyncio.run(_loop(scheduler, worker, host, report))
@@ -193,7 +204,6 @@ def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore)
 
 async def _loop(scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report) -> None:
     loop = Loop(scheduler, worker, host)
-    adopt_open_runs(scheduler.world, scheduler.engine)
     service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())
     await loop.run(build_app(service), paths.socket_path(), report.ready)
 

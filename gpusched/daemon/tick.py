@@ -296,9 +296,7 @@ class Scheduler:
             run = self._with_meter(run)
             # After a restart of the machine the cards are as new.
             clean = not run.gpus or run.boot_id != self._boot_id
-            step = lifecycle.run_lost(
-                job, run, event, self.settings, turn.now, boot_id=self._boot_id, gpus_clean=clean
-            )
+            step = lifecycle.run_lost(job, run, event, self.settings, turn.now, boot_id=self._boot_id, gpus_clean=clean)
             self._close_run(turn, *step, clean=clean)
         else:
             step = lifecycle.run_never_started(job, run, event, self.settings, turn.now)

@@ -290,7 +290,8 @@ class World:
             cpus=cpus,
             mem_mib=mem_mib,
             start_at=start_at,
-            expected_end_at=None if limit is None else start_at + limit,
+            # A card that is being cleaned is as good as back.
+            expected_end_at=run.end_at or (None if limit is None else start_at + limit),
         )
 
     def end_release(self, run: Run) -> None:

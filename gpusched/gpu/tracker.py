@@ -128,6 +128,7 @@ class GpuTracker:
             why_not=why_not,
             why_not_whole=card.intrusion(now),
             can_share=card.can_share,
+            utilisation=card.sample.utilisation,
             is_present=not card.is_lost,
         )
 

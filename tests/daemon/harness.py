@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpusched.client import Client
 from support import wait_until
+
+from gpusched.client import Client
 
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
 
@@ -143,6 +144,11 @@ class Daemon:
         """Wait until a job is in one of these states."""
         wait_until(lambda: self.state(job_id) in states, what=f"job {job_id} to be {' or '.join(states)}")
         return self.job(job_id)
+
+    def pid_of(self, job_id: str) -> int:
+        """Process id of a job's first process, once it has one."""
+        wait_until(lambda: bool((runs := self.job(job_id)["runs"]) and runs[-1]["pid"]), what=f"job {job_id} to start")
+        return int(self.job(job_id)["runs"][-1]["pid"])
 
     def output(self, job_id: str) -> str:
         """What a job has written so far."""

@@ -143,9 +143,7 @@ def test_runs_outlive_the_daemon_and_keep_their_codes(daemon: Daemon, tmp_path: 
     ids = [
         daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.01; done; exit {code}") for code in (0, 3, 9)
     ]
-    for job_id in ids:
-        daemon.wait_state(job_id, "RUNNING")
-    pids = [daemon.job(job_id)["runs"][0]["pid"] for job_id in ids]
+    pids = [daemon.pid_of(job_id) for job_id in ids]
     daemon.kill()
     gate.touch()
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), what="the jobs to end")

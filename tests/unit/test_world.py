@@ -31,7 +31,12 @@ def waiting_ids(world: World) -> list[list[int]]:
 
 def test_equal_jobs_form_a_class_in_order_of_their_age() -> None:
     world = World()
-    for made in (a_job(1, queued_at=30), a_job(2, queued_at=20), a_job(3, nice=5, queued_at=10), a_job(4, queued_at=30)):
+    for made in (
+        a_job(1, queued_at=30),
+        a_job(2, queued_at=20),
+        a_job(3, nice=5, queued_at=10),
+        a_job(4, queued_at=30),
+    ):
         world.put_job(made, NOW)
     assert waiting_ids(world) == [[3], [2, 1, 4]]
 

@@ -1,0 +1,223 @@
+"""gpusched: the daemon, the doctor, the configuration, a demonstration."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from gpusched import __version__, paths
+from gpusched.cli import output
+from gpusched.client import connect, start_daemon
+from gpusched.errors import DaemonUnreachable, NotReady
+from gpusched.model.units import format_duration, printable
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
+
+app = typer.Typer(
+    name="gpusched",
+    help="The scheduler itself: its daemon, its health, its settings.\n\nexample: gpusched doctor",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+daemon_app = typer.Typer(help="Start, stop and look at the daemon.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True, rich_markup_mode=None)
+debug_app = typer.Typer(help="For bug reports.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(daemon_app, name="daemon")
+app.add_typer(config_app, name="config")
+app.add_typer(debug_app, name="debug")
+
+
+def main() -> int:
+    """Entry point."""
+
+    def body(words: list[str]) -> int:
+        # click has its own way with usage errors (exit 2, one sentence); ours are left to output.run.
+        code = app(words, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+
+    return output.run("gpusched", _with_click_errors(body))
+
+
+def _with_click_errors(body: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    def run(words: list[str]) -> int:
+        try:
+            return body(words)
+        except Exception as error:
+            # typer brings its own copy of click: its exceptions are told by what they can do.
+            message = getattr(error, "format_message", None)
+            if message is None:
+                raise
+            text = message().strip().rstrip(".")
+            if text:
+                sys.stderr.write(f"gpusched: error: {text}\ngpusched: hint: see: gpusched --help\n")
+            return int(getattr(error, "exit_code", 2))
+
+    return run
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@daemon_app.command("start")
+def daemon_start() -> None:
+    """Start the personal daemon, if it does not run. The first gsub does it too."""
+    typer.echo("started" if start_daemon() else "runs already")
+
+
+@daemon_app.command("stop")
+def daemon_stop() -> None:
+    """Stop the daemon; running jobs go on, and the next daemon takes them over."""
+    try:
+        client = connect(autostart=False)
+    except DaemonUnreachable:
+        typer.echo("does not run")
+        return
+    with client:
+        pid = int(client.call("GET", "/v1/status")["daemon"]["pid"])
+        client.call("POST", "/v1/shutdown", {})
+    deadline = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and _is_alive(pid):
+        if time.monotonic() > deadline:
+            raise NotReady(f"the daemon (pid {pid}) is still there after 30 s", f"end it with: kill {pid}")
+        time.sleep(0.01)
+    typer.echo("stopped; jobs go on")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@daemon_app.command("status")
+def daemon_status(as_json: Json = False) -> None:
+    """Say whether the daemon runs, where its files are and how it does. Exit code 1 when it does not run."""
+    try:
+        client = connect(autostart=False)
+    except DaemonUnreachable as error:
+        raise DaemonUnreachable(error.message, "start it with: gpusched daemon start") from None
+    with client:
+        facts = client.call("GET", "/v1/status")
+    if as_json:
+        output.print_json(facts)
+        return
+    daemon = facts["daemon"]
+    jobs = ", ".join(f"{count} {state}" for state, count in daemon["jobs"].items())
+    tick = daemon["tick"]
+    pace = "-" if tick["p95_ms"] is None else f"{tick['count']} ticks, last {tick['last_ms']:.1f} ms"
+    lines = [
+        ("version", daemon["version"]),
+        ("pid", f"{daemon['pid']}, up {format_duration(daemon['now'] - daemon['started_at'])}"),
+        ("jobs", jobs),
+        ("GPUs", daemon["gpu_source"] or "not read yet"),
+        ("pace", pace),
+        *((key, daemon[key]) for key in ("home", "socket", "database", "spool", "log", "config")),
+        *(("warning", warning) for warning in daemon["warnings"]),
+    ]
+    for name, value in lines:
+        typer.echo(f"{name + ':':<10} {printable(str(value))}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at everything that can be wrong and say what to do. Exit code 1 when something is."""
+    from gpusched.cli.doctor import examine
+
+    checks = examine()
+    if as_json:
+        output.print_json({"checks": checks})
+    else:
+        for check in checks:
+            word = "ok  " if check["ok"] else "FAIL"
+            typer.echo(f"{word} {check['check']}: {printable(check['text'])}")
+            if not check["ok"] and check["hint"]:
+                typer.echo(f"     -> {printable(check['hint'])}")
+    if not all(check["ok"] for check in checks):
+        raise typer.Exit(1)
+
+
+@config_app.command("show")
+def config_show(as_json: Json = False) -> None:
+    """Print every setting with its value and where it came from."""
+    from gpusched.config import load_settings
+
+    loaded = load_settings(paths.config_file(), os.environ)
+    if as_json:
+        found = {path: {"value": value, "origin": origin} for path, value, origin in loaded.values()}
+        output.print_json({"settings": found})
+        return
+    rows = [
+        (path, "unset" if value is None else json.dumps(value), printable(origin))
+        for path, value, origin in loaded.values()
+    ]
+    output.print_table(("SETTING", "VALUE", "FROM"), rows)
+
+
+@config_app.command("check")
+def config_check() -> None:
+    """Read the config file and say what is wrong with it."""
+    from gpusched.config import load_settings
+
+    load_settings(paths.config_file(), os.environ)
+    where = paths.config_file()
+    typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
+
+
+@debug_app.command("snapshot")
+def debug_snapshot() -> None:
+    """Print what the policy sees right now, as JSON, for a bug report."""
+    with connect() as client:
+        output.print_json(client.call("GET", "/v1/snapshot"))
+
+
+@app.command()
+def demo() -> None:
+    """Run a first GPU job in a scheduler of its own, which is gone afterwards.
+
+    Real GPUs are used when there are any, else simulated ones.
+    """
+    from gpusched.cli.demo import run_demo
+
+    raise typer.Exit(run_demo())
+
+
+def admin_help() -> dict[str, str]:
+    """Title -> help text of `gpusched` and each of its commands, and of `gpuschedd`, for the reference page."""
+    import contextlib
+    import io
+
+    from gpusched.daemon.main import build_parser
+
+    texts: dict[str, str] = {}
+    for words in (
+        [],
+        ["daemon", "start"],
+        ["daemon", "stop"],
+        ["daemon", "status"],
+        ["doctor"],
+        ["config", "show"],
+        ["config", "check"],
+        ["debug", "snapshot"],
+        ["demo"],
+        ["version"],
+    ):
+        captured = io.StringIO()
+        with contextlib.redirect_stdout(captured), contextlib.suppress(SystemExit):
+            app([*words, "--help"], standalone_mode=False, prog_name="gpusched", terminal_width=100)
+        texts[" ".join(["gpusched", *words])] = captured.getvalue()
+    texts["gpuschedd"] = build_parser().format_help()
+    return texts

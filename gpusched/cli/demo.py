@@ -1,0 +1,72 @@
+"""`gpusched demo`: a first GPU job from submission to output, in a scheduler that is gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from gpusched.gpu.choose import nvidia_signs
+
+_SIMULATED = "2x24GiB"
+_JOB = (
+    'echo "Hello from job $GPUSCHED_JOB_ID on $(hostname)."; '
+    'echo "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES: this is the GPU I may use."; '
+    "{ command -v nvidia-smi >/dev/null && nvidia-smi -L; } || true; "
+    'for step in 1 2 3; do echo "training step $step of 3"; sleep 0.3; done'
+)
+
+
+def run_demo() -> int:
+    """Show every command that is typed, and its output. Returns 0 when the job COMPLETED."""
+    home = tempfile.mkdtemp(prefix="gpusched-demo-")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSCHED_", "GSUB_"))}
+    env["GPUSCHED_HOME"] = home
+    try:
+        _say(f"# A scheduler of its own in {home}; it is removed at the end.")
+        if os.environ.get("GPUSCHED_FAKE_GPUS"):
+            env["GPUSCHED_FAKE_GPUS"] = os.environ["GPUSCHED_FAKE_GPUS"]
+            _say("# Simulated GPUs, as GPUSCHED_FAKE_GPUS says.")
+        elif not _has_gpus(env):
+            env["GPUSCHED_FAKE_GPUS"] = _SIMULATED
+            _say(f"# No GPU was found here, so two are SIMULATED: GPUSCHED_FAKE_GPUS={_SIMULATED}")
+        code = _type(["ginfo"], env, home)
+        code |= _type(["gsub", "--name", "hello", "-g", "1", "-t", "5m", "--follow", "--wrap", _JOB], env, home)
+        code |= _type(["gq", "--all"], env, home)
+        code |= _type(["gshow", "@"], env, home)
+    finally:
+        _type(["gpusched", "daemon", "stop"], env, home)
+        shutil.rmtree(home, ignore_errors=True)
+    _say("# It works. Your own first job:  gsub -g 1 -- COMMAND   then:  gq" if code == 0 else "# Something failed.")
+    return 1 if code else 0
+
+
+def _has_gpus(env: dict[str, str]) -> bool:
+    if not nvidia_signs():
+        return False
+    done = subprocess.run([*_program("ginfo"), "--quiet"], env=env, capture_output=True, check=False)
+    found = bool(done.stdout.strip())
+    if not found:
+        # The daemon that looked would keep to what it found.
+        subprocess.run([*_program("gpusched"), "daemon", "stop"], env=env, capture_output=True, check=False)
+    return found
+
+
+def _program(name: str) -> list[str]:
+    """This installation's own command, also when it is not on PATH."""
+    module = "admin" if name == "gpusched" else name
+    code = f"import sys; from gpusched.cli.{module} import main; sys.exit(main())"
+    return [sys.executable, "-c", code]
+
+
+def _type(words: list[str], env: dict[str, str], folder: str) -> int:
+    shown = " ".join(word if word.isprintable() and " " not in word else "'...'" for word in words)
+    _say(f"\n$ {shown}")
+    return subprocess.run([*_program(words[0]), *words[1:]], env=env, cwd=folder, check=False).returncode
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,69 @@
+"""gcancel: end jobs, or send them a signal."""
+
+from __future__ import annotations
+
+import sys
+
+from gpusched.cli import output
+from gpusched.cli.gq import mine
+from gpusched.cli.options import gcancel_table
+from gpusched.cli.parse import parse
+from gpusched.client import connect
+from gpusched.errors import NotFound, Refused, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("gcancel", body)
+
+
+def body(words: list[str]) -> int:
+    """Cancel; returns 1 when a named job does not exist."""
+    table = gcancel_table()
+    values, operands, _ = parse(table, words, operands_first=True)
+    if output.common(table, values):
+        return 0
+    request: dict[str, Any] = {
+        "ids": [word for operand in operands for word in operand.split(",") if word],
+        "users": [*values.get("users", ()), *mine(values)],
+        "names": values.get("names", []),
+        "queues": values.get("queues", []),
+        "states": values.get("states", []),
+        "all": values.get("all", False),
+        "signal": values.get("signal"),
+        "main_only": values.get("main_only", False),
+    }
+    filters = [key for key in ("users", "names", "queues", "states") if request[key]]
+    if not (request["ids"] or filters or request["all"]):
+        raise UsageError("no jobs are named", "for example: gcancel 42   or: gcancel -n sweep   or: gcancel --all")
+    with connect() as client:
+        if not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
+            _ask(client.call("POST", "/v1/jobs/cancel", {**request, "dry_run": True}))
+        answer = client.call("POST", "/v1/jobs/cancel", request)
+    if values.get("json"):
+        output.print_json(answer)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{job_id}\n" for job_id in [*answer["cancelled"], *answer["signalled"]]))
+    else:
+        for job_id in answer["ended"]:
+            output.note("gcancel", f"job {job_id} had ended already")
+    if answer["missing"]:
+        raise NotFound(f"there is no job {answer['missing'][0]}; the others were cancelled", "list them with: gq")
+    if filters and not (answer["cancelled"] or answer["signalled"]) and not values.get("json"):
+        output.note("gcancel", "no job matches")
+    return 0
+
+
+def _ask(preview: dict[str, Any]) -> None:
+    ids = [*preview["cancelled"], *preview["signalled"]]
+    if len(ids) < 2:
+        return
+    shown = ", ".join(map(str, ids[:10])) + (", ..." if len(ids) > 10 else "")
+    sys.stderr.write(f"gcancel: end {len(ids)} jobs ({shown})? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Refused("nothing was cancelled", "add -y to be asked no questions")

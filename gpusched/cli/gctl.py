@@ -1,0 +1,127 @@
+"""gctl: hold, release and update jobs; drain and undrain nodes and GPUs."""
+
+from __future__ import annotations
+
+import sys
+
+from gpusched.cli import output
+from gpusched.cli.options import begin, gctl_table, gpus, time_limit
+from gpusched.cli.parse import parse, whole
+from gpusched.client import connect
+from gpusched.errors import UsageError
+from gpusched.model.units import parse_size_mib, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+ACTIONS = {
+    "hold": "keep jobs from starting: gctl hold 41 42",
+    "release": "undo a hold: gctl release 41",
+    "update": "change what jobs ask for: gctl update 41 time=2h nice=5 gpus=2",
+    "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
+    "undrain": "let work back: gctl undrain 3",
+}
+
+
+def _size(key: str) -> Callable[[str], dict[str, Any]]:
+    return lambda text: {key: parse_size_mib(text)}
+
+
+def _text(key: str) -> Callable[[str], dict[str, Any]]:
+    return lambda text: {key: text}
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    found = gpus(text)
+    # Asking for whole cards takes back an earlier fraction, and the other way round.
+    return {"gpu_fraction": None, **found} if "gpus" in found else {"gpus": 1, **found}
+
+
+UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "name": _text("name"),
+    "time": time_limit,
+    "nice": whole("nice", -10000, 10000),
+    "begin": begin,
+    "queue": _text("queue"),
+    "account": _text("account"),
+    "gpus": _gpus,
+    "vram": _size("vram_mib"),
+    "min-vram": _size("min_vram_mib"),
+    "cpus": lambda text: {"cpus": float(text)},
+    "mem": _size("mem_mib"),
+    "retries": whole("retries", 0, 1000),
+    "dependency": _text("dependency"),
+}
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("gctl", body)
+
+
+def body(words: list[str]) -> int:
+    """Do it; returns the exit code."""
+    table = gctl_table()
+    values, operands, _ = parse(table, words, operands_first=True)
+    if output.common(table, values):
+        return 0
+    if not operands or operands[0] not in ACTIONS:
+        what = f"{printable(operands[0], 40)!r} is no action" if operands else "no action is named"
+        raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
+    action, rest = operands[0], operands[1:]
+    if "message" in values and action != "drain":
+        raise UsageError(f"-m goes with drain, not with {action}", "see: gctl --help")
+    if not rest:
+        raise UsageError(f"{action} needs to know what", ACTIONS[action])
+    request: dict[str, Any]
+    if action in ("drain", "undrain"):
+        path = f"/v1/{action}"
+        request = {"targets": _split(rest)}
+        if "message" in values:
+            request["message"] = values["message"]
+    elif action == "update":
+        pairs = [word for word in rest if "=" in word]
+        path = "/v1/jobs/update"
+        request = {"ids": _split([word for word in rest if "=" not in word]), "changes": _changes(pairs)}
+    else:
+        path = f"/v1/jobs/{action}"
+        request = {"ids": _split(rest)}
+    with connect() as client:
+        answer = client.call("POST", path, request)
+    if values.get("json"):
+        output.print_json(answer)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{name}\n" for name in answer["changed"]))
+    else:
+        done = {"hold": "held", "release": "released", "update": "updated", "drain": "drained", "undrain": "undrained"}
+        for name in answer["changed"]:
+            sys.stdout.write(f"{done[action]} {printable(str(name))}\n")
+        for name in answer.get("unchanged", ()):
+            output.note("gctl", f"{name} was {done[action]} already" if action == "hold" else f"{name} was not held")
+    return 0
+
+
+def _split(words: list[str]) -> list[str]:
+    return [word for operand in words for word in operand.split(",") if word]
+
+
+def _changes(pairs: list[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        key = name.lower().replace("_", "-")
+        if key not in UPDATES:
+            raise UsageError(f"{printable(name, 40)!r} cannot be updated", "there are: " + ", ".join(UPDATES))
+        if not text:
+            cleared = {"time": "time_limit_s", "vram": "vram_mib", "mem": "mem_mib", "begin": "begin_at"}
+            changes[cleared.get(key, key.replace("-", "_"))] = None
+            continue
+        try:
+            changes.update(UPDATES[key](text))
+        except ValueError as error:
+            raise UsageError(f"{key}: {error}", ACTIONS["update"]) from None
+    if not changes:
+        raise UsageError("nothing to change", ACTIONS["update"])
+    return changes

@@ -1,0 +1,95 @@
+"""ginfo: nodes and GPUs, who holds them, and what keeps them from being used."""
+
+from __future__ import annotations
+
+import sys
+
+from gpusched.cli import output
+from gpusched.cli.options import ginfo_table
+from gpusched.cli.parse import parse
+from gpusched.client import connect
+from gpusched.model.units import format_size_mib, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("ginfo", body)
+
+
+def body(words: list[str]) -> int:
+    """Show nodes, then GPUs, then who else is on them."""
+    table = ginfo_table()
+    values, operands, _ = parse(table, words)
+    if output.common(table, values):
+        return 0
+    output.no_operands(table, operands)
+    with connect() as client:
+        cluster = client.call("GET", "/v1/cluster")
+    if values.get("json"):
+        output.print_json(cluster)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{gpu['node']}:{gpu['index']} {gpu['state']}\n" for gpu in cluster["gpus"]))
+    else:
+        _print(cluster)
+    return 0
+
+
+def _print(cluster: dict[str, Any]) -> None:
+    rows = [
+        (
+            printable(node["name"]),
+            node["state"],
+            f"{node['cpus_booked']:g}/{node['cpus']:g}",
+            f"{format_size_mib(node['mem_booked_mib'])}/{format_size_mib(node['mem_mib'])}",
+            "-" if node["cpu_fraction"] is None else f"{node['cpu_fraction']:.0%}",
+            format_size_mib(node["mem_available_mib"]),
+            printable(node["message"] or node["gpu_error"] or ""),
+        )
+        for node in cluster["nodes"]
+    ]
+    output.print_table(("NODE", "STATE", "CPUS", "MEMORY", "LOAD", "AVAILABLE", "NOTE"), rows)
+    for node in cluster["nodes"]:
+        for remark in node["notes"]:
+            sys.stdout.write(f"note: {printable(remark)}\n")
+    gpus = [
+        (
+            str(gpu["index"]),
+            printable(gpu["name"], 28),
+            gpu["state"],
+            _of(gpu["vram_used_mib"], gpu["vram_total_mib"]),
+            format_size_mib(gpu["vram_booked_mib"]),
+            "-" if gpu["utilisation"] is None else f"{gpu['utilisation']:.0%}",
+            "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C",
+            ",".join(gpu["jobs"]) or "-",
+            printable(gpu["why"] or ""),
+        )
+        for gpu in cluster["gpus"]
+    ]
+    if not gpus:
+        sys.stdout.write("no GPUs here; try simulated ones: GPUSCHED_FAKE_GPUS=4x24GiB gpuschedd\n")
+        return
+    sys.stdout.write("\n")
+    titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
+    output.print_table(titles, gpus, right=frozenset({0, 5, 6}))
+    foreign = [
+        (
+            str(gpu["index"]),
+            str(process["pid"]),
+            printable(process["user"] or "?"),
+            format_size_mib(process["vram_mib"]),
+            printable(process["name"] or "?"),
+        )
+        for gpu in cluster["gpus"]
+        for process in gpu["foreign"]
+    ]
+    if foreign:
+        sys.stdout.write("\nprocesses of no job:\n")
+        output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
+
+
+def _of(used: float | None, total: float | None) -> str:
+    return f"{format_size_mib(used)}/{format_size_mib(total)}"

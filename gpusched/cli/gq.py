@@ -1,0 +1,226 @@
+"""gq: the queue, and why something waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpusched.cli import output
+from gpusched.cli.options import gq_table
+from gpusched.cli.parse import parse
+from gpusched.client import connect
+from gpusched.model.units import format_duration, format_size_mib, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.cli.parse import Values
+    from gpusched.client import Client
+
+COMPACT = {
+    "PENDING": "PD",
+    "RUNNING": "R",
+    "COMPLETING": "CG",
+    "SUSPENDED": "S",
+    "COMPLETED": "CD",
+    "FAILED": "F",
+    "CANCELLED": "CA",
+    "TIMEOUT": "TO",
+    "OUT_OF_MEMORY": "OOM",
+    "NODE_FAIL": "NF",
+    "PREEMPTED": "PR",
+    "DEADLINE": "DL",
+}
+"""Slurm's short forms; the same table as model.states, which is too heavy to import at the prompt."""
+
+_NAME_WIDTH = 24
+_FIELDS = ("id", "name", "user", "state", "start_at", "end_at", "gpu_request", "node", "gpus", "reason", "reason_text")
+_ORDER = {"RUNNING": 0, "COMPLETING": 1, "PENDING": 2}
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("gq", body)
+
+
+def body(words: list[str]) -> int:
+    """Show; returns the exit code."""
+    table = gq_table()
+    values, operands, _ = parse(table, words, operands_first=True)
+    if output.common(table, values):
+        return 0
+    if operands:
+        values["ids"] = [*values.get("ids", []), *operands]
+    with connect() as client:
+        if "why" in values:
+            return _why(client, values)
+        if values.get("watch"):
+            return _watch(client, values)
+        show(client, values)
+    return 0
+
+
+def query(values: Values) -> str:
+    """The query string of the filters."""
+    parts = {
+        "ids": ",".join(values.get("ids", ())),
+        "states": ",".join(values.get("states", ())),
+        "users": ",".join([*values.get("users", ()), *mine(values)]),
+        "names": ",".join(values.get("names", ())),
+        "queues": ",".join(values.get("queues", ())),
+        "limit": str(values.get("limit", "")),
+        "since": str(values.get("since", "")),
+    }
+    return "&".join(f"{key}={quote(value)}" for key, value in parts.items() if value)
+
+
+def quote(text: str) -> str:
+    """Percent-encode a query value; as urllib does, without its import."""
+    safe = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~,@"
+    return "".join(chr(byte) if byte in safe else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
+
+
+def mine(values: Values) -> list[str]:
+    """The caller's name when --me was given."""
+    if not values.get("me"):
+        return []
+    import os
+    import pwd
+
+    return [pwd.getpwuid(os.geteuid()).pw_name]
+
+
+def show(client: Client, values: Values) -> None:
+    """Print the jobs once, in the form that was asked for."""
+    asked = query(values)
+    if values.get("json"):
+        answer = client.call("GET", f"/v1/jobs?{asked}")
+        if "sort" in values:
+            _sort_objects(answer["jobs"], values["sort"])
+        output.print_json(answer)
+    elif values.get("quiet"):
+        rows = client.call("GET", f"/v1/jobs?fields=id&{asked}")["rows"]
+        sys.stdout.write("".join(f"{row[0]}\n" for row in rows))
+    elif "format" in values:
+        from gpusched.cli.slurm_format import render  # the % language; few prompts speak it
+
+        jobs = client.call("GET", f"/v1/jobs?{asked}")["jobs"]
+        _sort_objects(jobs, values.get("sort", []))
+        sys.stdout.write(render(values["format"], jobs, header=not values.get("noheader")))
+    elif values.get("priority"):
+        _priority(client, asked, values)
+    else:
+        _table(client, asked, values)
+
+
+def _sort_objects(jobs: list[dict[str, Any]], keys: list[str]) -> None:
+    for key in reversed(keys):
+        name = key.lstrip("+-")
+        jobs.sort(key=lambda job: _sortable(job.get(name)), reverse=key.startswith("-"))
+
+
+def _sortable(value: object) -> tuple[int, float, str]:
+    if isinstance(value, (int, float)):
+        return 0, float(value), ""
+    text = "" if value is None else str(value)
+    if text.isascii() and text.isdigit():
+        return 0, float(text), ""
+    return (2 if value is None else 1), 0.0, text
+
+
+def _table(client: Client, asked: str, values: Values) -> None:
+    sort = [key.lstrip("+-") for key in values.get("sort", ())]
+    fields = [*_FIELDS, *[key for key in sort if key not in _FIELDS]]
+    answer = client.call("GET", f"/v1/jobs?fields={','.join(fields)}&{asked}")
+    rows = answer["rows"]
+    if sort:
+        for key in reversed(values["sort"]):
+            at = fields.index(key.lstrip("+-"))
+            rows.sort(key=lambda row: _sortable(row[at]), reverse=key.startswith("-"))
+    else:
+        rows.sort(key=lambda row: _ORDER.get(row[3], 3))
+    now = time.time()
+    lines = [_line(row, now) for row in rows]
+    titles = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON")
+    output.print_table(titles, lines, right=frozenset({0, 4}), header=not values.get("noheader"))
+
+
+def _line(row: list[Any], now: float) -> tuple[str, ...]:
+    job_id, name, user, state, start_at, end_at, wanted, node, gpus, reason, reason_text = row[:11]
+    elapsed = "0:00"
+    if start_at is not None and state != "PENDING":
+        elapsed = format_duration((end_at or now) - start_at)
+    if state in ("RUNNING", "COMPLETING"):
+        where = f"{node}:{','.join(str(gpu['index']) for gpu in gpus)}" if gpus else (node or "")
+    elif reason and reason != "None":
+        where = f"({reason}) {reason_text or ''}"
+    else:
+        where = node or ""
+    return (
+        job_id,
+        printable(name, _NAME_WIDTH),
+        printable(user, 16),
+        COMPACT.get(state, state),
+        elapsed,
+        wanted,
+        printable(where.rstrip()),
+    )
+
+
+def _why(client: Client, values: Values) -> int:
+    why = client.call("GET", f"/v1/jobs/{quote(values['why'])}/why")["why"]
+    if values.get("json"):
+        output.print_json({"why": why})
+        return 0
+    sys.stdout.write(f"job {why['id']} is {why['state']} ({why['reason'] or 'None'}): {printable(why['text'])}\n")
+    for key, value in why["facts"].items():
+        sys.stdout.write(f"  {printable(str(key))}: {printable(_fact(key, value))}\n")
+    if why["priority"]:
+        parts = ", ".join(f"{key} {value:.1f}" for key, value in why["priority"].items() if key != "total")
+        sys.stdout.write(f"  priority: {why['priority']['total']:.1f} ({parts})\n")
+    return 0
+
+
+def _fact(key: str, value: object) -> str:
+    if key.endswith("_at") and isinstance(value, (int, float)):
+        return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(value))
+    if key.endswith("_mib") and isinstance(value, (int, float)):
+        return format_size_mib(value)
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return str(value)
+
+
+def _priority(client: Client, asked: str, values: Values) -> None:
+    rows = client.call("GET", f"/v1/jobs?fields=id,name,user,state,priority,priority_parts&{asked}")["rows"]
+    waiting = [row for row in rows if row[3] == "PENDING"]
+    waiting.sort(key=lambda row: (-(row[4] or 0.0), int(row[0])))
+    parts = list(waiting[0][5]) if waiting else []
+    lines = [
+        (
+            row[0],
+            printable(row[1], _NAME_WIDTH),
+            printable(row[2], 16),
+            f"{row[4]:.1f}",
+            *(f"{row[5][part]:.1f}" for part in parts),
+        )
+        for row in waiting
+    ]
+    titles = ("ID", "NAME", "USER", "PRIORITY", *(part.upper() for part in parts))
+    right = frozenset({0, 3, *range(4, 4 + len(parts))})
+    output.print_table(titles, lines, right=right, header=not values.get("noheader"))
+
+
+def _watch(client: Client, values: Values) -> int:
+    is_terminal = sys.stdout.isatty()
+    try:
+        while True:
+            if is_terminal:
+                sys.stdout.write("\x1b[H\x1b[2J")
+            sys.stdout.write(time.strftime("%H:%M:%S\n"))
+            show(client, values)
+            sys.stdout.flush()
+            time.sleep(1)
+    except KeyboardInterrupt:
+        return 0

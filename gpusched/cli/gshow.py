@@ -1,0 +1,129 @@
+"""gshow: everything about one job."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpusched.cli import output
+from gpusched.cli.gq import quote
+from gpusched.cli.options import gshow_table
+from gpusched.cli.parse import parse
+from gpusched.client import connect
+from gpusched.model.units import format_duration, format_size_mib, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("gshow", body)
+
+
+def body(words: list[str]) -> int:
+    """Show the jobs one after the other."""
+    table = gshow_table()
+    values, operands, _ = parse(table, words, operands_first=True)
+    if output.common(table, values):
+        return 0
+    asked = [word for operand in operands for word in operand.split(",") if word] or ["@"]
+    with connect() as client:
+        if values.get("script"):
+            for word in asked:
+                answer = client.call("GET", f"/v1/jobs/{quote(word)}/script")
+                text = answer["script"]
+                if text is None:
+                    import shlex
+
+                    text = shlex.join(answer["argv"]) + "\n"
+                sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+            return 0
+        jobs = [client.call("GET", f"/v1/jobs/{quote(word)}")["job"] for word in asked]
+    if values.get("json"):
+        output.print_json({"jobs": jobs})
+        return 0
+    sys.stdout.write("\n".join(_describe(job) for job in jobs))
+    return 0
+
+
+def instant(at: float | None) -> str:
+    """Local time to the second, `-` for none."""
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _describe(job: dict[str, Any]) -> str:
+    pairs = [
+        ("Job", f"{job['id']} ({job['name']})"),
+        ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}"),
+        ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
+        ("Command", job["command"]),
+        ("Directory", job["work_dir"]),
+        ("Output", job["stdout_path"]),
+        ("Requested", _requested(job)),
+        ("Submitted", instant(job["submit_at"])),
+        ("Started", instant(job["start_at"])),
+        ("Ended", instant(job["end_at"])),
+        ("Exit", _exit(job)),
+        ("Retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else "none"),
+    ]
+    if job["stderr_path"] != job["stdout_path"]:
+        pairs.insert(6, ("Errors", job["stderr_path"]))
+    if job["dependency"]:
+        pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["state"] == "PENDING" and job["eligible_at"] > time.time():
+        pairs.append(("Not before", instant(job["eligible_at"])))
+    lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
+    for run in job["runs"]:
+        lines.extend(_describe_run(run))
+    lines.append("Story:")
+    lines.extend(
+        f"  {instant(event['at'])}  {printable(event['text'])}" + (f" (run {event['run']})" if event["run"] else "")
+        for event in job["events"]
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _has_reason(job: dict[str, Any]) -> bool:
+    return bool(job["reason"]) and job["reason"] != "None"
+
+
+def _requested(job: dict[str, Any]) -> str:
+    parts = [f"{job['cpus']:g} CPUs"]
+    if job["gpu_request"] != "0":
+        parts.append(f"GPUs {job['gpu_request']}")
+    if job["mem_mib"]:
+        parts.append(f"memory {format_size_mib(job['mem_mib'])}")
+    parts.append(f"time limit {format_duration(job['time_limit_s'])}")
+    return ", ".join(parts)
+
+
+def _exit(job: dict[str, Any]) -> str:
+    if job["signal"]:
+        return f"signal {job['signal']}"
+    return "-" if job["exit_code"] is None else f"code {job['exit_code']}"
+
+
+def _describe_run(run: dict[str, Any]) -> list[str]:
+    head = f"Run {run['run']}: {run['outcome'] or run['state']} on {run['node']}"
+    if run["gpus"]:
+        head += f", GPU {','.join(str(gpu['index']) for gpu in run['gpus'])}"
+    if run["reason_text"]:
+        head += f": {run['reason_text']}"
+    times = f"{instant(run['start_at'])} to {instant(run['end_at'])}"
+    if run["start_at"] and run["end_at"]:
+        times += f" ({format_duration(run['end_at'] - run['start_at'])})"
+    facts = [
+        f"CPU time {run['cpu_s']:.1f} s" if run["cpu_s"] is not None else "",
+        f"peak memory {format_size_mib(run['peak_mem_mib'])}" if run["peak_mem_mib"] is not None else "",
+        f"peak VRAM {format_size_mib(run['peak_vram_mib'])}" if run["peak_vram_mib"] is not None else "",
+        f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
+        f"energy {run['energy_j'] / 3600:.1f} Wh" if run["energy_j"] is not None else "",
+    ]
+    lines = [printable(head), f"  {times}"]
+    known = ", ".join(fact for fact in facts if fact)
+    if known:
+        lines.append(f"  {known}")
+    lines.append(f"  output {printable(str(run['stdout_path']))}")
+    return lines

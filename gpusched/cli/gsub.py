@@ -1,0 +1,245 @@
+"""gsub: submit a script, a command, a shell line, or many at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpusched.cli import output, script
+from gpusched.cli.options import gsub_table
+from gpusched.cli.parse import apply, parse
+from gpusched.client import connect
+from gpusched.errors import Refused, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.cli.parse import Table, Values
+
+_SPEC = [
+    "name",
+    "gpus",
+    "gpu_fraction",
+    "gpu_type",
+    "vram_mib",
+    "min_vram_mib",
+    "gpu_ids",
+    "cpus",
+    "mem_mib",
+    "time_limit_s",
+    "queue",
+    "account",
+    "nice",
+    "dependency",
+    "begin_at",
+    "hold",
+    "retries",
+    "backoff_s",
+    "backoff_factor",
+    "backoff_max_s",
+    "retry_on",
+    "requeue",
+    "notice",
+    "grace_s",
+    "stdout",
+    "stderr",
+    "open_mode",
+]
+_BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
+"""What a job gets of the environment with --export=NONE: enough to find programs and files."""
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("gsub", body)
+
+
+def body(words: list[str]) -> int:
+    """Submit; returns the exit code."""
+    table = gsub_table()
+    given, operands, is_command = parse(table, words)
+    if output.common(table, given):
+        return 0
+    submission = _what(table, given, operands, is_command)
+    values = submission.pop("values")
+    _spread_gpus(values)
+    spec = {key: values[key] for key in _SPEC if key in values}
+    spec.update(submission)
+    spec["work_dir"] = os.path.abspath(values["work_dir"]) if "work_dir" in values else _current_folder()
+    spec["env"] = _environment(values)
+    spec["umask"] = _umask()
+    if "mem_per_cpu_mib" in values:
+        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
+    _check_texts(spec)
+    request: dict[str, Any] = {"spec": spec}
+    if "batch" in given:
+        request["batch"] = _batch_lines(given["batch"])
+    if values.get("dry_run"):
+        request["dry_run"] = True
+    with connect() as client:
+        answer = client.call("POST", "/v1/jobs", request)
+        if values.get("dry_run"):
+            return _print_forecast(answer, values)
+        if "batch" in given:
+            return _print_batch(answer, values)
+        job = answer["job"]
+        if values.get("json") and not values.get("wait"):
+            output.print_json({"job": job})
+        elif values.get("quiet"):
+            sys.stdout.write(f"{job['id']}\n")
+        elif not values.get("json"):
+            sys.stdout.write(f"Submitted job {job['id']}\n")
+        sys.stdout.flush()
+        if values.get("follow"):
+            from gpusched.cli.follow import follow_job  # reads files and waits: nothing a plain gsub needs
+
+            return follow_job(client, job["id"], "gsub")
+        if values.get("wait"):
+            from gpusched.cli.gwait import await_one
+
+            return await_one(client, job["id"], "gsub", as_json=bool(values.get("json")))
+    return 0
+
+
+def _what(table: Table, given: Values, operands: list[str], is_command: bool) -> dict[str, Any]:
+    """The program of the submission and the values that hold for it, in order of precedence."""
+    environment = _from_environment(table)
+    if "batch" in given:
+        _only("--batch", operands, "wrap" in given)
+        return {"values": {**environment, **given}}
+    if "wrap" in given:
+        _only("--wrap", operands, False)
+        text = "#!/bin/sh\n" + given["wrap"] + "\n"
+        return {"values": {**environment, **given}, "script": text, "script_name": "wrap"}
+    if is_command:
+        if not operands:
+            raise UsageError("there is no command after --", "for example: gsub -g 1 -- python train.py")
+        return {"values": {**environment, **given}, "argv": operands}
+    if operands and operands[0] != "-":
+        path, arguments = operands[0], operands[1:]
+        content = script.read_file(path)
+        name = script.base_name(path)
+    else:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError(
+                "there is nothing to run", "for example: gsub -g 1 train.sh   or: gsub -g 1 -- python train.py"
+            )
+        path, arguments = "standard input", operands[1:]
+        content = sys.stdin.buffer.read()
+        name = "stdin"
+    script.check(content, path)
+    values = {**script.directives(table, content, path), **environment}
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict) and key == "extra_env":
+            values[key] = {**values[key], **value}
+        else:
+            values[key] = value
+    text = content.decode("utf-8", "surrogateescape")
+    return {"values": values, "script": text, "script_name": name, "argv": arguments}
+
+
+def _only(option: str, operands: list[str], has_wrap: bool) -> None:
+    if operands or has_wrap:
+        extra = "--wrap" if has_wrap else printable(operands[0], 40)
+        raise UsageError(f"{option} and {extra} were both given", "give one thing to run")
+
+
+def _from_environment(table: Table) -> Values:
+    """GSUB_TIME=4h and the like: defaults of the options that may stand in a script."""
+    values: Values = {}
+    for name, text in os.environ.items():
+        if name.startswith("GSUB_"):
+            option = table.find("--" + name[5:].lower().replace("_", "-"))
+            if option.metavar:
+                apply(table, option, text, values)
+            elif text not in ("", "0"):
+                values.update(option.sets or {})
+    return values
+
+
+def _spread_gpus(values: Values) -> None:
+    """`-g 0.5` on the command line takes the place of `-g 2` in the script, and the other way round."""
+    if values.get("gpu_fraction") is not None and values.get("gpus") is not None:
+        keys = list(values)
+        loser = "gpus" if keys.index("gpu_fraction") > keys.index("gpus") else "gpu_fraction"
+        del values[loser]
+
+
+def _environment(values: Values) -> dict[str, str]:
+    export = values.get("export", "ALL")
+    env: dict[str, str] = {}
+    names = export.split(",")
+    if "ALL" in names:
+        env.update(os.environ)
+    else:
+        env.update({name: os.environ[name] for name in _BASICS if name in os.environ})
+    for name in names:
+        key, equals, value = name.partition("=")
+        if equals and key:
+            env[key] = value
+        elif name in os.environ:
+            env[name] = os.environ[name]
+    env.update(values.get("extra_env", {}))
+    # Not the job's business: which scheduler to talk to is told it anew.
+    for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES"):
+        env.pop(name, None)
+    return env
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise Refused("the current folder does not exist any more", "go to another one, or use -D DIR") from None
+
+
+def _check_texts(spec: dict[str, Any]) -> None:
+    for key in ("name", "stdout", "stderr", "work_dir"):
+        if "\0" in spec.get(key, ""):
+            raise UsageError(f"{key} holds a NUL byte", "remove it")
+
+
+def _batch_lines(path: str) -> list[str]:
+    content = sys.stdin.buffer.read() if path == "-" else script.read_file(path)
+    text = content.decode("utf-8", "surrogateescape")
+    lines = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    if not lines:
+        raise Refused(f"there is no command in {printable(path)}", "write one shell line a job")
+    return lines
+
+
+def _print_batch(answer: dict[str, Any], values: Values) -> int:
+    ids = answer["ids"]
+    if values.get("json"):
+        output.print_json({"ids": ids})
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{job_id}\n" for job_id in ids))
+    elif len(ids) == 1:
+        sys.stdout.write(f"Submitted job {ids[0]}\n")
+    else:
+        sys.stdout.write(f"Submitted jobs {ids[0]} to {ids[-1]} ({len(ids)} jobs)\n")
+    if values.get("wait"):
+        from gpusched.cli.gwait import await_all
+
+        with connect() as client:
+            return await_all(client, [str(job_id) for job_id in ids], None, "gsub")
+    return 0
+
+
+def _print_forecast(answer: dict[str, Any], values: Values) -> int:
+    found = answer["dry_run"]
+    if values.get("json"):
+        output.print_json({"dry_run": found})
+    elif values.get("quiet"):
+        sys.stdout.write(f"{found['verdict']}\n")
+    else:
+        sys.stdout.write(f"{printable(found['text'])}\n")
+    return 1 if found["verdict"] == "refused" else 0

@@ -1,0 +1,105 @@
+"""gwait: wait for jobs; also what gsub --wait does."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpusched.cli import output
+from gpusched.cli.options import gwait_table
+from gpusched.cli.parse import parse
+from gpusched.client import connect
+from gpusched.errors import DaemonUnreachable, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.client import Client
+
+_POLL_S = 60
+_RECONNECT_S = 0.2
+_PATIENCE_S = 30.0
+"""How long a waiting command puts up with a daemon that is away, for example while it is restarted."""
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("gwait", body)
+
+
+def body(words: list[str]) -> int:
+    """Wait; returns 0 only if every job COMPLETED."""
+    table = gwait_table()
+    values, operands, _ = parse(table, words, operands_first=True)
+    if output.common(table, values):
+        return 0
+    ids = [word for operand in operands for word in operand.split(",") if word]
+    if not ids:
+        raise UsageError("no jobs are named", "for example: gwait 41 42   or: gwait @   for your last one")
+    with connect() as client:
+        return await_all(client, ids, values.get("timeout_s"), "gwait", values)
+
+
+def await_all(
+    client: Client, ids: list[str], timeout_s: float | None, command: str, values: dict[str, Any] | None = None
+) -> int:
+    """Wait for all of these and say how those ended that did not complete."""
+    values = values or {}
+    answer = wait_until_done(client, ids, timeout_s)
+    if values.get("json"):
+        output.print_json({"done": answer["done"], "jobs": answer["jobs"]})
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{job['id']} {job['state']}\n" for job in answer["jobs"]))
+    elif not answer["done"]:
+        open_ids = [job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING")]
+        output.note(command, f"gave up waiting; not ended: {', '.join(open_ids)}")
+    else:
+        for job in answer["jobs"]:
+            if job["state"] != "COMPLETED":
+                output.note(command, ending(job))
+    return 0 if answer["done"] and all(job["state"] == "COMPLETED" for job in answer["jobs"]) else 1
+
+
+def await_one(client: Client, job_id: str, command: str, as_json: bool = False) -> int:
+    """Wait for one job; returns its own code. Ctrl-C leaves the job alone."""
+    try:
+        job = wait_until_done(client, [job_id], None)["jobs"][0]
+    except KeyboardInterrupt:
+        output.note(command, f"stopped waiting; job {job_id} goes on, end it with: gcancel {job_id}")
+        return 130
+    if as_json:
+        output.print_json({"job": client.call("GET", f"/v1/jobs/{job_id}")["job"]})
+    if job["state"] != "COMPLETED":
+        output.note(command, ending(job))
+    return output.exit_code_of(job)
+
+
+def ending(job: dict[str, Any]) -> str:
+    """How a job ended, in a sentence."""
+    why = printable(job["reason_text"] or job["reason"] or "")
+    return f"job {job['id']} is {job['state']}" + (f": {why}" if why else "")
+
+
+def wait_until_done(client: Client, ids: list[str], timeout_s: float | None) -> dict[str, Any]:
+    """The daemon's answer once all have ended, or after the timeout. A daemon that restarts is waited for."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    names = ",".join(ids)
+    while True:
+        left_s = _POLL_S if deadline is None else max(0.0, min(_POLL_S, deadline - time.monotonic()))
+        answer = call_patiently(client, f"/v1/wait?ids={names}&timeout_s={left_s:.3f}")
+        if answer["done"] or (deadline is not None and time.monotonic() >= deadline):
+            return answer
+
+
+def call_patiently(client: Client, path: str) -> dict[str, Any]:
+    """GET, over a restart of the daemon. Raises: DaemonUnreachable when it stays away."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return client.call("GET", path)
+        except (DaemonUnreachable, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RECONNECT_S)

@@ -1,0 +1,167 @@
+"""--help, shell completion and the reference page, all from the tables of options."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from gpusched.cli.gctl import ACTIONS, UPDATES
+from gpusched.cli.options import TABLES
+from gpusched.cli.parse import Option, Table
+from gpusched.errors import UsageError
+
+WIDTH = 100
+_COLUMN = 28
+
+ABOUT: dict[str, tuple[str, str, str]] = {
+    "gsub": (
+        "Submit a job and print its id.",
+        "gsub -g 1 -t 4h train.sh",
+        """gsub [OPTIONS] SCRIPT [ARGS...]
+gsub [OPTIONS] -- COMMAND [ARGS...]
+gsub [OPTIONS] --wrap 'shell line'
+gsub [OPTIONS] --batch FILE|-
+gsub [OPTIONS] < script""",
+    ),
+    "gq": (
+        "Show the queue: what waits and why, what runs and where.",
+        "gq --why 42",
+        "gq [OPTIONS] [IDS...]",
+    ),
+    "gcancel": ("End jobs, or send them a signal.", "gcancel 42", "gcancel [OPTIONS] [IDS...]"),
+    "gwait": ("Wait for jobs; the exit code is 0 only if all COMPLETED.", "gwait 41 42", "gwait [OPTIONS] IDS..."),
+    "glogs": ("Print a job's output, live if you like.", "glogs -f 42", "glogs [OPTIONS] [ID]"),
+    "gshow": ("Show everything about a job: request, runs, story.", "gshow 42", "gshow [OPTIONS] [IDS...]"),
+    "ginfo": ("Show nodes and GPUs: free, booked, used by whom.", "ginfo", "ginfo [OPTIONS]"),
+    "ghist": ("Show what has ended, and what it used.", "ghist --since 30d --usage", "ghist [OPTIONS] [IDS...]"),
+    "gctl": (
+        "Hold, release and update jobs; drain and undrain nodes and GPUs.",
+        "gctl update 42 time=2h",
+        "gctl hold|release IDS...\ngctl update IDS... NAME=VALUE...\ngctl drain|undrain NODE|GPU...",
+    ),
+}
+"""What each command does for its user, an example, and how it is called."""
+
+_AFTER = {
+    "gsub": """A script may hold its options in lines '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
+The command line wins over GSUB_* variables (GSUB_TIME=4h), these win over the script. An option that is not known
+is an error.""",
+    "gq": "A number in IDS is a job; @ is your last one.",
+    "glogs": "Without an ID it is your last job's output. With -f the exit code is the job's own.",
+    "gcancel": "Sends TERM (or the job's own signal) to all its processes, and KILL after the grace.",
+}
+
+
+def help_text(table: Table) -> str:
+    """The page that --help prints: what for, an example, how to call it, options by section."""
+    about, example, usage = ABOUT[table.command]
+    lines = [about, "", f"  example: {example}", ""]
+    lines += ["usage: " + usage.replace("\n", "\n       "), ""]
+    if table.command == "gctl":
+        lines += ["Actions:", *(f"  {name:<{_COLUMN - 4}} {text}" for name, text in ACTIONS.items())]
+        lines += ["", f"  update takes: {', '.join(UPDATES)}", ""]
+    for section, options in _sections(table).items():
+        lines.append(f"{section}:")
+        for option in options:
+            lines.extend(_option_lines(option))
+        lines.append("")
+    if table.command in _AFTER:
+        lines += [*textwrap.wrap(_AFTER[table.command], WIDTH), ""]
+    return "\n".join(lines)
+
+
+def _sections(table: Table) -> dict[str, list[Option]]:
+    found: dict[str, list[Option]] = {}
+    for option in table.options:
+        found.setdefault(option.section, []).append(option)
+    return found
+
+
+def _option_lines(option: Option) -> list[str]:
+    head = "  " + ", ".join(option.names) + (f" {option.metavar}" if option.metavar else "")
+    text = textwrap.wrap(option.help, WIDTH - _COLUMN)
+    if len(head) >= _COLUMN:
+        return [head, *(" " * _COLUMN + line for line in text)]
+    return [head.ljust(_COLUMN) + text[0], *(" " * _COLUMN + line for line in text[1:])]
+
+
+# --- completion ----------------------------------------------------------------------------------------
+
+
+def click_command(table: Table) -> click.Command:
+    """The table as a click command; it is never run, only asked what could come next."""
+    params: list[click.Parameter] = []
+    for at, option in enumerate(table.options):
+        kind: Any = None
+        if option.completes == "file":
+            kind = click.Path()
+        elif option.completes == "dir":
+            kind = click.Path(file_okay=False)
+        elif option.completes:
+            kind = click.Choice(option.completes.split())
+        flag = not option.metavar
+        params.append(
+            click.Option([f"value{at}", *option.names], is_flag=flag, type=None if flag else kind, help=option.help)
+        )
+    operand: Any = click.Path() if table.command == "gsub" else click.Choice(list(ACTIONS))
+    if table.command in ("gsub", "gctl"):
+        params.append(click.Argument(["operand"], nargs=-1, type=operand))
+    else:
+        params.append(click.Argument(["operand"], nargs=-1, shell_complete=_job_ids))
+    return click.Command(table.command, params=params, add_help_option=False)
+
+
+def _job_ids(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from gpusched.client import connect
+    from gpusched.errors import GpuschedError
+    from gpusched.model.units import printable
+
+    try:
+        with connect(autostart=False) as client:
+            rows = client.call("GET", "/v1/jobs?fields=id,name", timeout_s=1.0)["rows"]
+    except (GpuschedError, OSError):
+        return []  # no daemon, no suggestions; a prompt is no place for an error
+    return [CompletionItem(row[0], help=printable(row[1])) for row in rows if row[0].startswith(incomplete)]
+
+
+def _variable(command: str) -> str:
+    return f"_{command.upper()}_COMPLETE"
+
+
+def completion_script(table: Table, shell: str) -> str:
+    """What to put into a shell's start-up file. Raises: UsageError for a shell that cannot be served."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise UsageError(f"no completion for {shell!r}", "there are: bash, zsh, fish")
+    complete = kind(click_command(table), {}, table.command, _variable(table.command))
+    # click asks the installed bash for its version here, which a pipe or a container may not have.
+    return str(complete.source_template % complete.source_vars()) + "\n"
+
+
+def complete(command: str, instruction: str) -> int:
+    """Answer a shell that asks what could come next."""
+    shell, _, _ = instruction.partition("_")
+    kind = get_completion_class(shell)
+    if kind is None:
+        return 1
+    found = kind(click_command(TABLES[command]()), {}, command, _variable(command))
+    click.echo(found.complete())
+    return 0
+
+
+# --- the reference page --------------------------------------------------------------------------------
+
+
+def commands_page() -> str:
+    """docs/reference/cli.md: the help of every command."""
+    from gpusched.cli.admin import admin_help
+
+    lines = ["# Commands", "", "Generated by `python -m gpusched.docs` from the help of each command.", ""]
+    for command, make in TABLES.items():
+        lines += [f"## {command}", "", "```text", help_text(make()).rstrip(), "```", ""]
+    for title, text in admin_help().items():
+        lines += [f"## {title}", "", "```text", text.rstrip(), "```", ""]
+    return "\n".join(lines)

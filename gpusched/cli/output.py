@@ -1,0 +1,182 @@
+"""What commands print: results on stdout, everything else on stderr, errors in one shape."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpusched.errors import GpuschedError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from gpusched.cli.parse import Table, Values
+
+RICH_ROWS = 500
+"""A table of more rows is printed plainly even on a terminal: nobody admires it, and rich takes seconds."""
+
+
+def run(command: str, body: Callable[[list[str]], int], words: list[str] | None = None) -> int:
+    """Run a command's body and turn whatever it raises into a sentence and an exit code."""
+    words = sys.argv[1:] if words is None else words
+    asked = os.environ.get(f"_{command.upper()}_COMPLETE")
+    if asked:
+        from gpusched.cli.manual import complete
+
+        return complete(command, asked)
+    try:
+        try:
+            code = body(words)
+            sys.stdout.flush()
+        except GpuschedError as error:
+            sys.stdout.flush()
+            return fail(command, error, as_json="--json" in words)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if os.environ.get("GPUSCHED_DEBUG"):
+                raise
+            where = f": {error.filename}" if error.filename else ""
+            problem = GpuschedError(f"{error.strerror or error}{where}", "see what is wrong with: gpusched doctor")
+            return fail(command, problem, as_json="--json" in words)
+        return code
+    except BrokenPipeError:
+        # The reader has gone (`gq | head`): nothing to say, and nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if os.environ.get("GPUSCHED_DEBUG"):
+            raise
+        sys.stderr.write(
+            f"{command}: error: this is a bug of gpusched: {type(error).__name__}: {error}\n"
+            f"{command}: hint: report it with what GPUSCHED_DEBUG=1 {command} ... prints\n"
+        )
+        return 1
+
+
+def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
+    """Print an error on stderr, one line each for what and what next; returns its exit code."""
+    if as_json:
+        import json
+
+        words = {"message": error.message, "hint": error.hint, "code": error.code}
+        sys.stderr.write(json.dumps({"schema_version": 1, "error": words}) + "\n")
+    else:
+        sys.stderr.write(f"{command}: error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"{command}: hint: {error.hint}\n")
+    return error.exit_code
+
+
+def note(command: str, text: str) -> None:
+    """A remark that is not a result."""
+    sys.stderr.write(f"{command}: {text}\n")
+
+
+def common(table: Table, values: Values) -> bool:
+    """Serve --help, --version and --completion; whether one of them was asked for."""
+    if values.get("version"):
+        from gpusched import __version__
+
+        sys.stdout.write(f"{table.command} {__version__}\n")
+    elif values.get("help"):
+        from gpusched.cli.manual import help_text
+
+        sys.stdout.write(help_text(table))
+    elif values.get("completion"):
+        from gpusched.cli.manual import completion_script
+
+        sys.stdout.write(completion_script(table, values["completion"]))
+    else:
+        return False
+    return True
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One document; indented for people, compact in a pipe."""
+    import json
+
+    document.setdefault("schema_version", 1)
+    if sys.stdout.isatty():
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def print_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), header: bool = True
+) -> None:
+    """A table: drawn on a terminal, aligned text in a pipe. Texts must be printable already.
+
+    Args: right: columns that are aligned to the right.
+    """
+    if sys.stdout.isatty() and len(rows) <= RICH_ROWS and header:
+        _print_rich(titles, rows, right)
+        return
+    lines = [list(titles), *rows] if header else list(rows)
+    if not lines:
+        return
+    last = len(titles) - 1
+    widths = [max(map(len, column)) for column in zip(*lines)]  # noqa: B905  3.10 can, but the keyword costs
+    out = []
+    for line in lines:
+        cells = [
+            cell.rjust(width) if at in right else cell if at == last else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths))  # noqa: B905
+        ]
+        out.append(" ".join(cells).rstrip())
+    sys.stdout.write("\n".join(out) + "\n")
+
+
+def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for at, title in enumerate(titles):
+        is_long = title.startswith(("REASON", "WHY", "NODE"))
+        table.add_column(title, justify="right" if at in right else "left", overflow="fold", no_wrap=not is_long)
+    for row in rows:
+        # Text, not str: square brackets in a name are no markup.
+        table.add_row(*[Text(cell, style=STYLES.get(cell, "")) for cell in row])
+    Console(highlight=False).print(table)
+
+
+STYLES = {
+    "R": "green",
+    "PD": "yellow",
+    "CG": "cyan",
+    "CD": "green",
+    "F": "red",
+    "TO": "red",
+    "OOM": "red",
+    "NF": "red",
+    "CA": "dim",
+    "idle": "green",
+    "suspect": "red",
+    "lost": "red",
+    "drained": "yellow",
+}
+
+
+def no_operands(table: Table, operands: Sequence[str]) -> None:
+    """Refuse words that a command does not take. Raises: UsageError."""
+    if operands:
+        raise UsageError(f"unexpected word {operands[0]!r}", f"see: {table.command} --help")
+
+
+def exit_code_of(job: dict[str, Any]) -> int:
+    """The code that a waiting command ends with: the job's own, 128 + signal, or 1."""
+    if job["state"] == "COMPLETED":
+        return 0
+    if job.get("signal"):
+        return 128 + int(job["signal"])
+    if job.get("exit_code") and job["state"] != "CANCELLED":
+        return int(job["exit_code"])
+    return 1

@@ -1,0 +1,242 @@
+"""Words -> values by a table of options, the way getopt reads them."""
+
+from __future__ import annotations
+
+from gpusched.errors import UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    Values = dict[str, Any]
+    Reader = Callable[[str], Values]
+
+
+class Option:
+    """One option: its spellings, what it takes, what it sets.
+
+    `read` turns the text after the option into the values it sets and raises ValueError with a sentence;
+    an option without `metavar` is a flag and sets `sets`.
+    """
+
+    __slots__ = ("completes", "help", "metavar", "names", "read", "section", "sets")
+
+    def __init__(
+        self,
+        *names: str,
+        help: str,  # noqa: A002  the word that every parser library uses
+        metavar: str = "",
+        read: Reader | None = None,
+        sets: Values | None = None,
+        section: str = "Options",
+        completes: str = "",
+    ) -> None:
+        self.names = names
+        self.help = help
+        self.metavar = metavar
+        self.read = read
+        self.sets = sets
+        self.section = section
+        self.completes = completes
+        """What a shell may offer for the value: `file`, `dir`, or words separated by blanks."""
+
+    @property
+    def long(self) -> str:
+        """The long spelling, for messages."""
+        return next((name for name in self.names if name.startswith("--")), self.names[0])
+
+
+class Table:
+    """The options of one command."""
+
+    def __init__(self, command: str, options: Sequence[Option]) -> None:
+        self.command = command
+        self.options = tuple(options)
+        self._by_name = {name: option for option in options for name in option.names}
+
+    def find(self, name: str) -> Option:
+        """The option with this spelling; a long one may be cut short while it is unique. Raises: UsageError."""
+        option = self._by_name.get(name)
+        if option is not None:
+            return option
+        hint = f"list them with: {self.command} --help"
+        if name.startswith("--") and len(name) > 2:
+            found = sorted(known for known in self._by_name if known.startswith(name))
+            if found and len({id(self._by_name[known]) for known in found}) == 1:
+                return self._by_name[found[0]]
+            if found:
+                raise UsageError(f"{printable(name)!r} is short for {', '.join(found)}", hint)
+            near = self._nearest(name)
+            if near:
+                hint = f"did you mean {near}? {hint}"
+        raise UsageError(f"unknown option {printable(name, 60)!r}", hint)
+
+    def _nearest(self, name: str) -> str | None:
+        from difflib import get_close_matches  # only when something is wrong already
+
+        found = get_close_matches(name, [known for known in self._by_name if known.startswith("--")], n=1)
+        return found[0] if found else None
+
+
+def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -> tuple[Values, list[str], bool]:
+    """Read a command line.
+
+    Args: operands_first: options may follow operands; else the first operand ends the options.
+    Returns: the values, the operands, and whether `--` came before them.
+    Raises: UsageError naming the option and the text that cannot be read.
+    """
+    values: Values = {}
+    operands: list[str] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word == "--":
+            return values, [*operands, *words[at:]], True
+        if word[:1] != "-" or word == "-":
+            operands.append(word)
+            if operands_first:
+                continue
+            return values, [*operands, *words[at:]], False
+        if word.startswith("--"):
+            name, equals, text = word.partition("=")
+            option = table.find(name)
+            if not option.metavar:
+                if equals:
+                    raise UsageError(f"{name} takes no value", f"see: {table.command} --help")
+                values.update(option.sets or {})
+                continue
+            if not equals:
+                text, at = _next(table, option.long, words, at)
+            apply(table, option, text, values)
+            continue
+        at = _short(table, word, words, at, values)
+    return values, operands, False
+
+
+def _short(table: Table, word: str, words: Sequence[str], at: int, values: Values) -> int:
+    """Bundled short options: flags one after the other, the last may take the rest or the next word."""
+    for place in range(1, len(word)):
+        option = table.find("-" + word[place])
+        if not option.metavar:
+            values.update(option.sets or {})
+            continue
+        rest = word[place + 1 :]
+        if rest:
+            apply(table, option, rest.removeprefix("="), values)
+        else:
+            text, at = _next(table, "-" + word[place], words, at)
+            apply(table, option, text, values)
+        break
+    return at
+
+
+def _next(table: Table, name: str, words: Sequence[str], at: int) -> tuple[str, int]:
+    if at >= len(words):
+        raise UsageError(f"{name} needs a value", f"see: {table.command} --help")
+    return words[at], at + 1
+
+
+def apply(table: Table, option: Option, text: str, values: Values) -> None:
+    """Read one option's text into the values. Lists and maps of several uses are joined. Raises: UsageError."""
+    assert option.read is not None
+    try:
+        found = option.read(text)
+    except ValueError as error:
+        raise UsageError(f"{option.long}: {error}", f"see: {table.command} --help") from None
+    for key, value in found.items():
+        before = values.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            before.update(value)
+        elif isinstance(value, list) and isinstance(before, list):
+            before.extend(value)
+        else:
+            values[key] = value
+
+
+def split_words(line: str) -> list[str]:
+    """Split a directive line as a shell would: quotes, backslashes, and a comment after a blank and `#`.
+
+    Raises: ValueError for a quote without its end.
+    """
+    words: list[str] = []
+    word: list[str] | None = None
+    quote = ""
+    at = 0
+    while at < len(line):
+        char = line[at]
+        at += 1
+        if quote:
+            if char == quote:
+                quote = ""
+            elif char == "\\" and quote == '"' and line[at : at + 1] in ('"', "\\"):
+                word = [*(word or []), line[at]]
+                at += 1
+            else:
+                word = [*(word or []), char]
+        elif char in " \t\r":
+            if word is not None:
+                words.append("".join(word))
+                word = None
+        elif char == "#" and word is None:
+            break
+        elif char in "'\"":
+            quote = char
+            word = word or []
+        elif char == "\\" and at < len(line):
+            word = [*(word or []), line[at]]
+            at += 1
+        else:
+            word = [*(word or []), char]
+    if quote:
+        raise ValueError(f"the quote {quote} is not closed")
+    if word is not None:
+        words.append("".join(word))
+    return words
+
+
+# --- readers that several tables use -----------------------------------------------------------------
+
+
+def text(key: str) -> Reader:
+    """Any text."""
+    return lambda value: {key: value}
+
+
+def words_of(key: str) -> Reader:
+    """Words separated by commas; several uses add up."""
+    return lambda value: {key: [word for word in value.split(",") if word]}
+
+
+def whole(key: str, low: int, high: int) -> Reader:
+    """A whole number within a range."""
+
+    def read(value: str) -> Values:
+        digits = value.removeprefix("-").removeprefix("+")
+        if not (digits.isascii() and digits.isdigit()):
+            raise ValueError(f"{printable(value, 40)!r} is not a whole number")
+        number = int(value) if len(value) < 19 else (high + 1 if value[0] != "-" else low - 1)
+        if not low <= number <= high:
+            raise ValueError(f"{printable(value, 40)} is out of range; it must be from {low} to {high}")
+        return {key: number}
+
+    return read
+
+
+def decimal(key: str, low: float, high: float) -> Reader:
+    """A number within a range."""
+
+    def read(value: str) -> Values:
+        try:
+            number = float(value) if value.isascii() and "_" not in value else float("nan")
+        except ValueError:
+            number = float("nan")
+        if number != number:
+            raise ValueError(f"{printable(value, 40)!r} is not a number")
+        if not low <= number <= high:
+            raise ValueError(f"{printable(value, 40)} is out of range; it must be from {low:g} to {high:g}")
+        return {key: number}
+
+    return read

@@ -1,0 +1,88 @@
+"""Scripts: reading them, their #GSUB and #SBATCH lines, and what is wrong with them in a sentence."""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.cli.options import NOT_IN_SCRIPTS
+from gpusched.cli.parse import parse, split_words
+from gpusched.errors import Refused, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpusched.cli.parse import Table, Values
+
+_MARKS = (b"#GSUB", b"#SBATCH")
+
+
+def read_file(path: str) -> bytes:
+    """The script's bytes. Raises: Refused with a sentence."""
+    shown = printable(path)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except IsADirectoryError:
+        raise Refused(f"{shown} is a folder, not a script", f"run a command with: gsub -- {shown}") from None
+    except FileNotFoundError:
+        raise Refused(f"there is no script {shown}", "run a command with: gsub -- COMMAND [ARGS...]") from None
+    except OSError as error:
+        raise Refused(f"the script {shown} cannot be read: {error.strerror}", f"look at: ls -l {shown}") from None
+
+
+def check(body: bytes, name: str) -> None:
+    """What every script must be. Raises: Refused."""
+    shown = printable(name)
+    if not body.strip():
+        raise Refused(f"the script {shown} is empty", "give it a first line #!/bin/bash and a command")
+    if b"\0" in body:
+        raise Refused(f"{shown} holds a NUL byte: it is a program, not a script", f"run it with: gsub -- {shown}")
+    if not body.startswith(b"#!"):
+        raise Refused(f"the script {shown} does not begin with #!", "let its first line be #!/bin/bash")
+    if body.split(b"\n", 1)[0].endswith(b"\r"):
+        raise Refused(f"the script {shown} has DOS line ends", f"convert it with: sed -i 's/\\r$//' {shown}")
+
+
+def directives(table: Table, body: bytes, name: str) -> Values:
+    """Values of all #GSUB and #SBATCH lines before the first command.
+
+    Raises: UsageError naming file, line and option; an option that is not supported is never ignored.
+    """
+    values: Values = {}
+    for number, line in enumerate(body.split(b"\n"), 1):
+        stripped = line.strip()
+        if not stripped:
+            continue
+        if not stripped.startswith(b"#"):
+            break
+        for mark in _MARKS:
+            if line.startswith(mark) and line[len(mark) : len(mark) + 1].strip() == b"":
+                text = line[len(mark) :].decode("utf-8", "surrogateescape")
+                _read_line(table, text, f"{printable(name)}, line {number}", values)
+    return values
+
+
+def _read_line(table: Table, text: str, where: str, values: Values) -> None:
+    try:
+        words = split_words(text)
+        found, operands, _ = parse(table, words, operands_first=True)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}", "see: gsub --help") from None
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from None
+    if operands:
+        raise UsageError(f"{where}: {printable(operands[0], 40)!r} is not an option", "quote a value that holds blanks")
+    for word in words:
+        if word.partition("=")[0] in NOT_IN_SCRIPTS:
+            raise UsageError(f"{where}: {word} makes no sense in a script", "give it on the command line")
+    for key, value in found.items():
+        before = values.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            before.update(value)
+        else:
+            values[key] = value
+
+
+def base_name(path: str) -> str:
+    """What the job is called after."""
+    return os.path.basename(path)

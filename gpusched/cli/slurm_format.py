@@ -1,0 +1,126 @@
+"""Slurm's `-o` language: `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; any other text is printed as it is."""
+
+from __future__ import annotations
+
+import time
+
+from gpusched.cli.gq import COMPACT
+from gpusched.model.units import format_duration, format_size_mib, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Job = dict[str, Any]
+
+
+def _instant(at: float | None) -> str:
+    return "N/A" if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
+
+
+def _elapsed(job: Job) -> str:
+    if job["start_at"] is None or job["state"] == "PENDING":
+        return "0:00"
+    return format_duration((job["end_at"] or time.time()) - job["start_at"])
+
+
+def _left(job: Job) -> str:
+    if job["time_limit_s"] is None:
+        return "UNLIMITED"
+    if job["state"] != "RUNNING":
+        return format_duration(job["time_limit_s"])
+    return format_duration(max(0.0, job["start_at"] + job["time_limit_s"] - time.time()))
+
+
+def _gpus(job: Job) -> str:
+    return "N/A" if job["gpu_request"] == "0" else f"gres:gpu:{job['gpu_request']}"
+
+
+def _reason_or_nodes(job: Job) -> str:
+    if job["state"] in ("RUNNING", "COMPLETING"):
+        return job["node"] or ""
+    return f"({job['reason'] or 'None'})"
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Job], object]]] = {
+    "i": ("JOBID", lambda job: job["id"]),
+    "A": ("JOBID", lambda job: job["id"]),
+    "F": ("ARRAY_JOB_ID", lambda job: job["id"]),
+    "K": ("ARRAY_TASK_ID", lambda job: "N/A"),
+    "j": ("NAME", lambda job: job["name"]),
+    "u": ("USER", lambda job: job["user"]),
+    "a": ("ACCOUNT", lambda job: job["account"] or "(null)"),
+    "P": ("PARTITION", lambda job: job["queue"]),
+    "t": ("ST", lambda job: COMPACT.get(job["state"], job["state"])),
+    "T": ("STATE", lambda job: job["state"]),
+    "r": ("REASON", lambda job: job["reason"] or "None"),
+    "R": ("NODELIST(REASON)", _reason_or_nodes),
+    "M": ("TIME", _elapsed),
+    "l": ("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"])),
+    "L": ("TIME_LEFT", _left),
+    "D": ("NODES", lambda job: 1),
+    "C": ("CPUS", lambda job: f"{job['cpus']:g}"),
+    "m": ("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0"),
+    "b": ("TRES_PER_NODE", _gpus),
+    "N": ("NODELIST", lambda job: job["node"] or ""),
+    "B": ("EXEC_HOST", lambda job: job["node"] or "n/a"),
+    "S": ("START_TIME", lambda job: _instant(job["start_at"])),
+    "V": ("SUBMIT_TIME", lambda job: _instant(job["submit_at"])),
+    "e": ("END_TIME", lambda job: _instant(job["end_at"])),
+    "Z": ("WORK_DIR", lambda job: job["work_dir"]),
+    "E": ("DEPENDENCY", lambda job: job["dependency"] or "(null)"),
+    "Q": ("PRIORITY", lambda job: f"{job['priority'] or 0:.0f}"),
+    "p": ("PRIORITY", lambda job: f"{job['priority'] or 0:.6f}"),
+    "y": ("NICE", lambda job: job["nice"]),
+    "o": ("COMMAND", lambda job: job["command"]),
+}
+
+
+def render(form: str, jobs: list[Job], header: bool = True) -> str:
+    """One line a job, with a line of titles before them."""
+    pieces = _split(form)
+    lines = []
+    if header:
+        lines.append("".join(_shape(piece, _FIELDS[piece[2]][0] if piece[2] else piece[3]) for piece in pieces))
+    lines.extend("".join(_shape(piece, _value(piece, job)) for piece in pieces) for job in jobs)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _value(piece: _Piece, job: Job) -> str:
+    _, _, letter, literal = piece
+    return printable(str(_FIELDS[letter][1](job))) if letter else literal
+
+
+_Piece = tuple[int, bool, str, str]
+"""Width (0: none), aligned to the right, letter (empty for text), text."""
+
+
+def _split(form: str) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    at = 0
+    while at < len(form):
+        if form[at] == "%":
+            end = at + 1
+            is_right = form[end : end + 1] == "."
+            end += is_right
+            digits = end
+            while form[end : end + 1].isascii() and form[end : end + 1].isdigit():
+                end += 1
+            letter = form[end : end + 1]
+            if letter in _FIELDS and letter:
+                width = int(form[digits:end][:5] or 0)
+                pieces.append((width, is_right, letter, ""))
+                at = end + 1
+                continue
+        pieces.append((0, False, "", form[at]))
+        at += 1
+    return pieces
+
+
+def _shape(piece: _Piece, text: str) -> str:
+    width, is_right, _, _ = piece
+    if not width:
+        return text
+    text = text[:width]
+    return text.rjust(width) if is_right else text.ljust(width)

@@ -1,0 +1,246 @@
+"""A thin caller of the daemon's socket: HTTP/1.1 and JSON by hand, because a prompt cannot wait for more.
+
+client = connect()                    # starts the personal daemon when there is none
+client.call("GET", "/v1/jobs")        # the answer's document; errors are raised as in gpusched.errors
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+from gpusched import errors, paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+START_TIMEOUT_S = 30.0
+_LONG_PATH = 100
+_BY_CODE = {
+    kind.code: kind
+    for kind in (
+        errors.UsageError,
+        errors.Refused,
+        errors.NotFound,
+        errors.Forbidden,
+        errors.NotReady,
+        errors.StoreBroken,
+        errors.StoreFull,
+        errors.DaemonUnreachable,
+        errors.BrokenInvariant,
+    )
+}
+
+
+class Client:
+    """One kept connection to one daemon. Not for several threads at once."""
+
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = socket_path
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+
+    def call(self, method: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
+        """Send one request and return the answer's document.
+
+        Raises: the error of gpusched.errors that the daemon answered with; DaemonUnreachable when nobody
+        listens; OSError when the connection breaks under the request, which may or may not have been carried out.
+        """
+        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n\r\n"
+        fresh = self._socket is None
+        try:
+            status, answer = self._exchange(head.encode() + content, timeout_s)
+        except (ConnectionResetError, BrokenPipeError):
+            self.close()
+            if fresh or method != "GET":
+                raise
+            # The daemon was restarted since the last request; reading again is safe.
+            status, answer = self._exchange(head.encode() + content, timeout_s)
+        document = json.loads(answer)
+        if status != 200:
+            raise error_from(document.get("error", {}))
+        return document  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Drop the connection; the next call makes a new one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._buffer = b""
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Connect now. Raises: DaemonUnreachable."""
+        if self._socket is not None:
+            return
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            _connect(sock, self.socket_path)
+        except OSError as error:
+            sock.close()
+            raise errors.DaemonUnreachable(
+                f"no daemon answers on {self.socket_path}: {error.strerror}",
+                "see what is wrong with: gpusched doctor",
+            ) from None
+        self._socket = sock
+
+    def _exchange(self, request: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        self.open()
+        sock = self._socket
+        assert sock is not None
+        sock.settimeout(timeout_s)
+        try:
+            sock.sendall(request)
+            while b"\r\n\r\n" not in self._buffer:
+                self._receive(sock)
+            head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+            length = 0
+            for line in head.split(b"\r\n")[1:]:
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            pieces, have = [self._buffer], len(self._buffer)
+            while have < length:
+                piece = sock.recv(1 << 20)
+                if not piece:
+                    raise ConnectionResetError("the daemon closed the connection")
+                pieces.append(piece)
+                have += len(piece)
+            content = b"".join(pieces)
+            self._buffer = content[length:]
+            return int(head.split(None, 2)[1]), content[:length]
+        except BaseException:
+            # Half an answer may be left behind, also after Ctrl-C: it must not be taken for the next one.
+            self.close()
+            raise
+
+    def _receive(self, sock: socket.socket) -> None:
+        piece = sock.recv(1 << 16)
+        if not piece:
+            raise ConnectionResetError("the daemon closed the connection")
+        self._buffer += piece
+
+
+def error_from(words: dict[str, str]) -> errors.GpuschedError:
+    """The exception that an error document stands for."""
+    kind = _BY_CODE.get(words.get("code", ""), errors.GpuschedError)
+    return kind(words.get("message", "the daemon answered with an error"), words.get("hint", ""))
+
+
+def connect(autostart: bool = True) -> Client:
+    """A connected client: GPUSCHED_SOCKET, else the system's daemon, else the personal one.
+
+    The personal daemon is started when it is not there. Raises: DaemonUnreachable, or what the daemon
+    says when it cannot start.
+    """
+    chosen = os.environ.get("GPUSCHED_SOCKET")
+    if chosen:
+        client = Client(os.path.abspath(chosen))
+        client.open()
+        return client
+    if paths.home() is None and os.path.exists(paths.SYSTEM_SOCKET):
+        client = Client(paths.SYSTEM_SOCKET)
+        client.open()
+        return client
+    client = Client(paths.socket_path())
+    try:
+        client.open()
+    except errors.DaemonUnreachable:
+        if not autostart:
+            raise
+        start_daemon()
+        client.open()
+    return client
+
+
+def start_daemon() -> bool:
+    """Start the personal daemon and wait until it answers; False when another client was faster.
+
+    Raises: what the daemon reports, or NotReady.
+    """
+    import fcntl  # only here: most commands find a daemon that runs
+
+    try:
+        os.makedirs(os.path.dirname(paths.daemon_output()), mode=0o700, exist_ok=True)
+        lock = os.open(paths.start_lock(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise errors.NotReady(
+            f"the scheduler's folder {paths.state_dir()} cannot be used: {error.strerror}",
+            "set GPUSCHED_HOME to a folder that you can write",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = Client(paths.socket_path())
+        try:
+            client.open()
+        except errors.DaemonUnreachable:
+            _spawn()
+            return True
+        client.close()
+        return False
+    finally:
+        os.close(lock)
+
+
+def _spawn() -> None:
+    reader, writer = os.pipe()
+    output = os.open(paths.daemon_output(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            # A second fork, so that the daemon is nobody's child and leaves no zombie in a long-lived caller.
+            if os.fork() == 0:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                os.set_inheritable(writer, True)
+                argv = [sys.executable, "-m", "gpusched.daemon", "--ready-fd", str(writer)]
+                os.execv(sys.executable, argv)
+        finally:
+            os._exit(127)
+    os.waitpid(child, 0)
+    os.close(writer)
+    os.close(output)
+    line = _read_line(reader)
+    if line == "ready":
+        return
+    if line.startswith("error "):
+        raise error_from(json.loads(line[6:]))
+    raise errors.NotReady("the daemon did not start", f"it may have left a word in {paths.daemon_output()}")
+
+
+def _read_line(fd: int) -> str:
+    import select
+
+    line = b""
+    with os.fdopen(fd, "rb", buffering=0) as reader:
+        while not line.endswith(b"\n"):
+            if not select.select([fd], [], [], START_TIMEOUT_S)[0]:
+                break
+            piece = reader.read(4096)
+            if not piece:
+                break
+            line += piece
+    return line.decode(errors="replace").strip()
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    if len(os.fsencode(path)) < _LONG_PATH:
+        sock.connect(path)
+        return
+    # An address holds 107 bytes; through its folder's descriptor any path is short.
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
