@@ -8,7 +8,9 @@ it then touches and its end cost more processor time than all else that is done 
 supervisors put a token each into a pipe. The server takes one and then puts a ticket into the queue from
 which they all read; one that is tired of waiting takes a token itself, and so is not counted on any more.
 
-    python -I -S -c "..." TICKET_FD EVENT_FD QUEUE_IN_FD QUEUE_OUT_FD SPOOL BOOT_ID      (see `launcher`)
+    python -I -S -c "..." TICKET_FD EVENT_FD QUEUE_IN_FD QUEUE_OUT_FD LOCK_FD SPOOL BOOT_ID      (see `launcher`)
+
+The lock is only held: it ends with the last process that may still claim a run.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import sys
 import time
 
 from gpusched.engine import proctree
-from gpusched.engine import spool as files
 from gpusched.engine.supervisor import AWAITED, Home, Supervisor
 from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
 
@@ -43,13 +44,11 @@ class Server:
     """What the server holds and each supervisor inherits."""
 
     def __init__(self, fds: list[int], spool: str, boot_id: str) -> None:
-        self.ticket_fd, self.event_fd, self.queue_in, self.queue_out = fds
+        self.ticket_fd, self.event_fd, self.queue_in, self.queue_out, _ = fds
         self.spool = spool
         self.boot_id = boot_id
-        self.tokens_out, self.tokens_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.idle_out, self.idle_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.prctl = ctypes.CDLL(None, use_errno=True).prctl
-        # Never released: it ends with the last process that may still claim a run.
-        files.share_lock(spool)
 
     def serve(self) -> None:
         """Hand out tickets until the daemon closes its end."""
@@ -62,21 +61,43 @@ class Server:
 
     def hand_over(self, ticket: bytes) -> bool:
         """Give the ticket to an idle supervisor, if there is one."""
-        if len(ticket) > QUEUE_BYTES or not self.take_token():
+        if len(ticket) > QUEUE_BYTES:
             return False
-        try:
-            os.write(self.queue_in, ticket)
-        except BlockingIOError:
-            os.write(self.tokens_in, b".")
-            return False
-        return True
+        while pid := self.take_idle():
+            try:
+                os.kill(pid, 0)
+                os.write(self.queue_in, ticket)
+            except ProcessLookupError:
+                # Killed by somebody while it waited.
+                continue
+            except BlockingIOError:
+                self.put_idle(pid)
+                return False
+            return True
+        return False
 
-    def take_token(self) -> bool:
-        """Take one idle supervisor, or oneself, out of the count."""
+    def put_idle(self, pid: int) -> None:
+        """Count on this supervisor."""
+        os.write(self.idle_in, pid.to_bytes(4, "little"))
+
+    def take_idle(self) -> int:
+        """The pid that is first in the pipe, 0 when it is empty."""
         try:
-            return os.read(self.tokens_out, 1) != b""
+            return int.from_bytes(os.read(self.idle_out, 4), "little")
         except BlockingIOError:
-            return False
+            return 0
+
+    def withdraw(self, own: int) -> bool:
+        """Take one's own pid out; False when the server has done so: a ticket is on its way."""
+        first = 0
+        while pid := self.take_idle():
+            if pid == own:
+                return True
+            self.put_idle(pid)
+            if pid == first:
+                break
+            first = first or pid
+        return False
 
     def fork(self, ticket: bytes) -> None:
         """A new supervisor. A machine out of processes is given a few seconds before the run is refused."""
@@ -111,9 +132,12 @@ class Server:
             for _ in range(RUNS_PER_SUPERVISOR):
                 if not Supervisor(unpack_ticket(ticket), home).supervise():
                     break
-                ticket = self.wait_for_another()
+                ticket = self.wait_for_another(home.pid)
                 if not ticket:
                     break
+                while signal.sigtimedwait(AWAITED, 0):
+                    # Meant for the run before.
+                    continue
             code = 0
         except BaseException:
             # Our bug; the engine sees the process end without a result.
@@ -123,23 +147,23 @@ class Server:
         finally:
             os._exit(code)
 
-    def wait_for_another(self) -> bytes:
+    def wait_for_another(self, own: int) -> bytes:
         """In an idle supervisor: the next ticket, empty when none came in time or the server is gone."""
         # Keep no file system busy.
         os.chdir("/")
-        os.write(self.tokens_in, b".")
+        self.put_idle(own)
         while True:
             try:
                 return os.read(self.queue_out, QUEUE_BYTES)
             except BlockingIOError:
-                # The queue's receive timeout. Without a token left, a ticket is on its way to somebody.
-                if self.take_token():
+                # The queue's receive timeout.
+                if self.withdraw(own):
                     return b""
 
 
 def main() -> None:
     """Entry point in the new interpreter."""
-    fds = [int(word) for word in sys.argv[1:5]]
+    fds = [int(word) for word in sys.argv[1:6]]
     for fd in fds:
         os.set_inheritable(fd, False)
     os.set_blocking(fds[1], False)
@@ -150,7 +174,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Inherited, so that no signal can meet a supervisor that is not ready for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    server = Server(fds, sys.argv[5], sys.argv[6])
+    server = Server(fds, sys.argv[6], sys.argv[7])
     server.prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     gc.collect()
     gc.freeze()

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
+from gpusched.engine.spool import share_lock
 from gpusched.engine.wire import QUEUE_TIMEOUT_S
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -29,7 +30,9 @@ class Launcher:
         ours, theirs = socket.socketpair()
         queue_in, queue_out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         queue_out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", QUEUE_TIMEOUT_S, 0))
-        fds = (theirs.fileno(), event_fd, queue_in.fileno(), queue_out.fileno())
+        # Taken here: a fork server that is stuck in its first moments already counts.
+        lock = share_lock(spool)
+        fds = (theirs.fileno(), event_fd, queue_in.fileno(), queue_out.fileno(), lock)
         self._outbox: deque[memoryview] = deque()
         self._socket = ours
         try:
@@ -50,6 +53,8 @@ class Launcher:
         except BaseException:
             ours.close()
             raise
+        finally:
+            os.close(lock)
         ours.setblocking(False)
 
     @property

@@ -552,6 +552,11 @@ class LocalEngine:
         self._waker.alarm_within(CHECK_S)
         if watched.server != self._servers or self._server is None:
             self._settle(watched, "the fork server ended before it was started")
+            return
+        record = self._read(watched) if now - watched.since > CHECK_S else None
+        if record is not None and record.pid is not None:
+            # It was claimed, and the pipe was too full to say so.
+            self._settle(watched, "")
         elif now - watched.since > START_TIMEOUT_S:
             log.error("fork server %d has not started run %s", self._server.pid, watched.run)
             self._drop_server()

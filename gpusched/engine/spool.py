@@ -124,11 +124,6 @@ def read_orders(spool: str, run: str, offset: int) -> tuple[list[str], int]:
     return [line for line in text.split("\n") if line], offset + end
 
 
-def share_lock(spool: str) -> None:
-    """Say that claims may come from this process and its forks for as long as any of them lives."""
-    fcntl.flock(_open_lock(spool), fcntl.LOCK_SH)
-
-
 # --- the daemon's side --------------------------------------------------------------------------------
 
 
@@ -178,6 +173,13 @@ def revoke(spool: str, run: str) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def share_lock(spool: str) -> int:
+    """A share of the server lock, for a fork server to be: whoever inherits the descriptor may claim runs."""
+    fd = _open_lock(spool)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
 
 
 def is_server_gone(spool: str) -> bool:

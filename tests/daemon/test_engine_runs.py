@@ -62,7 +62,8 @@ def test_a_job_starts_with_default_signals_no_open_files_and_a_group_of_its_own(
     text = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd | wc -l; readlink /proc/$$/fd/0"
     shell(bench, text + "; cut -d' ' -f5 /proc/$$/stat; echo $$")
     blocked, ignored, files, stdin, group, pid = bench.output("1.1").splitlines()
-    assert {line.split()[1] for line in (blocked, ignored)} == {"0" * 16}
+    # glibc's posix_spawn always ignores 32 and 33, which it keeps for its threads.
+    assert [int(line.split()[1], 16) & ~(3 << 31) for line in (blocked, ignored)] == [0, 0]
     assert int(files) == 4, "standard three and the folder that ls reads"
     assert stdin == "/dev/null"
     assert group == pid
