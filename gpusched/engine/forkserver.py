@@ -129,12 +129,12 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             own = proctree.read_process(os.getpid())
             home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0)
-            for _ in range(RUNS_PER_SUPERVISOR):
-                if not Supervisor(unpack_ticket(ticket), home).supervise():
+            runs = 0
+            while ticket:
+                runs += 1
+                if not Supervisor(unpack_ticket(ticket), home).supervise() or runs == RUNS_PER_SUPERVISOR:
                     break
                 ticket = self.wait_for_another(home.pid)
-                if not ticket:
-                    break
                 while signal.sigtimedwait(AWAITED, 0):
                     # Meant for the run before.
                     continue

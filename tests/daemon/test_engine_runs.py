@@ -14,6 +14,7 @@ from engine_bench import FOREVER, Does, LocalBench
 from support import wait_until
 
 from gpusched.engine import proctree
+from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
 from gpusched.model.execution import RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder
 from gpusched.model.job import Notice
 
@@ -376,6 +377,16 @@ def test_an_earlier_attempts_message_in_an_appended_log_does_not_count(bench: Lo
     log = {"stdout_path": "log", "append": True, "has_gpus": True}
     assert shell(bench, "echo CUDA out of memory; exit 1", "1.1", **log).gpu_oom
     assert not shell(bench, "exit 1", "1.2", **log).gpu_oom
+
+
+def test_a_supervisor_is_replaced_after_many_runs(bench: LocalBench) -> None:
+    supervisors = set()
+    for job in range(1, RUNS_PER_SUPERVISOR + 20):
+        bench.start(f"{job}.1", argv=("true",))
+        assert bench.end_of(f"{job}.1").exit_code == 0
+        supervisors.add(bench.until(f"{job}.1", RunStarted).supervisor_pid)
+        bench.seen.clear()
+    assert len(supervisors) >= 2
 
 
 # --- what it leaves ---------------------------------------------------------------------------------------------
