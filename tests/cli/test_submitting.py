@@ -1,0 +1,258 @@
+"""gsub: every way to say what to run, precedence, what a script gets back, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Shell
+
+HEAVY = (
+    "sqlite3 sqlite_utils aiohttp asyncio rich typer click dataclasses typing subprocess psutil pathlib argparse pynvml"
+)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_gsub_imports_nothing_heavy() -> None:
+    code = "import sys; import gpusched.cli.gsub, gpusched.cli.gq; print(*sys.modules)"
+    argv = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert set(HEAVY.split()) & set(loaded) == set()
+    assert len(loaded) < 90
+
+
+def test_the_first_gsub_starts_the_daemon_and_prints_one_line(own: Shell) -> None:
+    done = own.type("gsub", "--", "true")
+    assert (done.code, done.out, done.err) == (0, "Submitted job 1\n", "")
+    assert own.ok("gsub", "--parsable", "--", "true") == "2\n"
+    assert own.type("gwait", "1", "2").code == 0
+
+
+def test_two_first_gsubs_at_once_start_one_daemon(own: Shell) -> None:
+    running = [
+        subprocess.Popen(
+            own.argv("gsub", "--parsable", "--", "true"), env=own.env, cwd=own.work, stdout=subprocess.PIPE
+        )
+        for _ in range(4)
+    ]
+    ids = sorted(int(process.communicate(timeout=60)[0]) for process in running)
+    assert ids == [1, 2, 3, 4]
+
+
+def test_a_script_with_directives_arguments_and_precedence(sh: Shell, tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "train.sh",
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=from-script --time=5     # minutes\n"
+        "#SBATCH\t--gres=gpu:a100:1\n"
+        "\n"
+        "# a comment\n"
+        "#GSUB -c 2 --mem 4G -E 'WHO=script writer' -o %x-%j.log\n"
+        'echo "$WHO:$1:$CUDA_VISIBLE_DEVICES"\n'
+        "#SBATCH --nodes=99\n",
+    )
+    env = {"GSUB_TIME": "10m", "GSUB_CPUS": "3"}
+    job = json.loads(sh.ok("gsub", "--json", "-c", "4", script, "an arg", **env))["job"]
+    assert (job["name"], job["time_limit_s"], job["cpus"], job["mem_mib"]) == ("from-script", 600, 4.0, 4096)
+    assert job["gpu_request"] == "a100:1"
+    sh.ok("gwait", job["id"])
+    assert (tmp_path / f"from-script-{job['id']}.log").read_text().startswith("script writer:an arg:")
+
+
+def test_standard_input_is_a_script(sh: Shell) -> None:
+    done = sh.type("gsub", "--parsable", "-f", stdin=b"#!/bin/sh\necho from stdin\n")
+    assert done.code == 0
+    assert done.out.splitlines()[1:] == ["from stdin"]
+
+
+def test_wrap_is_a_shell_line(sh: Shell) -> None:
+    done = sh.type("gsub", "--quiet", "--follow", "--wrap", "echo $((6*7)); exit 3")
+    assert done.out.splitlines()[1:] == ["42"]
+    assert done.code == 3
+    assert "FAILED: exit code 3" in done.err
+
+
+def test_a_command_keeps_its_options_and_words(sh: Shell) -> None:
+    job_id = sh.submit("-o", "out", "--", "printf", "%s|", "-c", "a b", "--json", "*")
+    sh.ok("gwait", job_id)
+    assert (sh.work / "out").read_text() == "-c|a b|--json|*|"
+
+
+def test_wait_gives_the_jobs_own_code(sh: Shell) -> None:
+    assert sh.type("gsub", "-W", "--quiet", "--wrap", "exit 17").code == 17
+    assert sh.type("gsub", "-W", "--quiet", "--wrap", "kill -KILL $$").code == 137
+    assert sh.type("gsub", "-W", "--quiet", "--", "/no/such/program").code == 1
+    assert sh.type("gsub", "-W", "--quiet", "--", "true").code == 0
+
+
+def test_a_batch_prints_its_ids_in_order(sh: Shell, tmp_path: Path) -> None:
+    lines = write(tmp_path / "jobs", "echo one > one\n\n# a comment\necho two > two; exit 2\n")
+    ids = sh.ok("gsub", "--parsable", "--batch", lines).split()
+    assert int(ids[1]) == int(ids[0]) + 1
+    assert sh.type("gwait", *ids).code == 1
+    assert (tmp_path / "two").read_text() == "two\n"
+    done = sh.type("gsub", "--batch", "-", stdin=b"true\n")
+    assert done.out.startswith("Submitted job ")
+
+
+def test_the_environment_can_be_chosen(sh: Shell) -> None:
+    env = {"KEEP": "1", "DROP": "1"}
+    for export, seen in (("ALL", "1 1 "), ("NONE", "  "), ("KEEP,NEW=2", "1  2"), ("ALL,DROP=9", "1 9 ")):
+        done = sh.type("gsub", "--quiet", "-f", "--export", export, "--wrap", 'echo "$KEEP $DROP $NEW"', **env)
+        assert done.out.splitlines()[1].rstrip() == seen.rstrip(), export
+
+
+def test_an_undecodable_environment_arrives_as_it_was(sh: Shell) -> None:
+    environ = {os.fsencode(key): os.fsencode(value) for key, value in sh.env.items()}
+    environ[b"ODD"] = b"\xff\xfe=\n"
+    argv = sh.argv("gsub", "--quiet", "-W", "-o", "odd", "--", "printenv", "ODD")
+    assert subprocess.run(argv, env=environ, cwd=sh.work, stdout=subprocess.DEVNULL).returncode == 0
+    assert (sh.work / "odd").read_bytes() == b"\xff\xfe=\n\n"
+
+
+def test_a_dry_run_records_nothing(sh: Shell) -> None:
+    before = sh.ok("gq", "-a", "--quiet")
+    assert "would start now on lab1, GPU 2" in sh.ok("gsub", "--dry-run", "-g", "1", "--", "true")
+    refused = sh.type("gsub", "--dry-run", "-g", "9", "--", "true")
+    assert refused.code == 1
+    assert "9 GPUs" in refused.out
+    assert json.loads(sh.ok("gsub", "--dry-run", "--json", "--hold", "--", "true"))["dry_run"]["verdict"] == "waits"
+    assert sh.ok("gq", "-a", "--quiet") == before
+
+
+GOOD = "#!/bin/sh\ntrue\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--colour", "red", "--", "true"], 2, "--colour"),
+        (["--tim", "5", "--", "true"], 0, ""),
+        (["--me", "5", "--", "true"], 2, "is short for --mem, --mem-per-cpu"),
+        (["-g", "two", "--", "true"], 1, "two"),
+        (["-g", "-1", "--", "true"], 2, "-1"),
+        (["-g", "1e3", "--", "true"], 2, "1e3"),
+        (["-g", "99999999999999999999", "--", "true"], 2, "out of range"),
+        (["-g", "5", "--", "true"], 1, "-g 3"),
+        (["-g", "h100:1", "--", "true"], 1, "h100"),
+        (["--vram", "100G", "--", "true"], 1, "100G"),
+        (["--mem", "lots", "--", "true"], 2, "'lots'"),
+        (["--mem", "1T", "--", "true"], 1, "memory"),
+        (["-c", "65", "--", "true"], 1, "64"),
+        (["-c", "nan", "--", "true"], 2, "nan"),
+        (["-t", "soon", "--", "true"], 2, "'soon'"),
+        (["-t", "-5", "--", "true"], 2, "'-5'"),
+        (["--begin", "whenever", "--", "true"], 2, "'whenever'"),
+        (["--signal", "HUGE@5", "--", "true"], 2, "'HUGE'"),
+        (["--retry-on", "sometimes", "--", "true"], 2, "sometimes"),
+        (["-d", "afterok:99999", "--", "true"], 1, "99999"),
+        (["-d", "sometime:1", "--", "true"], 2, "sometime"),
+        (["-N", "2", "--", "true"], 2, "more than one"),
+        (["-E", "NOEQUALS", "--", "true"], 2, "KEY=VALUE"),
+        (["--open-mode", "sideways", "--", "true"], 2, "sideways"),
+        (["-t"], 2, "needs a value"),
+        (["--hold=yes", "--", "true"], 2, "takes no value"),
+        (["--"], 2, "no command"),
+        (["--wrap", "true", "script.sh"], 2, "both"),
+        (["no-such-script.sh"], 1, "no-such-script.sh"),
+        (["."], 1, "folder"),
+    ],
+)
+def test_what_cannot_be_submitted_is_said_in_a_sentence(sh: Shell, words: list[str], code: int, says: str) -> None:
+    before = sh.ok("gq", "-a", "--quiet").split()
+    done = sh.type("gsub", *words)
+    assert done.code == code, done
+    if code:
+        assert says in done.err
+        assert done.out == ""
+        assert "Traceback" not in done.err
+        assert done.err.startswith("gsub: error: ")
+        assert len(done.err.splitlines()) <= 2
+        assert sh.ok("gq", "-a", "--quiet").split() == before
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        ("", 1, "empty"),
+        ("echo no shebang\n", 1, "#!"),
+        ("#!/bin/sh\r\ntrue\r\n", 1, "DOS"),
+        ("#!/bin/sh\necho \0\n", 1, "NUL"),
+        ("#!/bin/sh\n#SBATCH --colour=red\n", 2, "line 2"),
+        ("#!/bin/sh\n\n#SBATCH --mail-type=ALL\n", 2, "line 3"),
+        ("#!/bin/sh\n#SBATCH --job-name  second name\n", 2, "'name'"),
+        ("#!/bin/sh\n#SBATCH --time='5\n", 2, "quote"),
+        ("#!/bin/sh\n#GSUB --mem lots\n", 2, "line 2"),
+        ("#!/bin/sh\n#GSUB --batch x\n", 2, "makes no sense"),
+    ],
+)
+def test_what_is_wrong_in_a_script_is_named_with_its_place(
+    sh: Shell, tmp_path: Path, body: str, code: int, says: str
+) -> None:
+    done = sh.type("gsub", write(tmp_path / "job.sh", body))
+    assert done.code == code, done
+    assert says in done.err
+    assert "job.sh" in done.err
+
+
+def test_an_unreadable_script_is_named(sh: Shell, tmp_path: Path) -> None:
+    script = Path(write(tmp_path / "secret.sh", GOOD))
+    script.chmod(0)
+    if os.access(script, os.R_OK):
+        pytest.skip("root may read everything")
+    done = sh.type("gsub", str(script))
+    assert (done.code, "Permission denied" in done.err) == (1, True)
+
+
+def test_a_ten_megabyte_script_is_refused(sh: Shell, tmp_path: Path) -> None:
+    done = sh.type("gsub", write(tmp_path / "big.sh", "#!/bin/sh\n" + "#" * (10 << 20)))
+    assert done.code == 1
+    assert "10.0 MiB" in done.err
+
+
+def test_a_name_with_escapes_is_never_printed_raw(sh: Shell) -> None:
+    name = "a\nb\x1b[31mred"
+    job_id = sh.submit("-H", "-J", name, "--", "true")
+    for command, *words in (("gq", job_id), ("gshow", job_id), ("gq", "-o", "%j", "-j", job_id)):
+        text = sh.ok(command, *words)
+        assert "\x1b" not in text
+        assert "a\\nb\\x1b[31mred" in text
+    assert json.loads(sh.ok("gq", "--json", job_id))["jobs"][0]["name"] == name
+
+
+def test_errors_are_documents_with_json(sh: Shell) -> None:
+    done = sh.type("gsub", "--json", "-g", "99", "--", "true")
+    error = json.loads(done.err)["error"]
+    assert (done.code, error["code"]) == (1, "refused")
+    assert set(error) == {"message", "hint", "code"}
+
+
+def test_a_socket_without_a_daemon_is_said_and_none_is_started(sh: Shell, tmp_path: Path) -> None:
+    done = sh.type("gsub", "--", "true", GPUSCHED_SOCKET=str(tmp_path / "nothing.sock"))
+    assert done.code == 1
+    assert "no daemon answers" in done.err
+
+
+def test_a_home_that_cannot_be_written_is_said(sh: Shell) -> None:
+    done = sh.type("gsub", "--", "true", GPUSCHED_HOME="/proc/nowhere")
+    assert done.code == 1
+    assert "/proc/nowhere" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_working_folder_that_is_gone_is_said(sh: Shell, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f'rmdir {gone}; exec "$@"'
+    argv = ["/bin/sh", "-c", line, "sh", *sh.argv("gsub", "--", "true")]
+    done = subprocess.run(argv, env={**sh.env, "PYTHONSAFEPATH": "1"}, cwd=gone, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "does not exist any more" in done.stderr
