@@ -200,7 +200,8 @@ class LocalEngine:
             for watched in gone:
                 if watched.phase is not Phase.ENDED:
                     self._supervisor_gone(watched)
-            self._look_after_server()
+            if self._server is not None and self._server.fileno() in ready:
+                self._look_after_server(self._server)
         if self._waker.take_alarm():
             self._look_by_clock()
         self._waker.rearm()
@@ -286,12 +287,11 @@ class LocalEngine:
         if server.has_tickets:
             self._waker.watch(server.fileno(), also_writable=not server.flush(), again=True)
 
-    def _look_after_server(self) -> None:
-        if self._server is not None:
-            if self._server.is_gone():
-                self._drop_server()
-            else:
-                self._flush(self._server)
+    def _look_after_server(self, server: Launcher) -> None:
+        if server.is_gone():
+            self._drop_server()
+        else:
+            self._flush(server)
 
     def _drop_server(self) -> None:
         """The fork server is gone or does not answer: settle what it was asked for. The next start makes one."""

@@ -1,0 +1,138 @@
+"""Reading /proc, and telling a dead supervisor's processes from everybody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from gpusched.engine import proctree, remains
+from gpusched.engine.proctree import Process
+from gpusched.engine.remains import Lost, find_remains
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_read(child: subprocess.Popen[bytes]) -> None:
+    process = proctree.read_process(child.pid)
+    assert process is not None
+    assert (process.pid, process.ppid, process.session) == (child.pid, os.getpid(), os.getsid(0))
+    assert process.is_alive
+    assert proctree.read_process(2**22 + 1) is None
+
+
+def test_a_name_with_brackets_and_blanks_is_read() -> None:
+    with subprocess.Popen(["bash", "-c", "echo -n ') S 1 (' > /proc/$$/comm; echo; read"], **PIPES) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = proctree.read_process(process.pid)
+        assert found is not None
+        assert (found.name, found.ppid) == (") S 1 (", os.getpid())
+        process.kill()
+
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+
+def test_descendants_are_found_both_ways(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert child.pid in proctree.descendants(os.getpid())
+
+    def missing(root: int) -> dict[int, Process]:
+        raise FileNotFoundError(root)
+
+    monkeypatch.setattr(proctree, "_walk_children", missing)
+    assert child.pid in proctree.descendants(os.getpid())
+    assert os.getpid() not in proctree.descendants(os.getpid())
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_successor_with_the_same_pid_is_spared(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    monkeypatch.setattr(proctree, "HAS_PIDFD", has_pidfd and proctree.HAS_PIDFD)
+    process = proctree.read_process(child.pid)
+    assert process is not None
+    process.start_ticks -= 1
+    assert not proctree.send(process, signal.SIGKILL)
+    assert child.poll() is None
+    process.start_ticks += 1
+    assert proctree.send(process, signal.SIGTERM)
+    assert child.wait(20) == -signal.SIGTERM
+    assert not proctree.send(process, signal.SIGTERM)
+
+
+class Table:
+    """A made-up /proc."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: dict[int, Process] = {}
+        self.variables: dict[int, list[bytes]] = {}
+        monkeypatch.setattr(proctree, "all_pids", lambda: list(self.processes))
+        monkeypatch.setattr(proctree, "read_process", self.processes.get)
+        monkeypatch.setattr(remains, "_environ", lambda pid: self.variables.get(pid, []))
+        self.add(os.getpid(), ppid=1)
+
+    def add(
+        self, pid: int, ppid: int = 1, session: int = 0, run: str = "", spool: str = "/s", state: str = "S"
+    ) -> None:
+        self.processes[pid] = Process(pid, "p", state, ppid, session or pid, 1)
+        if run:
+            self.variables[pid] = [b"A=1", f"GPUSCHED_RUN={run}".encode(), f"GPUSCHED_SPOOL={spool}".encode()]
+
+    def found(self, *lost: Lost, spared: frozenset[int] = frozenset()) -> dict[str, list[int]]:
+        groups = find_remains(list(lost), "/s", spared)
+        return {run: sorted(process.pid for process in group) for run, group in groups.items()}
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    return Table(monkeypatch)
+
+
+SEEN = Lost("1.1", 50, witnessed=True)
+UNSEEN = Lost("1.1", 50, witnessed=False)
+
+
+def test_marked_processes_and_their_descendants_are_the_runs(table: Table) -> None:
+    table.add(101, run="1.1")
+    table.add(102, ppid=101)
+    table.add(103, ppid=102)
+    table.add(104, run="1.2")
+    table.add(105, run="1.1", spool="/other")
+    table.add(106)
+    assert table.found(UNSEEN) == {"1.1": [101, 102, 103]}
+
+
+def test_the_session_counts_when_the_end_was_witnessed(table: Table) -> None:
+    table.add(101, session=50)
+    assert table.found(SEEN) == {"1.1": [101]}
+    assert table.found(UNSEEN) == {}, "by now it may be the session of somebody else"
+
+
+def test_one_marked_member_makes_the_session_the_runs(table: Table) -> None:
+    table.add(101, session=50)
+    table.add(102, session=50, run="1.1")
+    assert table.found(UNSEEN) == {"1.1": [101, 102]}
+
+
+def test_the_dead_and_the_spared_and_our_own_ancestors_are_left_alone(table: Table) -> None:
+    table.add(101, run="1.1", state="Z")
+    table.add(102, run="1.1")
+    table.add(103, run="1.1")
+    table.processes[os.getpid()].ppid = 103
+    assert table.found(SEEN, spared=frozenset({102})) == {}
+
+
+def test_several_runs_are_told_apart_in_one_walk(table: Table) -> None:
+    table.add(101, run="1.1")
+    table.add(102, run="2.1")
+    table.add(103, session=60)
+    assert table.found(SEEN, Lost("2.1", 60, witnessed=True)) == {"1.1": [101], "2.1": [102, 103]}

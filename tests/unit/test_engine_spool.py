@@ -1,0 +1,177 @@
+"""Claims, revocations, results and orders: who wins, and what a torn or half-written file means."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpusched.engine import spool as files
+
+RUN = "7.1"
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+def claim(spool: str, pid: int = 11) -> int | None:
+    return files.take_claim(spool, RUN, pid, 22, 1000, "boot-1")
+
+
+def test_a_run_is_claimed_once(spool: str) -> None:
+    fd = claim(spool)
+    assert fd is not None
+    assert claim(spool, pid=12) is None
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert (record.pid, record.start_ticks, record.uid, record.boot_id) == (11, 22, 1000, "boot-1")
+    assert record.is_held
+    os.close(fd)
+    ended = files.read_record(spool, RUN)
+    assert ended is not None
+    assert not ended.is_held
+    assert claim(spool, pid=13) is None
+
+
+def test_a_claimed_run_cannot_be_revoked_nor_a_revoked_one_claimed(spool: str) -> None:
+    fd = claim(spool)
+    assert fd is not None
+    assert not files.revoke(spool, RUN)
+    os.close(fd)
+    assert not files.revoke(spool, RUN)
+    assert files.revoke(spool, "8.1")
+    assert files.revoke(spool, "8.1")
+    assert files.take_claim(spool, "8.1", 11, 22, 1000, "boot-1") is None
+    record = files.read_record(spool, "8.1")
+    assert record is not None
+    assert record.is_revoked
+    assert record.pid is None
+
+
+def test_a_revocation_takes_no_space(spool: str) -> None:
+    files.revoke(spool, RUN)
+    assert os.stat(files.record_path(spool, RUN)).st_blocks == 0
+
+
+def test_a_claim_cut_off_before_its_first_line_can_be_revoked(spool: str) -> None:
+    Path(files.record_path(spool, RUN)).touch()
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert record.pid is None
+    assert not record.is_revoked
+    assert files.revoke(spool, RUN)
+    assert claim(spool) is None
+
+
+def test_a_claim_that_finds_the_disk_full_leaves_the_run_to_others(spool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="full"):
+            claim(spool)
+    fd = claim(spool)
+    assert fd is not None
+    os.close(fd)
+
+
+def test_start_and_result_are_read_back(spool: str) -> None:
+    fd = claim(spool)
+    assert fd is not None
+    files.note_start(fd, 33, 1234.5678901)
+    files.write_result(fd, b'{"run":"7.1"}\n')
+    os.close(fd)
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert (record.job_pid, record.start_at, record.result) == (33, 1234.5678901, b'{"run":"7.1"}')
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_result_that_is_not_whole_is_none(spool: str, cut: int) -> None:
+    fd = claim(spool)
+    assert fd is not None
+    files.write_result(fd, b'{"run":"7.1"}\n')
+    os.ftruncate(fd, os.fstat(fd).st_size - cut)
+    os.close(fd)
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert record.pid == 11
+    assert record.result is None
+
+
+def test_a_result_that_failed_half_way_can_be_written_again(spool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = claim(spool)
+    assert fd is not None
+    write = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda to, data: write(to, data[:5]) if len(data) > 10 else full(to, data))
+        with pytest.raises(OSError, match="full"):
+            files.write_result(fd, b'{"run":"7.1"}\n')
+    files.write_result(fd, b'{"run":"7.1"}\n')
+    os.close(fd)
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert record.result == b'{"run":"7.1"}'
+
+
+def test_a_foreign_file_is_no_record(spool: str) -> None:
+    Path(files.record_path(spool, RUN)).write_text("hello\n")
+    with pytest.raises(ValueError, match="hello"):
+        files.read_record(spool, RUN)
+
+
+def test_a_record_that_is_a_link_is_not_followed(spool: str) -> None:
+    Path(spool, "target").touch()
+    os.symlink("target", files.record_path(spool, RUN))
+    with pytest.raises(OSError, match="symbolic"):
+        claim(spool)
+    with pytest.raises(OSError, match="symbolic"):
+        files.revoke(spool, RUN)
+
+
+def test_orders_are_read_once_and_in_order(spool: str) -> None:
+    assert files.read_orders(spool, RUN, 0) == ([], 0)
+    files.append_order(spool, RUN, "limit 5 .")
+    lines, offset = files.read_orders(spool, RUN, 0)
+    assert lines == ["limit 5 ."]
+    assert files.read_orders(spool, RUN, offset) == ([], offset)
+    files.append_order(spool, RUN, "signal 10 main .")
+    files.append_order(spool, RUN, "limit - .")
+    assert files.read_orders(spool, RUN, offset)[0] == ["signal 10 main .", "limit - ."]
+
+
+def test_a_torn_order_does_not_swallow_the_next(spool: str) -> None:
+    Path(files.order_path(spool, RUN)).write_bytes(b"\nstop canc")
+    assert files.read_orders(spool, RUN, 0)[0] == []
+    files.append_order(spool, RUN, "stop cancel - - .")
+    assert files.read_orders(spool, RUN, 0)[0] == ["stop canc", "stop cancel - - ."]
+
+
+def test_a_hole_is_a_cancel(spool: str) -> None:
+    files.append_order(spool, RUN, "limit 5 .")
+    _, offset = files.read_orders(spool, RUN, 0)
+    files.order_cancel(spool, RUN)
+    lines, offset = files.read_orders(spool, RUN, offset)
+    assert lines == ["stop cancel - - ."]
+    files.append_order(spool, RUN, "limit 6 .")
+    assert files.read_orders(spool, RUN, offset)[0] == ["limit 6 ."]
+
+
+def test_the_lock_tells_whether_anybody_may_still_claim(spool: str) -> None:
+    assert files.is_server_gone(spool)
+    fd = files.share_lock(spool)
+    assert not files.is_server_gone(spool)
+    os.close(fd)
+    assert files.is_server_gone(spool)
+
+
+def test_runs_are_recognised_by_their_names(spool: str) -> None:
+    for name in ("7.1.record", "7.1.order", "12.30.script", "server.lock", "engine.log", "a.b.record", "7.record"):
+        Path(spool, name).touch()
+    assert files.runs_in(spool) == {"7.1", "12.30"}
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "full")

@@ -1,0 +1,138 @@
+"""Parts of the supervisor that need no job: orders, limits, the tail of a log, a result that will not be written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched.engine import spool as files
+from gpusched.engine import supervisor
+from gpusched.engine.supervisor import GPU_OOM, TAIL_BYTES, Home, Supervisor, tail_shows_oom
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Supervisor]:
+    def made(**ticket: Any) -> Supervisor:
+        base = {"run": "3.2", "time_limit_s": None, "notice": None, "grace_s": 30.0, "has_gpus": False}
+        return Supervisor({**base, **ticket}, Home(str(tmp_path), "boot", -1, 1))
+
+    return made
+
+
+@pytest.fixture
+def running(make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """One that started 100 s ago on a clock that stands at 1,100."""
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: 1100.0)
+    made = make(notice=(int(signal.SIGUSR1), 60, False), stop_signal=15)
+    made.start_at, made.started = 5.0, 1000.0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "limit_at", "notice_at"),
+    [(None, None, None), (300.0, 1300.0, 1240.0), (90.0, 1090.0, 1030.0), (10.0, 1010.0, 1000.0)],
+)
+def test_limit_and_notice_count_from_the_start(
+    running: Supervisor, limit_s: float | None, limit_at: float | None, notice_at: float | None
+) -> None:
+    running.obey(["limit", "-" if limit_s is None else str(limit_s), "."])
+    assert (running.limit_at, running.notice_at) == (limit_at, notice_at)
+
+
+def test_a_limit_before_the_start_is_kept_for_it(make: Callable[..., Supervisor]) -> None:
+    made = make()
+    made.obey(["limit", "7.5", "."])
+    assert made.ticket["time_limit_s"] == 7.5
+    assert made.limit_at is None
+
+
+def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..., Supervisor]) -> None:
+    made = make()
+    made.obey(["stop", "preempt", "-", "-", "."])
+    assert made.stopped_by == "preempt"
+    made.obey(["stop", "cancel", "-", "-", "."])
+    made.obey(["stop", "preempt", "-", "-", "."])
+    assert made.stopped_by == "cancel"
+
+
+@pytest.mark.parametrize("line", ["stop canc", "stop", "limit x .", "signal", "", "limit 5", "stop cancel x - ."])
+def test_torn_orders_do_nothing(
+    running: Supervisor, tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: pytest.fail("a signal was sent"))
+    files.append_order(str(tmp_path), "3.2", line)
+    running.read_orders()
+    assert (running.limit_at, running.stopping, running.kills_at) == (None, None, None)
+
+
+@pytest.mark.parametrize("words", GPU_OOM)
+def test_every_known_message_is_found_at_the_end_of_a_long_log(tmp_path: Path, words: bytes) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 100_000 + words + b"\n" + b"y" * 1000)
+    with open(log, "ab") as file:
+        assert tail_shows_oom(file.fileno(), 0)
+        assert not tail_shows_oom(file.fileno(), log.stat().st_size - 900)
+
+
+def test_a_message_long_ago_or_in_no_file_is_not_found(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(GPU_OOM[0] + b"x" * TAIL_BYTES)
+    with open(log, "ab") as file:
+        assert not tail_shows_oom(file.fileno(), 0)
+    with open("/dev/null", "wb") as null:
+        assert not tail_shows_oom(null.fileno(), 0)
+
+
+def test_a_result_is_tried_until_the_disk_takes_it(
+    make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = waiting(make, tmp_path, monkeypatch, fails=3)
+    made.finish(None)
+    assert len(told) == 4, "the daemon is told each time, and may record it"
+    assert json.loads(told[0])["event"] == "ended"
+    record = files.read_record(str(tmp_path), "3.2")
+    assert record is not None
+    assert record.result == told[0].rstrip(b"\n")
+    made.close()
+
+
+def test_a_supervisor_leaves_when_its_end_was_recorded_without_a_result(
+    make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = waiting(make, tmp_path, monkeypatch, fails=10**9)
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: files.remove([files.record_path(str(tmp_path), "3.2")]))
+    made.finish(None)
+    assert len(told) == 1
+    assert not made.heard, "a process that cannot write must not serve another run"
+    made.close()
+
+
+def waiting(
+    make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> tuple[Supervisor, list[bytes]]:
+    """A supervisor at its end, whose disk is full for so many attempts, and what it says."""
+    made = make()
+    fd = files.take_claim(str(tmp_path), "3.2", os.getpid(), 1, 0, "boot")
+    assert fd is not None
+    made.record_fd = fd
+    told: list[bytes] = []
+    left = [fails]
+    write_result = files.write_result
+
+    def write(to: int, content: bytes) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "full")
+        write_result(to, content)
+
+    monkeypatch.setattr(files, "write_result", write)
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(Supervisor, "send", lambda _, content: told.append(content))
+    return made, told

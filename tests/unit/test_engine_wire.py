@@ -1,0 +1,78 @@
+"""Events are JSON and fit one atomic write; tickets come through the socket in whatever pieces."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.engine.codec import event_from, order_line
+from gpusched.engine.supervisor import joined, shortened
+from gpusched.engine.wire import PIPE_BUF, encode_event, pack_ticket, take_frame, unpack_ticket
+from gpusched.model.execution import LimitOrder, RunEnded, SignalOrder, StopOrder
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+
+
+@given(ANY_TEXT, st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.booleans())
+def test_an_event_is_one_line_of_json(text: str, real: float, whole: int, flag: bool) -> None:
+    line = encode_event(text=text, real=real, whole=whole, flag=flag, none=None)
+    assert line.count(b"\n") == 1
+    # json joins two halves of a pair, as they are one character.
+    whole_text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    expected = {"text": whole_text, "real": real, "whole": whole, "flag": flag, "none": None}
+    assert json.loads(line) == expected
+
+
+def test_the_longest_end_fits_one_atomic_write() -> None:
+    worst = "\U0001f600" * 10_000
+    for changes in ({"launch_error": shortened(worst), "leftovers": ""}, {"leftovers": joined([worst[:250]] * 999)}):
+        facts: dict[str, str | float | bool | None] = {
+            "run": "9999999999.99999",
+            "event": "ended",
+            "start_at": 1.0e9 + 1 / 3,
+            "end_at": 1.0e9 + 1 / 3,
+            "exit_code": 255,
+            "signal": 64,
+            "stopped_by": "timeout",
+            "launch_error": None,
+            "gpu_oom": True,
+            "cpu_s": 1.0e9 + 1 / 3,
+            "peak_mem_mib": 1.0e9 + 1 / 3,
+            **changes,
+        }
+        line = encode_event(**facts)
+        assert len(line) <= PIPE_BUF
+        assert isinstance(event_from(json.loads(line)), RunEnded)
+
+
+def test_names_of_leftovers_are_whole_and_counted() -> None:
+    assert joined([]) == ""
+    assert joined(["a(1)", "b c(2)"]) == "a(1)\nb c(2)"
+    names = [f"process({number})" for number in range(1000)]
+    kept = joined(names).split("\n")
+    assert kept[:-1] == names[: len(kept) - 1]
+    assert kept[-1] == f"and {1000 - len(kept) + 1} more"
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 50))
+def test_tickets_survive_any_cutting(scripts: list[bytes], step: int) -> None:
+    stream = b"".join(pack_ticket({"script": script, "odd": "\udcff"}) for script in scripts)
+    buffer = bytearray()
+    got = []
+    for at in range(0, len(stream), step):
+        buffer += stream[at : at + step]
+        while (frame := take_frame(buffer)) is not None:
+            got.append(unpack_ticket(frame))
+    assert got == [{"script": script, "odd": "\udcff"} for script in scripts]
+    assert not buffer
+
+
+def test_orders_are_lines() -> None:
+    assert order_line(StopOrder("preempt")) == "stop preempt - - ."
+    assert order_line(StopOrder("cancel", signal=2, grace_s=0.0)) == "stop cancel 2 0.0 ."
+    assert order_line(SignalOrder(10, main_only=True)) == "signal 10 main ."
+    assert order_line(SignalOrder(10)) == "signal 10 tree ."
+    assert order_line(LimitOrder(90.5)) == "limit 90.5 ."
+    assert order_line(LimitOrder(None)) == "limit - ."
