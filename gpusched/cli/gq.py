@@ -175,6 +175,8 @@ def _why(client: Client, values: Values) -> int:
         return 0
     sys.stdout.write(f"job {why['id']} is {why['state']} ({why['reason'] or 'None'}): {printable(why['text'])}\n")
     for key, value in why["facts"].items():
+        if value in (None, {}, []):
+            continue
         sys.stdout.write(f"  {printable(str(key))}: {printable(_fact(key, value))}\n")
     if why["priority"]:
         parts = ", ".join(f"{key} {value:.1f}" for key, value in why["priority"].items() if key != "total")
@@ -189,6 +191,8 @@ def _fact(key: str, value: object) -> str:
         return format_size_mib(value)
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_fact(str(name), item)}" for name, item in value.items())
     return str(value)
 
 
