@@ -1,15 +1,20 @@
 """Starts runs on this machine, ends them, and says what became of them.
 
     local       LocalEngine: what the daemon talks to; lives in the daemon's process
-    watch       the live supervisors: pidfds, the event pipe, one pollable descriptor
+    watched     the runs it answers for, and pidfds of their supervisors
+    waking      one pollable thing for all it waits for
+    launcher    the fork server as the daemon sees it
+    codec       the model's tickets, orders and events as supervisors speak them
     remains     finds and kills what a dead supervisor left behind
-    forkserver  a tiny process that forks one supervisor per run
-    supervisor  one process per run: claims it, starts it, ends it, writes its result
+    janitor     removes files of ended runs
+    simulated   an engine without processes, for tests and the simulator
+
+    forkserver  a tiny process that hands each ticket to a supervisor
+    supervisor  one process for each run: claims it, starts it, ends it, writes its result
     launch      work dir, log files, identity and exec of the job's first process
     proctree    walks /proc
     spool       the files by which daemon and supervisors agree, also after crashes of either
     wire        tickets down, events up
-    simulated   an engine without processes, for tests and the simulator
 
 `forkserver`, `supervisor`, `launch`, `proctree`, `spool` and `wire` run in every supervisor. They import
 nothing but small built-in modules: each page a supervisor does not share is paid once per running

@@ -128,11 +128,16 @@ def _enter_as(ticket: dict[str, Any], uid: int, gid: int) -> Logs:
     # neither trace nor signal this process meanwhile.
     groups = os.getgroups()
     own_gid = os.getegid()
-    os.initgroups(ticket["user"], gid)
-    os.setegid(gid)
-    os.seteuid(uid)
     try:
+        os.initgroups(ticket["user"], gid)
+    except OSError as error:
+        raise LaunchError(f"cannot take the groups of user {ticket['user']}: {_text(error)}") from None
+    try:
+        os.setegid(gid)
+        os.seteuid(uid)
         return _enter(ticket)
+    except OSError as error:
+        raise LaunchError(f"cannot become user {ticket['user']} (uid {uid}): {_text(error)}") from None
     finally:
         os.seteuid(0)
         os.setegid(own_gid)
@@ -180,7 +185,12 @@ def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs) -> int:
 
 def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid: int) -> int:
     report, told = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(report)
+        os.close(told)
+        raise LaunchError(_sentence(error, argv[0], ticket)) from None
     if pid == 0:
         try:
             os.close(report)

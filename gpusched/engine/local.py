@@ -18,11 +18,8 @@ import fcntl
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
@@ -31,6 +28,7 @@ from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import Launcher
 from gpusched.engine.remains import Lost, kill_remains
 from gpusched.engine.waking import Waker
+from gpusched.engine.watched import ALIVE, Phase, Watched, Watchlist
 from gpusched.engine.wire import pack_ticket
 from gpusched.model.execution import (
     EngineEvent,
@@ -47,50 +45,16 @@ from gpusched.ports import Clock
 
 log = logging.getLogger(__name__)
 
-ORDER_SIGNAL = signal.SIGUSR1
 START_TIMEOUT_S = 5.0
 """A fork server that has not answered a ticket for so long is replaced."""
 CHECK_S = 1.0
 """Between looks at runs that were not heard of yet or that no pidfd watches."""
 SOON_S = 0.02
-"""Until the next look at something that changes at once."""
+"""Between looks at something that should change at once, ..."""
+PATIENCE_S = 2.0
+"""... for so long; then CHECK_S again."""
 PIPE_BYTES = 1 << 20
 """Room for some 5,000 events while the daemon is busy."""
-
-
-class Phase(Enum):
-    """Where a run is; see the module."""
-
-    ASKED = 1
-    CLAIMED = 2
-    RUNNING = 3
-    HAUNTED = 4
-    ENDED = 5
-
-
-@dataclass(slots=True)
-class Watched:
-    """A run this engine answers for."""
-
-    run: str
-    phase: Phase
-    since: float
-    """Monotonic instant at which it was asked for."""
-    server: int = 0
-    """Which fork server got its ticket, counted from 1; 0: none of this engine."""
-    supervisor: int | None = None
-    start_ticks: int = 0
-    pidfd: int | None = None
-    witnessed: bool = False
-    """Whether its supervisor's end was seen as it happened."""
-    poke: bool = False
-    """An order was written that the supervisor may not have seen."""
-    unsent: list[str] = field(default_factory=list)
-    """Orders that a full disk kept from being written."""
-    other_files: bool = False
-    """There may be more than the record."""
-    stray: bool = False
-    """Of no job in the table: ended and removed without events."""
 
 
 class LocalEngine:
@@ -108,8 +72,6 @@ class LocalEngine:
         os.chmod(self._spool, 0o711 if os.geteuid() == 0 else 0o700)
         self._boot_id = boot_id
         self._clock = clock
-        self._runs: dict[str, Watched] = {}
-        self._by_pidfd: dict[int, Watched] = {}
         self._events: list[EngineEvent] = []
         self._janitor = Janitor()
         # Only while nobody can claim may revocations of forgotten runs be swept away.
@@ -123,6 +85,7 @@ class LocalEngine:
             # The user's share of pipe memory is used up; the usual 64 KiB hold 300 events.
             pass
         self._waker = Waker()
+        self._runs = Watchlist(self._waker)
         self._waker.watch(self._pipe)
         self._server: Launcher | None = None
         self._servers = 0
@@ -141,7 +104,7 @@ class LocalEngine:
         for known in fresh:
             watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
             watched.start_ticks = known.supervisor_start_ticks or 0
-            self._runs[known.run] = watched
+            self._runs.add(watched)
             if known.boot_id != self._boot_id:
                 self._settle_other_boot(watched)
                 continue
@@ -163,11 +126,12 @@ class LocalEngine:
         except OSError as error:
             self._never_start(tickets, f"the fork server cannot be started: {error.strerror}")
             return
+        self._may_sweep = False
         for ticket in tickets:
             if ticket.run not in self._runs:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None
-                self._runs[ticket.run] = watched
+                self._runs.add(watched)
                 server.send(pack_ticket(ticket_facts(ticket, self._spool)))
         self._flush(server)
         self._waker.alarm_within(CHECK_S)
@@ -186,15 +150,17 @@ class LocalEngine:
                 files.order_cancel(self._spool, run)
             except OSError:
                 # Not even a name can be made: with the next look by the clock.
-                return
-            self._signal(watched)
+                pass
+            else:
+                self._runs.poke(watched)
+        self._waker.rearm()
 
     def events(self) -> list[EngineEvent]:
         """See `ports.Engine`."""
         ready = self._waker.ready()
         if ready:
             # Looked up before the pipe is read, which closes and opens pidfds: a number may change its meaning.
-            gone = [watched for fd in ready if (watched := self._by_pidfd.get(fd)) is not None]
+            gone = self._runs.with_news(ready)
             # The pipe goes first: a supervisor speaks before it ends, and then its pidfd tells nothing new.
             self._read_pipe()
             for watched in gone:
@@ -213,15 +179,15 @@ class LocalEngine:
         for run in runs:
             watched = self._runs.get(run)
             if watched is not None and watched.phase is Phase.ENDED:
-                del self._runs[run]
+                self._runs.remove(watched)
                 self._remove(watched)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """See `ports.Engine`."""
         supervisors = {
             watched.supervisor: watched.run
-            for watched in self._runs.values()
-            if watched.supervisor is not None and watched.phase in (Phase.CLAIMED, Phase.RUNNING)
+            for watched in self._runs
+            if watched.supervisor is not None and watched.phase in ALIVE
         }
         found: dict[int, str] = {}
         for pid in pids:
@@ -248,9 +214,9 @@ class LocalEngine:
             self._server.close()
             self._server = None
         self._janitor.close()
-        for fd in (*self._by_pidfd, self._pipe, self._pipe_write):
-            os.close(fd)
-        self._by_pidfd.clear()
+        self._runs.close()
+        os.close(self._pipe)
+        os.close(self._pipe_write)
         self._pipe = -1
 
     def wait(self, timeout_s: float) -> None:
@@ -278,7 +244,7 @@ class LocalEngine:
         for ticket in tickets:
             if ticket.run not in self._runs:
                 watched = Watched(ticket.run, Phase.ASKED, time.monotonic())
-                self._runs[ticket.run] = watched
+                self._runs.add(watched)
                 self._settle(watched, detail)
         self._waker.ring()
         self._waker.rearm()
@@ -302,7 +268,7 @@ class LocalEngine:
         self._server = None
         log.warning("fork server %d ended with status %d", server.pid, status)
         self._read_pipe()
-        for watched in list(self._runs.values()):
+        for watched in self._runs:
             if watched.phase is Phase.ASKED:
                 self._settle(watched, "the fork server ended before it was started")
 
@@ -341,10 +307,10 @@ class LocalEngine:
             self._haunt(watched)
         else:
             watched.phase = Phase.CLAIMED
-            self._watch(watched)
+            self._follow(watched)
             self._take_start(watched, record)
             if watched.other_files and files.has_orders(self._spool, run):
-                self._signal(watched)
+                self._runs.poke(watched)
 
     def _settle_later(self, watched: Watched, seconds: float) -> None:
         watched.server = 0
@@ -359,7 +325,7 @@ class LocalEngine:
         else:
             log.warning("the record of run %s is gone from the spool; its supervisor lives", watched.run)
             watched.phase = Phase.RUNNING
-            self._watch(watched)
+            self._follow(watched)
 
     def _settle_other_boot(self, watched: Watched) -> None:
         if not self._take_result(watched):
@@ -370,7 +336,7 @@ class LocalEngine:
         if watched.phase is not Phase.CLAIMED:
             return
         if record.job_pid is None or record.start_at is None or record.pid is None:
-            self._waker.alarm_within(SOON_S)
+            self._look_again(watched)
             return
         watched.phase = Phase.RUNNING
         self._hand_out(
@@ -393,7 +359,7 @@ class LocalEngine:
             return None
 
     def _supervisor_gone(self, watched: Watched) -> None:
-        self._unwatch(watched)
+        self._runs.unfollow(watched)
         if self._take_result(watched):
             return
         record = self._read(watched)
@@ -405,18 +371,18 @@ class LocalEngine:
         self._haunt(watched)
 
     def _haunt(self, watched: Watched) -> None:
-        self._unwatch(watched)
-        watched.phase = Phase.HAUNTED
+        self._runs.unfollow(watched)
+        watched.phase, watched.since = Phase.HAUNTED, time.monotonic()
         self._waker.alarm_within(0.0)
 
     def _end(self, watched: Watched, event: EngineEvent) -> None:
-        self._unwatch(watched)
+        self._runs.unfollow(watched)
         if watched.phase is Phase.ENDED:
             return
         watched.phase = Phase.ENDED
         self._hand_out(watched, event)
         if watched.stray:
-            del self._runs[watched.run]
+            self._runs.remove(watched)
             self._remove(watched)
             log.warning("run %s, of no job in the table, has ended", watched.run)
 
@@ -426,36 +392,12 @@ class LocalEngine:
 
     # --- watching ---------------------------------------------------------------------------------------
 
-    def _watch(self, watched: Watched) -> None:
-        """Be told when its supervisor ends."""
-        assert watched.supervisor is not None
-        if watched.pidfd is not None:
-            return
-        try:
-            fd = proctree.open_pidfd(watched.supervisor)
-        except ProcessLookupError:
+    def _follow(self, watched: Watched) -> None:
+        """Be told when its supervisor ends; without pidfds the lock on the record is looked at."""
+        if not self._runs.follow(watched):
             self._supervisor_gone(watched)
-            return
-        process = proctree.read_process(watched.supervisor)
-        if process is None or process.start_ticks != watched.start_ticks:
-            if fd is not None:
-                os.close(fd)
-            self._supervisor_gone(watched)
-            return
-        if fd is None:
-            # No pidfds here: the lock on the record is looked at instead.
+        elif watched.pidfd is None:
             self._waker.alarm_within(CHECK_S)
-            return
-        watched.pidfd = fd
-        self._by_pidfd[fd] = watched
-        self._waker.watch(fd)
-
-    def _unwatch(self, watched: Watched) -> None:
-        if watched.pidfd is not None:
-            self._waker.unwatch(watched.pidfd)
-            del self._by_pidfd[watched.pidfd]
-            os.close(watched.pidfd)
-            watched.pidfd = None
 
     def _read_pipe(self) -> None:
         started: list[Watched] = []
@@ -470,9 +412,9 @@ class LocalEngine:
         for watched in started:
             # Most short runs have ended within the same batch and need no watching.
             if watched.phase is Phase.RUNNING:
-                self._watch(watched)
+                self._follow(watched)
                 if watched.poke:
-                    self._signal(watched)
+                    self._runs.poke(watched)
 
     def _take_line(self, line: bytes, started: list[Watched]) -> None:
         """One event of the pipe; a run that is to be watched from now on goes to `started`."""
@@ -506,31 +448,14 @@ class LocalEngine:
         except OSError as error:
             log.error("an order for run %s cannot be written yet: %s", watched.run, error)
             self._waker.alarm_within(CHECK_S)
-        self._signal(watched)
-
-    def _signal(self, watched: Watched) -> None:
-        """Tell the supervisor to read its orders; one that is not known yet is told when it is."""
-        if watched.supervisor is None:
-            watched.poke = True
-            return
-        watched.poke = False
-        try:
-            if watched.pidfd is not None:
-                signal.pidfd_send_signal(watched.pidfd, ORDER_SIGNAL)
-            else:
-                process = proctree.read_process(watched.supervisor)
-                if process is not None and process.start_ticks == watched.start_ticks:
-                    proctree.send(process, ORDER_SIGNAL)
-        except ProcessLookupError:
-            # Just ended: its pidfd says so too.
-            pass
+        self._runs.poke(watched)
 
     # --- looks by the clock -------------------------------------------------------------------------------
 
     def _look_by_clock(self) -> None:
         """Look after the runs that no descriptor tells about."""
         now = time.monotonic()
-        for watched in list(self._runs.values()):
+        for watched in self._runs:
             if watched.phase is Phase.ENDED:
                 continue
             if watched.unsent:
@@ -541,12 +466,16 @@ class LocalEngine:
                 record = self._read(watched)
                 if record is not None:
                     self._take_start(watched, record)
-            if watched.phase in (Phase.CLAIMED, Phase.RUNNING) and watched.pidfd is None:
+            if watched.phase in ALIVE and watched.pidfd is None:
                 self._waker.alarm_within(CHECK_S)
                 record = self._read(watched)
                 if record is not None and not record.is_held:
                     self._supervisor_gone(watched)
         self._exorcise()
+
+    def _look_again(self, watched: Watched) -> None:
+        is_fresh = time.monotonic() - watched.since < PATIENCE_S
+        self._waker.alarm_within(SOON_S if is_fresh else CHECK_S)
 
     def _look_at_asked(self, watched: Watched, now: float) -> None:
         self._waker.alarm_within(CHECK_S)
@@ -563,16 +492,16 @@ class LocalEngine:
 
     def _exorcise(self) -> None:
         """Kill what dead supervisors left behind; report the runs of which nothing is left."""
-        haunted = [watched for watched in self._runs.values() if watched.phase is Phase.HAUNTED]
+        haunted = [watched for watched in self._runs if watched.phase is Phase.HAUNTED]
         if not haunted:
             return
         lost = [Lost(watched.run, watched.supervisor, watched.witnessed) for watched in haunted]
-        alive = {w.supervisor for w in self._runs.values() if w.phase in (Phase.CLAIMED, Phase.RUNNING)}
+        alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
         left = kill_remains(lost, self._spool, spared)
         for watched in haunted:
             if left[watched.run]:
-                self._waker.alarm_within(SOON_S)
+                self._look_again(watched)
                 continue
             detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
             self._end(watched, RunLost(watched.run, self._clock.now(), detail))
@@ -580,16 +509,13 @@ class LocalEngine:
     # --- files ------------------------------------------------------------------------------------------
 
     def _remove(self, watched: Watched) -> None:
-        """Remove a run's files, but a revocation only while nobody can claim: it must outlast late starters."""
+        """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
         paths = []
-        if watched.supervisor is not None or self._may_sweep_revoked():
+        if watched.supervisor is not None:
             paths.append(files.record_path(self._spool, watched.run))
         if watched.other_files:
             paths += [files.script_path(self._spool, watched.run), files.order_path(self._spool, watched.run)]
         self._janitor.remove(paths)
-
-    def _may_sweep_revoked(self) -> bool:
-        return self._may_sweep and self._server is None
 
     def _sweep(self, run: str) -> None:
         """Files of a run that is not in the table: an ended one's are removed, a live one is stopped."""
@@ -601,7 +527,7 @@ class LocalEngine:
             files.remove([files.script_path(self._spool, run), files.order_path(self._spool, run)])
             return
         log.warning("the spool holds run %s, of no job in the table", run)
-        self._runs[run] = watched
+        self._runs.add(watched)
         self._settle(watched, "")
         self.order(run, StopOrder("cancel"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.engine.codec import event_from, order_line
@@ -15,6 +15,7 @@ from gpusched.model.execution import LimitOrder, RunEnded, SignalOrder, StopOrde
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 
+@settings(database=None)
 @given(ANY_TEXT, st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.booleans())
 def test_an_event_is_one_line_of_json(text: str, real: float, whole: int, flag: bool) -> None:
     line = encode_event(text=text, real=real, whole=whole, flag=flag, none=None)
@@ -56,6 +57,7 @@ def test_names_of_leftovers_are_whole_and_counted() -> None:
     assert kept[-1] == f"and {1000 - len(kept) + 1} more"
 
 
+@settings(database=None)
 @given(st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 50))
 def test_tickets_survive_any_cutting(scripts: list[bytes], step: int) -> None:
     stream = b"".join(pack_ticket({"script": script, "odd": "\udcff"}) for script in scripts)

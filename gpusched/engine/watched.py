@@ -1,0 +1,136 @@
+"""The runs an engine answers for, and the pidfds by which it learns that a supervisor is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpusched.engine import proctree
+from gpusched.engine.waking import Waker
+
+ORDER_SIGNAL = signal.SIGUSR1
+"""Tells a supervisor to read its orders."""
+
+
+class Phase(Enum):
+    """Where a run is; see `local`."""
+
+    ASKED = 1
+    CLAIMED = 2
+    RUNNING = 3
+    HAUNTED = 4
+    ENDED = 5
+
+
+ALIVE = (Phase.CLAIMED, Phase.RUNNING)
+
+
+@dataclass(slots=True)
+class Watched:
+    """A run this engine answers for."""
+
+    run: str
+    phase: Phase
+    since: float
+    """Monotonic instant at which it was asked for, adopted or haunted."""
+    server: int = 0
+    """Which fork server got its ticket, counted from 1; 0: none of this engine."""
+    supervisor: int | None = None
+    start_ticks: int = 0
+    pidfd: int | None = None
+    witnessed: bool = False
+    """Whether its supervisor's end was seen as it happened."""
+    poke: bool = False
+    """An order was written that the supervisor may not have seen."""
+    unsent: list[str] = field(default_factory=list)
+    """Orders that a full disk kept from being written."""
+    other_files: bool = False
+    """There may be more than the record."""
+    stray: bool = False
+    """Of no job in the table: ended and removed without events."""
+
+
+class Watchlist:
+    """Runs by handle and by pidfd."""
+
+    def __init__(self, waker: Waker) -> None:
+        self._waker = waker
+        self._runs: dict[str, Watched] = {}
+        self._by_pidfd: dict[int, Watched] = {}
+
+    def __contains__(self, run: str) -> bool:
+        return run in self._runs
+
+    def __iter__(self) -> Iterator[Watched]:
+        """All of them; they may change meanwhile."""
+        return iter(list(self._runs.values()))
+
+    def get(self, run: str) -> Watched | None:
+        """The run with this handle."""
+        return self._runs.get(run)
+
+    def add(self, watched: Watched) -> None:
+        """Answer for one more."""
+        self._runs[watched.run] = watched
+
+    def remove(self, watched: Watched) -> None:
+        """Answer for it no more."""
+        del self._runs[watched.run]
+
+    def with_news(self, ready: list[int]) -> list[Watched]:
+        """The runs whose pidfds are among the ready descriptors."""
+        return [watched for fd in ready if (watched := self._by_pidfd.get(fd)) is not None]
+
+    def follow(self, watched: Watched) -> bool:
+        """Have its supervisor's end announced by a pidfd, where there are any; False when it is gone already."""
+        assert watched.supervisor is not None
+        if watched.pidfd is not None:
+            return True
+        try:
+            fd = proctree.open_pidfd(watched.supervisor)
+        except ProcessLookupError:
+            return False
+        process = proctree.read_process(watched.supervisor)
+        if process is None or process.start_ticks != watched.start_ticks:
+            if fd is not None:
+                os.close(fd)
+            return False
+        if fd is not None:
+            watched.pidfd = fd
+            self._by_pidfd[fd] = watched
+            self._waker.watch(fd)
+        return True
+
+    def unfollow(self, watched: Watched) -> None:
+        """Close its pidfd."""
+        if watched.pidfd is not None:
+            self._waker.unwatch(watched.pidfd)
+            del self._by_pidfd[watched.pidfd]
+            os.close(watched.pidfd)
+            watched.pidfd = None
+
+    def poke(self, watched: Watched) -> None:
+        """Have the supervisor read its orders; one that is not known yet is told when it is."""
+        if watched.supervisor is None:
+            watched.poke = True
+            return
+        watched.poke = False
+        try:
+            if watched.pidfd is not None:
+                signal.pidfd_send_signal(watched.pidfd, ORDER_SIGNAL)
+            else:
+                process = proctree.read_process(watched.supervisor)
+                if process is not None and process.start_ticks == watched.start_ticks:
+                    proctree.send(process, ORDER_SIGNAL)
+        except ProcessLookupError:
+            # Just ended: its pidfd says so too.
+            pass
+
+    def close(self) -> None:
+        """Close all pidfds; to be called after the waker's."""
+        for fd in self._by_pidfd:
+            os.close(fd)
+        self._by_pidfd.clear()
