@@ -106,11 +106,17 @@ def send(process: Process, number: int) -> bool:
     return True
 
 
-def signal_tree(root: int, number: int) -> None:
-    """Send a signal once to every process below `root`, also to those born during the walk."""
+def signal_tree(root: int, number: int, spared: int | None = None) -> None:
+    """Send a signal once to every process below `root`, also to those born during the walk.
+
+    Args: spared: left out, unless it is the only one.
+    """
     told: set[tuple[int, int]] = set()
     for _ in range(5):
-        fresh = [p for p in descendants(root).values() if (p.pid, p.start_ticks) not in told]
+        found = descendants(root)
+        if len(found) > 1 and spared is not None:
+            found.pop(spared, None)
+        fresh = [p for p in found.values() if (p.pid, p.start_ticks) not in told]
         if not fresh:
             return
         for process in fresh:

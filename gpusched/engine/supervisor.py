@@ -34,6 +34,7 @@ RESULT_RETRIES = 400
 TAIL_BYTES = 16384
 ORDER_SIGNAL = signal.SIGUSR1
 """Says: read the order file. Not TERM, which stands for a cancel when it comes from anybody else."""
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 BECAUSE = {"timeout": " DUE TO TIME LIMIT", "preempt": " DUE TO PREEMPTION"}
 GPU_OOM = (
@@ -70,6 +71,7 @@ class Supervisor:
         "cpu_s",
         "heard",
         "home",
+        "is_script",
         "job_pid",
         "kill_pause_s",
         "kills_at",
@@ -93,6 +95,7 @@ class Supervisor:
     def __init__(self, ticket: dict[str, Any], home: Home) -> None:
         self.ticket = ticket
         self.run: str = ticket["run"]
+        self.is_script = ticket["script"] is not None
         self.home = home
         self.heard = True
         self.record_fd = -1
@@ -252,9 +255,14 @@ class Supervisor:
             self.leftovers.setdefault(pid, process.name.replace("\n", "?") + f"({pid})")
 
     def deliver(self, number: int, main_only: bool) -> None:
-        """To the first process or to all."""
+        """To the first process or to all.
+
+        As in Slurm, a notice to all spares the script's own shell, which would die of it, while the
+        shell has something running; a script that became its program by `exec` is told like any other.
+        """
         if not main_only:
-            proctree.signal_tree(self.home.pid, number)
+            spared = self.job_pid if number in NOTICES and self.is_script else None
+            proctree.signal_tree(self.home.pid, number, spared)
         elif self.status is None:
             # Not reaped yet, so the pid is still its own.
             try:

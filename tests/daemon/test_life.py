@@ -315,3 +315,21 @@ def test_the_daemon_survives_its_own_environment(daemon: Daemon) -> None:
     with pytest.raises(Refused, match="environment"):
         daemon.submit("/bin/true", env=huge)
     assert os.path.exists(daemon.home / "run" / "api.sock")
+
+
+def test_a_notice_to_all_spares_the_scripts_shell(daemon: Daemon) -> None:
+    inner = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.02; done"
+    script = f'#!/bin/bash\nbash -c "{inner}"\necho "and the script goes on"\n'
+    job_id = daemon.submit(script=script, stdout="out")
+    wait_until(lambda: "ready" in daemon.output(job_id), what="the program to set its trap")
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [job_id], "signal": int(signal.SIGUSR1)})
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], daemon.output(job_id)) == ("COMPLETED", "ready\nsaved\nand the script goes on\n")
+
+
+def test_a_notice_reaches_a_script_that_became_its_program(daemon: Daemon) -> None:
+    program = "trap 'echo saved; exit 0' USR1; echo ready; while :; do :; done"
+    job_id = daemon.submit(script=f'#!/bin/bash\nexec bash -c "{program}"\n', stdout="out")
+    wait_until(lambda: "ready" in daemon.output(job_id), what="the program to set its trap")
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [job_id], "signal": int(signal.SIGUSR1)})
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
