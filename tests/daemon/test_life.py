@@ -318,7 +318,7 @@ def test_the_daemon_survives_its_own_environment(daemon: Daemon) -> None:
 
 
 def test_a_notice_to_all_spares_the_scripts_shell(daemon: Daemon) -> None:
-    inner = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.02; done"
+    inner = "trap 'echo saved; exit 0' USR1; echo ready; while :; do :; done"
     script = f'#!/bin/bash\nbash -c "{inner}"\necho "and the script goes on"\n'
     job_id = daemon.submit(script=script, stdout="out")
     wait_until(lambda: "ready" in daemon.output(job_id), what="the program to set its trap")
