@@ -109,19 +109,20 @@ def send(process: Process, number: int) -> bool:
 def signal_tree(root: int, number: int, spared: int | None = None) -> None:
     """Send a signal once to every process below `root`, also to those born during the walk.
 
-    Args: spared: left out, unless it is the only one.
+    Args: spared: left out, unless it is the only one at the beginning.
     """
     told: set[tuple[int, int]] = set()
+    found = descendants(root)
+    # Decided once: whoever ends at the signal must not leave the spared one behind as the only one.
+    left_out = spared if len(found) > 1 else None
     for _ in range(5):
-        found = descendants(root)
-        if len(found) > 1 and spared is not None:
-            found.pop(spared, None)
-        fresh = [p for p in found.values() if (p.pid, p.start_ticks) not in told]
+        fresh = [p for p in found.values() if p.pid != left_out and (p.pid, p.start_ticks) not in told]
         if not fresh:
             return
         for process in fresh:
             send(process, number)
             told.add((process.pid, process.start_ticks))
+        found = descendants(root)
 
 
 def kill_tree(root: int) -> dict[int, Process]:
