@@ -20,7 +20,14 @@ from gpusched.engine.supervisor import GPU_OOM, TAIL_BYTES, Home, Supervisor, ta
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Supervisor]:
     def made(**ticket: Any) -> Supervisor:
-        base = {"run": "3.2", "time_limit_s": None, "notice": None, "grace_s": 30.0, "has_gpus": False}
+        base: dict[str, Any] = {
+            "run": "3.2",
+            "time_limit_s": None,
+            "notice": None,
+            "grace_s": 30.0,
+            "has_gpus": False,
+            "script": None,
+        }
         return Supervisor({**base, **ticket}, Home(str(tmp_path), "boot", -1, 1))
 
     return made
