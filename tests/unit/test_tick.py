@@ -1,0 +1,380 @@
+"""The tick, turned by hand: memory store, simulated engine, a clock that moves when told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.daemon.commands import Caller, Cancel, Command, Drain, Hold, Release, Selection, Submit, Update
+from gpusched.daemon.launch import Site, pack_environment
+from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.daemon.tick import STEPS, Scheduler
+from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, Refused, StoreFull
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading, GpuSample, HostSample
+from gpusched.model.execution import RunStarted, StopOrder
+from gpusched.model.job import Job, JobSpec, RetryRule
+from gpusched.model.settings import GpuSettings, NodeSettings, Settings
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.policy.invariants import check_invariants
+from gpusched.ports import Changes, JobFilter
+from gpusched.store.memory import MemoryStore
+from gpusched.testing import FakeClock, launch, request, spec
+
+ANN = Caller(1000, "ann")
+BOB = Caller(1001, "bob")
+ENV = pack_environment({"PATH": "/bin"})
+
+
+class Recording(MemoryStore):
+    """Counts commits and can refuse them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits = 0
+        self.is_full = False
+
+    def commit(self, changes: Changes) -> None:
+        if self.is_full:
+            raise StoreFull("the disk is full", "free some")
+        self.commits += 1
+        super().commit(changes)
+
+
+class Lab:
+    """A scheduler with its edges at hand."""
+
+    def __init__(self, gpus: int = 2, cpus: float = 8, outcome: Outcome | None = None) -> None:
+        self.clock = FakeClock()
+        self.store = Recording()
+        self.outcome = outcome or Outcome(runs_s=10)
+        self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcome)
+        self.gpus = gpus
+        self.used: dict[int, int] = {}
+        self.lost: set[int] = set()
+        self.steps: list[str] = []
+        self.settings = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
+        self.scheduler = self.restart()
+
+    def restart(self) -> Scheduler:
+        host = HostSample(self.clock.now(), "n1", 8, 65536, 60000, boot_id="simulated")
+        self.scheduler = Scheduler(
+            store=self.store,
+            engine=self.engine,
+            tracker=GpuTracker(self.settings.gpu),
+            settings=self.settings,
+            clock=self.clock,
+            site=Site("n1", "/sock"),
+            boot_id="simulated",
+            host=host,
+            step=self.steps.append,
+        )
+        self.read()
+        return self.scheduler
+
+    def read(self) -> None:
+        samples = tuple(
+            GpuSample(
+                f"GPU-{index}",
+                index,
+                "A100",
+                vram_total_mib=81920,
+                vram_used_mib=self.used.get(index, 0),
+                utilisation=0.0,
+                processes=(),
+                is_lost=index in self.lost,
+            )
+            for index in range(self.gpus)
+        )
+        self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples))
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.clock.advance(seconds)
+        self.read()
+        self.scheduler.tick()
+
+    def ask(self, *commands: Command) -> list[Any]:
+        answers: list[Any] = []
+        for command in commands:
+            self.scheduler.submit(command, answers.append)
+        self.turn()
+        return answers
+
+    def submit(self, **parts: Any) -> int:
+        (answer,) = self.ask(self.submission(**parts))
+        if isinstance(answer, GpuschedError):
+            raise answer
+        return int(answer["ids"][0])
+
+    def submission(self, caller: Caller = ANN, **parts: Any) -> Submit:
+        made: JobSpec = spec(**{"launch": launch("true", env_sha="e"), **parts})
+        return Submit(caller, [made], {"e": ENV})
+
+    def job(self, job_id: int) -> Job:
+        (found,) = self.store.jobs(JobFilter(ids=frozenset({job_id})))
+        return found
+
+
+def test_steps_come_in_their_order() -> None:
+    lab = Lab()
+    lab.steps.clear()
+    lab.submit()
+    assert tuple(lab.steps) == STEPS
+
+
+def test_commands_that_arrive_together_share_one_commit_with_the_starts() -> None:
+    lab = Lab()
+    before = lab.store.commits
+    answers = lab.ask(*[lab.submission() for _ in range(5)])
+    assert [answer["ids"] for answer in answers] == [[1], [2], [3], [4], [5]]
+    assert lab.store.commits == before + 1
+    assert all(lab.job(job_id).state is JobState.RUNNING for job_id in range(1, 6))
+
+
+def test_a_confirmed_start_alone_needs_no_commit_but_is_recorded_by_the_next() -> None:
+    lab = Lab()
+    job_id = lab.submit()
+    before = lab.store.commits
+    lab.turn()
+    assert lab.store.commits == before
+    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    lab.scheduler.flush()
+    assert lab.store.runs([job_id])[0].pid is not None
+
+
+def test_a_full_disk_refuses_the_command_and_keeps_the_end_for_later() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10, exit_code=4))
+    job_id = lab.submit()
+    lab.store.is_full = True
+    lab.clock.advance(11)
+    (answer,) = lab.ask(lab.submission())
+    assert isinstance(answer, StoreFull)
+    assert lab.scheduler.trouble == "the disk is full"
+    assert lab.job(job_id).state is JobState.RUNNING
+    assert sorted(lab.scheduler.world.jobs) == [job_id]
+    lab.store.is_full = False
+    lab.turn()
+    assert (lab.job(job_id).state, lab.job(job_id).exit_code) == (JobState.FAILED, 4)
+    assert lab.scheduler.trouble is None
+    assert lab.submit() == job_id + 1
+
+
+def test_a_bug_in_a_tick_is_answered_and_the_next_tick_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    first = lab.submit()
+    answers: list[Any] = []
+    lab.scheduler.submit(lab.submission(), answers.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.scheduler, "_plan", lambda turn: 1 / 0)
+        lab.clock.advance(11)
+        with pytest.raises(ZeroDivisionError):
+            lab.scheduler.tick()
+    assert isinstance(answers[0], BrokenInvariant)
+    lab.turn()
+    assert lab.job(first).state is JobState.COMPLETED
+
+
+def test_an_impossible_event_is_left_out_and_others_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    first, second = lab.submit(), lab.submit()
+    lab.clock.advance(11)
+    events = lab.engine.events()
+    odd = RunStarted("1.1", 0.0, 1, 1, 1)
+    lab.scheduler.world.jobs[first] = replace(lab.scheduler.world.jobs[first], run=9)
+    told = [odd, *[event for event in events if event.run == "2.1"]]
+    monkeypatch.setattr(SimulatedEngine, "events", lambda engine: told)
+    lab.scheduler.tick()
+    assert lab.job(second).state is JobState.COMPLETED
+
+
+def test_gpus_stay_booked_until_a_reading_shows_them_clean() -> None:
+    lab = Lab(gpus=1)
+    first = lab.submit(request=request(gpus=1))
+    lab.used[0] = 5000
+    lab.turn(11)
+    assert lab.job(first).state is JobState.COMPLETING
+    second = lab.submit(request=request(gpus=1))
+    assert lab.job(second).state is JobState.PENDING
+    lab.used.clear()
+    lab.turn(1)
+    assert lab.job(first).state is JobState.COMPLETED
+    assert lab.job(second).state is JobState.RUNNING
+
+
+def test_a_restart_goes_on_with_cards_that_were_not_clean() -> None:
+    lab = Lab(gpus=1)
+    first = lab.submit(request=request(gpus=1))
+    lab.used[0] = 5000
+    lab.turn(11)
+    lab.restart()
+    lab.turn()
+    assert lab.job(first).state is JobState.COMPLETING
+    lab.used.clear()
+    lab.turn(1)
+    assert lab.job(first).state is JobState.COMPLETED
+
+
+def test_a_card_that_never_comes_clean_is_suspect_and_the_job_ends() -> None:
+    lab = Lab(gpus=1)
+    first = lab.submit(request=request(gpus=1))
+    lab.used[0] = 5000
+    lab.turn(11)
+    lab.turn(lab.settings.gpu.release_wait_s + 1)
+    lab.turn(1)
+    assert lab.job(first).state is JobState.COMPLETED
+    assert any("did not come back" in event.text for event in lab.store.events(first))
+    assert lab.job(lab.submit(request=request(gpus=1))).state is JobState.PENDING
+
+
+def test_a_run_on_a_lost_card_is_ended_by_hardware_and_requeued_for_free() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=1000))
+    job_id = lab.submit(request=request(gpus=1))
+    lab.turn()
+    lab.lost.add(0)
+    lab.turn(1)
+    lab.turn(1)
+    lab.turn(1)
+    job = lab.job(job_id)
+    runs = lab.store.runs([job_id])
+    assert (runs[0].outcome, runs[0].reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
+    assert (job.state, job.run, job.requeues, job.failures) == (JobState.RUNNING, 2, 1, 0)
+    assert runs[1].gpus[0].index == 1
+
+
+def test_a_recorded_cancel_is_sent_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(outcome=Outcome(runs_s=1000))
+    job_id = lab.submit()
+    lab.turn()
+    (answer,) = lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
+    assert answer["cancelled"] == [job_id]
+    orders: list[Any] = []
+    monkeypatch.setattr(SimulatedEngine, "adopt", lambda _, runs: orders.extend(run.pending_order for run in runs))
+    adopt_open_runs(lab.scheduler.world, lab.engine)
+    assert orders == [StopOrder("cancel")]
+    lab.turn()
+    assert lab.job(job_id).state is JobState.CANCELLED
+
+
+def test_a_chain_of_hopeless_jobs_is_cancelled_at_once() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    first = lab.submit()
+    chain = [first]
+    for _ in range(4):
+        chain.append(lab.submit(dependency=f"afterok:{chain[-1]}"))
+    lab.turn(11)
+    assert [lab.job(job_id).state for job_id in chain] == [JobState.FAILED] + [JobState.CANCELLED] * 4
+    assert lab.job(chain[-1]).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
+
+
+def test_dependants_wait_for_the_retries_of_their_parent() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    parent = lab.submit(retry=RetryRule(retries=1, backoff_s=5))
+    child = lab.submit(dependency=f"afterok:{parent}")
+    lab.turn(11)
+    assert lab.job(child).state is JobState.PENDING
+    lab.outcome = Outcome(runs_s=10)
+    lab.turn(10)
+    lab.turn(11)
+    assert (lab.job(parent).state, lab.job(parent).run) == (JobState.COMPLETED, 2)
+    assert lab.job(child).state is JobState.RUNNING
+
+
+def test_another_users_job_is_not_theirs_to_touch() -> None:
+    lab = Lab(outcome=Outcome(runs_s=1000))
+    job_id = lab.submit()
+    commands = [
+        Cancel(BOB, Selection(ids=(job_id,))),
+        Hold(BOB, (job_id,)),
+        Release(BOB, (job_id,)),
+        Update(BOB, (job_id,), {"nice": -5}),
+    ]
+    assert all(isinstance(answer, Forbidden) for answer in lab.ask(*commands))
+    (answer,) = lab.ask(Cancel(BOB, Selection(everything=True)))
+    assert answer["cancelled"] == []
+    assert lab.job(job_id).state is JobState.RUNNING
+
+
+def test_a_command_about_several_jobs_is_all_or_nothing() -> None:
+    lab = Lab(outcome=Outcome(runs_s=1000))
+    mine = lab.submit(hold=True)
+    (answer,) = lab.ask(Release(ANN, (mine, 99)))
+    assert isinstance(answer, NotFound)
+    assert lab.job(mine).hold == "user"
+    (answer,) = lab.ask(Update(ANN, (mine,), {"gpus": 99}))
+    assert isinstance(answer, Refused)
+    assert lab.job(mine).spec.request.gpus == 0
+
+
+def test_the_number_of_jobs_is_limited() -> None:
+    lab = Lab()
+    lab.scheduler.settings = replace(lab.settings, limit=replace(lab.settings.limit, jobs=2))
+    many = Submit(ANN, [spec(hold=True)] * 3, {})
+    assert isinstance(lab.ask(many)[0], Refused)
+    assert lab.store.jobs(JobFilter()) == []
+
+
+def test_devices_are_named_in_every_way_people_do() -> None:
+    lab = Lab()
+    for target, name in (("0", "GPU-0"), ("n1:1", "GPU-1"), ("n1", "n1"), ("GPU-1", "GPU-1")):
+        assert lab.ask(Drain(ANN, (target,), "why"))[0]["changed"] == [name]
+        assert lab.store.load_drains() == {name: "why"}
+        lab.ask(Drain(ANN, (target,), None))
+    assert lab.store.load_drains() == {}
+    for target in ("7", "elsewhere", ""):
+        assert isinstance(lab.ask(Drain(ANN, (target,), "why"))[0], NotFound)
+
+
+def test_a_missing_payload_fails_the_job_and_not_the_daemon() -> None:
+    lab = Lab()
+    (answer,) = lab.ask(Submit(ANN, [spec(launch=launch("true", env_sha="nowhere"))], {}))
+    lab.turn()
+    job = lab.job(answer["ids"][0])
+    assert (job.state, job.reason) == (JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_whatever_is_asked_nothing_is_lost_and_nothing_is_promised_twice(data: st.DataObject) -> None:
+    lab = Lab(gpus=3, cpus=4)
+    submitted: list[int] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        lab.outcome = data.draw(
+            st.sampled_from(
+                [Outcome(runs_s=3), Outcome(runs_s=7, exit_code=2), Outcome(lost=True), Outcome(never_starts=True)]
+            )
+        )
+        action = data.draw(st.sampled_from(["submit", "submit", "cancel", "hold", "release", "restart", "wait"]))
+        if action == "submit":
+            parts = {
+                "request": data.draw(
+                    st.sampled_from([request(), request(gpus=1), request(gpus=3), request(gpus=1, vram_mib=9000)])
+                ),
+                "retry": RetryRule(retries=data.draw(st.integers(0, 2)), backoff_s=1),
+                "time_limit_s": data.draw(st.sampled_from([None, 5, 60])),
+            }
+            submitted.append(lab.submit(**parts))
+        elif action == "restart":
+            lab.scheduler.flush()
+            lab.restart()
+        elif action != "wait" and submitted:
+            ids = (data.draw(st.sampled_from(submitted)),)
+            lab.ask({"cancel": Cancel(ANN, Selection(ids=ids)), "hold": Hold(ANN, ids)}.get(action, Release(ANN, ids)))
+        lab.turn(data.draw(st.integers(0, 4)))
+        assert check_invariants(lab.scheduler.snapshot(lab.clock.now())) == []
+        known = {job.id: job for job in lab.store.jobs(JobFilter())}
+        assert sorted(known) == submitted
+        active = {job_id for job_id, job in known.items() if not job.state.is_final}
+        assert set(lab.scheduler.world.jobs) == active
+    lab.outcome = Outcome(runs_s=1)
+    for job_id in submitted:
+        lab.ask(Release(ANN, (job_id,)))
+    for _ in range(400):
+        if not lab.scheduler.world.jobs:
+            break
+        lab.turn(3)
+    assert {job.state.is_final for job in lab.store.jobs(JobFilter())} <= {True}
