@@ -163,7 +163,9 @@ def test_a_supervisor_killed_while_no_daemon_ran(bench: LocalBench) -> None:
 def test_an_idle_supervisors_death_is_harmless(bench: LocalBench) -> None:
     bench.start("1.1")
     bench.end_of("1.1")
-    os.kill(bench.until("1.1", RunStarted).supervisor_pid, signal.SIGKILL)
+    supervisor = bench.until("1.1", RunStarted).supervisor_pid
+    os.kill(supervisor, signal.SIGKILL)
+    wait_until(lambda: proctree.read_process(supervisor) is None, what="its end")
     for job in range(2, 6):
         bench.start(f"{job}.1", Does(exit_code=job))
         assert bench.end_of(f"{job}.1").exit_code == job

@@ -76,10 +76,15 @@ def test_a_second_run_of_the_same_supervisor_meets_the_same(bench: LocalBench) -
     bench.start("1.1", argv=("sh", "-c", text), umask=0o077, work_dir=str(bench.folder / "other"))
     bench.end_of("1.1")
     first = bench.until("1.1", RunStarted)
-    shell(bench, text, "2.1")
-    assert bench.until("2.1", RunStarted).supervisor_pid == first.supervisor_pid, "the case this test is for"
+    # It takes a moment to become idle; a run that comes too early gets a supervisor of its own.
+    for job in range(2, 100):
+        shell(bench, text, f"{job}.1")
+        if bench.until(f"{job}.1", RunStarted).supervisor_pid == first.supervisor_pid:
+            break
+    else:
+        pytest.fail("the supervisor was never used again")
     one = (bench.folder / "other" / "1.1.out").read_text().splitlines()
-    two = bench.output("2.1").splitlines()
+    two = bench.output(f"{job}.1").splitlines()
     assert one[:3] == two[:3]
     assert (one[3], two[3:]) == ("0077", ["0022", str(bench.folder)])
 
