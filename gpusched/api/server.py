@@ -8,8 +8,9 @@ from logging import getLogger
 from aiohttp import web
 
 from gpusched.api.jobs import respond
+from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
-from gpusched.api.service import SERVICE, Service
+from gpusched.api.service import DOCUMENT, SERVICE, Service
 from gpusched.errors import BrokenInvariant, GpuschedError, NotFound, UsageError
 
 log = getLogger("gpusched.api")
@@ -24,6 +25,7 @@ def build_app(service: Service) -> web.Application:
     """The application with all routes."""
     app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY)
     app[SERVICE] = service
+    app[DOCUMENT] = build()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     service.scheduler.listeners.append(service.announce)

@@ -157,6 +157,8 @@ class Service:
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
+"""The OpenAPI document; made from the table of routes, which names the handler that serves it."""
 
 
 def service_of(request: web.Request) -> Service:

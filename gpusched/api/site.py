@@ -11,7 +11,7 @@ from aiohttp import web
 from gpusched.api.identity import caller_of, user_name
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.render import plain
-from gpusched.api.service import Service, recent_percentiles_ms, service_of
+from gpusched.api.service import DOCUMENT, Service, recent_percentiles_ms, service_of
 from gpusched.daemon import commands
 from gpusched.daemon.checks import daemon_checks
 from gpusched.errors import UsageError
@@ -187,6 +187,4 @@ async def snapshot(request: web.Request) -> web.Response:
 
 async def openapi(request: web.Request) -> web.Response:
     """GET /v1/openapi.json"""
-    from gpusched.api.openapi import build  # the document is made from the routes, which name this handler
-
-    return web.json_response(build())
+    return web.json_response(request.app[DOCUMENT])

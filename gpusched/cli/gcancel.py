@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.gq import mine
 from gpusched.cli.options import gcancel_table
 from gpusched.cli.parse import parse
+from gpusched.cli.query import mine
 from gpusched.client import connect
 from gpusched.errors import NotFound, Refused, UsageError
 

@@ -5,55 +5,16 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.options import begin, gctl_table, gpus, time_limit
-from gpusched.cli.parse import parse, whole
+from gpusched.cli.options import gctl_table
+from gpusched.cli.parse import parse
+from gpusched.cli.updates import ACTIONS, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import parse_size_mib, printable
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
-
-ACTIONS = {
-    "hold": "keep jobs from starting: gctl hold 41 42",
-    "release": "undo a hold: gctl release 41",
-    "update": "change what jobs ask for: gctl update 41 time=2h nice=5 gpus=2",
-    "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
-    "undrain": "let work back: gctl undrain 3",
-}
-
-
-def _size(key: str) -> Callable[[str], dict[str, Any]]:
-    return lambda text: {key: parse_size_mib(text)}
-
-
-def _text(key: str) -> Callable[[str], dict[str, Any]]:
-    return lambda text: {key: text}
-
-
-def _gpus(text: str) -> dict[str, Any]:
-    found = gpus(text)
-    # Asking for whole cards takes back an earlier fraction, and the other way round.
-    return {"gpu_fraction": None, **found} if "gpus" in found else {"gpus": 1, **found}
-
-
-UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
-    "name": _text("name"),
-    "time": time_limit,
-    "nice": whole("nice", -10000, 10000),
-    "begin": begin,
-    "queue": _text("queue"),
-    "account": _text("account"),
-    "gpus": _gpus,
-    "vram": _size("vram_mib"),
-    "min-vram": _size("min_vram_mib"),
-    "cpus": lambda text: {"cpus": float(text)},
-    "mem": _size("mem_mib"),
-    "retries": whole("retries", 0, 1000),
-    "dependency": _text("dependency"),
-}
 
 
 def main() -> int:

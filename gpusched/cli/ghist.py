@@ -6,10 +6,10 @@ import sys
 import time
 
 from gpusched.cli import output
-from gpusched.cli.gq import COMPACT, query
 from gpusched.cli.gshow import instant
 from gpusched.cli.options import ghist_table
 from gpusched.cli.parse import parse
+from gpusched.cli.query import COMPACT, query
 from gpusched.client import connect
 from gpusched.model.units import format_duration, format_size_mib, printable
 

@@ -7,9 +7,9 @@ import sys
 
 from gpusched.cli import output
 from gpusched.cli.follow import follow_job, missing, path_of, tail_offset
-from gpusched.cli.gq import quote
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
+from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import NotFound, Refused, UsageError
 

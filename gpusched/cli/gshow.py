@@ -6,9 +6,9 @@ import sys
 import time
 
 from gpusched.cli import output
-from gpusched.cli.gq import quote
 from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
+from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.model.units import format_duration, format_size_mib, printable
 

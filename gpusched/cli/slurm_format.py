@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpusched.cli.gq import COMPACT
+from gpusched.cli.query import COMPACT
 from gpusched.model.units import format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False

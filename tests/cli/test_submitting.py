@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Shell
+from shell import Shell
 
 HEAVY = (
     "sqlite3 sqlite_utils aiohttp asyncio rich typer click dataclasses typing subprocess psutil pathlib argparse pynvml"

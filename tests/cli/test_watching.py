@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Shell, compare
+from shell import Shell, compare
 from support import wait_until
 
 from gpusched.cli.manual import help_text
@@ -80,7 +80,7 @@ def test_completion_knows_the_options_of_the_table(sh: Shell) -> None:
 
 
 def test_the_short_states_are_those_of_the_model() -> None:
-    from gpusched.cli.gq import COMPACT as SHORT
+    from gpusched.cli.query import COMPACT as SHORT
 
     assert {state.value: COMPACT[state] for state in JobState} == SHORT
 

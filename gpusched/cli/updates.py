@@ -1,0 +1,51 @@
+"""What gctl can do, and what `gctl update` can change, as data for the command and for its help."""
+
+from __future__ import annotations
+
+from gpusched.cli.options import begin, gpus, time_limit
+from gpusched.cli.parse import decimal, whole
+from gpusched.model.units import parse_size_mib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+ACTIONS = {
+    "hold": "keep jobs from starting: gctl hold 41 42",
+    "release": "undo a hold: gctl release 41",
+    "update": "change what jobs ask for: gctl update 41 time=2h nice=5 gpus=2",
+    "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
+    "undrain": "let work back: gctl undrain 3",
+}
+
+
+def _size(key: str) -> Callable[[str], dict[str, Any]]:
+    return lambda text: {key: parse_size_mib(text)}
+
+
+def _text(key: str) -> Callable[[str], dict[str, Any]]:
+    return lambda text: {key: text}
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    found = gpus(text)
+    # Asking for whole cards takes back an earlier fraction, and the other way round.
+    return {"gpu_fraction": None, **found} if "gpus" in found else {"gpus": 1, **found}
+
+
+UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "name": _text("name"),
+    "time": time_limit,
+    "nice": whole("nice", -10000, 10000),
+    "begin": begin,
+    "queue": _text("queue"),
+    "account": _text("account"),
+    "gpus": _gpus,
+    "vram": _size("vram_mib"),
+    "min-vram": _size("min_vram_mib"),
+    "cpus": decimal("cpus", 0, 65536),
+    "mem": _size("mem_mib"),
+    "retries": whole("retries", 0, 1000),
+    "dependency": _text("dependency"),
+}
