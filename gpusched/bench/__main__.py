@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import drain, latency, memory, policy, prompt, store
+from gpusched.bench import drain, engine, latency, memory, policy, prompt, store
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
@@ -13,6 +13,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "drain": drain.main,
     "prompt": prompt.main,
     "memory": memory.main,
+    "engine": engine.main,
     "policy": policy.main,
     "store": store.main,
 }
