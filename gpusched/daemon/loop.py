@@ -21,6 +21,7 @@ from gpusched.ports import HostSource
 log = getLogger("gpusched.daemon")
 
 _RELEASE_POLL_S = 0.5
+_RETRY_S = 0.5
 _TICK_GAP_S = 0.002
 _SHUTDOWN_S = 2.0
 
@@ -37,6 +38,8 @@ class Loop:
         self._last_turn = 0.0
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        """Set while events wait to be recorded again: one timer, however many ticks come in between."""
         self._promotion: float | None = None
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
@@ -71,7 +74,7 @@ class Loop:
             ready()
             await self._stopping.wait()
         finally:
-            for timer in (self._timer, self._promotion_timer):
+            for timer in (self._timer, self._promotion_timer, self._retry):
                 if timer is not None:
                     timer.cancel()
             self._scheduler.engine.set_waker(None)
@@ -88,17 +91,20 @@ class Loop:
             log.error("tick: %s", error.message)
         except Exception:
             # One bad tick must not take the queue down: what it was about is still in the table and
-            # the spool, so the memory is rebuilt and the next tick looks at it again.
-            log.exception("tick failed; reading the job table anew")
-            self._scheduler.reload()
+            # the spool, and the next tick looks at it again.
+            log.exception("tick failed")
         releasing = set(self._scheduler.world.releasing)
         if releasing - self._releasing:
             # A reading taken from now on can show these cards clean; later ones are left to the poll.
             self._request_gpus()
         self._releasing = releasing
-        if self._scheduler.has_backlog:
-            asyncio.get_running_loop().call_later(_RELEASE_POLL_S, self.wake)
+        if self._scheduler.has_backlog and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
         self._await_promotion()
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.wake()
 
     def _await_promotion(self) -> None:
         """Turn when the next begin time or backoff is over, not at the poll after it."""

@@ -247,9 +247,9 @@ class Scheduler:
         was recorded.
         """
         self._backlog = events
-        self.reload()
         for _, reply in queue:
             reply(error)
+        self.reload()
 
     def flush(self) -> None:
         """Record what was carried over; called at each poll and at the end."""

@@ -83,3 +83,33 @@ def test_a_daemon_on_a_full_disk_says_so_and_starts_once_there_is_room(small_dis
         assert daemon.wait(daemon.submit("/bin/true", work_dir="/", stdout="/dev/null"))[0]["state"] == "COMPLETED"
     finally:
         daemon.close()
+
+
+def test_a_daemon_with_ends_to_record_does_not_spin_on_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    daemon = Daemon(small_disk / "home", config="[daemon]\npoll_s = 0.05\n")
+    gate = tmp_path / "gate"
+    daemon.start()
+    try:
+        waiting = f"while [ ! -e {gate} ]; do sleep 0.02; done"
+        running = daemon.submit("/bin/sh", "-c", waiting, stdout="/dev/null", work_dir="/")
+        pid = daemon.pid_of(running)
+        # Keep the table from growing at all: the end must come to a commit that fails.
+        fill(small_disk)
+        with pytest.raises(StoreFull):
+            for number in range(1000):
+                daemon.submit("/bin/true", hold=True, work_dir="/", env={"FILL": f"{number}" * 3000})
+        gate.touch()
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the job to end")
+        count, at = ticks(daemon)
+        wait_until(lambda: ticks(daemon)[0] >= count + 150, timeout_s=60, what="150 ticks")
+        # 20 polls and 2 retries a second. A slow machine only makes this longer.
+        assert ticks(daemon)[1] - at > 2.5
+    finally:
+        (small_disk / "ballast").unlink()
+        daemon.close()
+
+
+def ticks(daemon: Daemon) -> tuple[int, float]:
+    """How often the daemon has turned, and its clock."""
+    facts = daemon.call("GET", "/v1/status")["daemon"]
+    return int(facts["tick"]["count"]), float(facts["now"])
