@@ -422,7 +422,7 @@ class Scheduler:
         return waiting_reason(job, self.world, self.plan, self._clock.now())
 
     def position(self, job: Job) -> int:
-        """How many eligible jobs would be tried before this one, by priority."""
+        """How many jobs that ask for the same, of the same owner, are before this one."""
         key = self.world.class_of(job.id)
         if key is None:
             return 0
