@@ -12,6 +12,7 @@ import socket
 import sys
 
 from gpusched import errors, paths
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,7 +217,16 @@ def _spawn() -> None:
         return
     if line.startswith("error "):
         raise error_from(json.loads(line[6:]))
-    raise errors.NotReady("the daemon did not start", f"it may have left a word in {paths.daemon_output()}")
+    raise errors.NotReady(f"the daemon did not start{_last_word()}", f"all it said is in {paths.daemon_output()}")
+
+
+def _last_word() -> str:
+    """The last line that a daemon printed before it died: usually the error."""
+    with open(paths.daemon_output(), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+        lines = file.read().decode(errors="replace").split("\n")
+    words = [line.strip() for line in lines if line.strip()]
+    return f": {printable(words[-1], 200)}" if words else ""
 
 
 def _read_line(fd: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import logging.handlers
@@ -176,6 +177,9 @@ def _serve(settings: Settings, report: _Report) -> None:
         adopt_open_runs(scheduler.world, engine)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
+        # What has been imported stays for good: the collector need not walk it again and again.
+        gc.collect()
+        gc.freeze()
         asyncio.run(_loop(scheduler, worker, host, report))
         scheduler.flush()
         log.info("stopped; runs go on")

@@ -98,6 +98,8 @@ class Scheduler:
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
+        self._look_again = True
+        """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now())
@@ -132,11 +134,13 @@ class Scheduler:
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((run.id, share))
         self._reading = reading
+        self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""
         self.host = sample
+        self._look_again = True
 
     def nodes(self, now: float) -> tuple[NodeView, ...]:
         """The nodes as the policy sees them now."""
@@ -208,11 +212,16 @@ class Scheduler:
         self._finish_releases(turn)
         self._stop_runs_of_lost_gpus(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
-        self.world.promote(turn.now)
+        if self.world.promote(turn.now):
+            self._look_again = True
         self._settle_dependencies(turn)
 
         self._step("decide")
-        launches = self._plan(turn)
+        launches: list[tuple[Job, Run]] = []
+        if self._look_again or turn.changes.jobs or turn.changes.drains:
+            # A confirmed start alone changes nothing that the last plan was made of.
+            launches = self._plan(turn)
+            self._look_again = False
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
             if turn.changes:
@@ -260,6 +269,7 @@ class Scheduler:
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._carried = Changes()
+        self._look_again = True
         self.world = World.load(self.store, self._clock.now())
         self._resume_releases()
 
