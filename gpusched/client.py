@@ -6,9 +6,10 @@ client.call("GET", "/v1/jobs")        # the answer's document; errors are raised
 
 from __future__ import annotations
 
+# The C module: `socket` itself wraps every constant in an enum, which a prompt would wait for.
+import _socket
 import json
 import os
-import socket
 import sys
 
 from gpusched import errors, paths
@@ -41,7 +42,7 @@ class Client:
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = socket_path
-        self._socket: socket.socket | None = None
+        self._socket: _socket.socket | None = None
         self._buffer = b""
 
     def call(self, method: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Client:
         """Connect now. Raises: DaemonUnreachable."""
         if self._socket is not None:
             return
-        sock = socket.socket(socket.AF_UNIX)
+        sock = _socket.socket(_socket.AF_UNIX)
         try:
             _connect(sock, self.socket_path)
         except OSError as error:
@@ -124,7 +125,7 @@ class Client:
             self.close()
             raise
 
-    def _receive(self, sock: socket.socket) -> None:
+    def _receive(self, sock: _socket.socket) -> None:
         piece = sock.recv(1 << 16)
         if not piece:
             raise ConnectionResetError("the daemon closed the connection")
@@ -244,7 +245,7 @@ def _read_line(fd: int) -> str:
     return line.decode(errors="replace").strip()
 
 
-def _connect(sock: socket.socket, path: str) -> None:
+def _connect(sock: _socket.socket, path: str) -> None:
     if len(os.fsencode(path)) < _LONG_PATH:
         sock.connect(path)
         return
