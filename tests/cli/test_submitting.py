@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from shell import Shell
 
-HEAVY = "socket selectors sqlite3 sqlite_utils aiohttp asyncio rich typer click dataclasses typing subprocess psutil pathlib argparse pynvml"
+HEAVY = (
+    "socket selectors sqlite3 sqlite_utils aiohttp asyncio rich typer click dataclasses typing subprocess psutil "
+    "pathlib argparse pynvml"
+)
 
 
 def write(path: Path, text: str) -> str:
