@@ -8,11 +8,10 @@ from __future__ import annotations
 
 # The C module: `socket` itself wraps every constant in an enum, which a prompt would wait for.
 import _socket
-import json
 import os
 import sys
 
-from gpusched import errors, paths
+from gpusched import errors, paths, quickjson
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -51,7 +50,7 @@ class Client:
         Raises: the error of gpusched.errors that the daemon answered with; DaemonUnreachable when nobody
         listens; OSError when the connection breaks under the request, which may or may not have been carried out.
         """
-        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        content = b"" if body is None else quickjson.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n\r\n"
         fresh = self._socket is None
         try:
@@ -62,7 +61,7 @@ class Client:
                 raise
             # The daemon was restarted since the last request; reading again is safe.
             status, answer = self._exchange(head.encode() + content, timeout_s)
-        document = json.loads(answer)
+        document = quickjson.loads(answer)
         if status != 200:
             raise error_from(document.get("error", {}))
         return document  # type: ignore[no-any-return]
@@ -217,7 +216,7 @@ def _spawn() -> None:
     if line == "ready":
         return
     if line.startswith("error "):
-        raise error_from(json.loads(line[6:]))
+        raise error_from(quickjson.loads(line[6:]))
     raise errors.NotReady(f"the daemon did not start{_last_word()}", f"all it said is in {paths.daemon_output()}")
 
 

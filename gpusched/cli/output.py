@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gpusched import quickjson
 from gpusched.errors import GpuschedError, UsageError
 
 TYPE_CHECKING = False
@@ -61,10 +62,8 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
     """Print an error on stderr, one line each for what and what next; returns its exit code."""
     if as_json:
-        import json
-
         words = {"message": error.message, "hint": error.hint, "code": error.code}
-        sys.stderr.write(json.dumps({"schema_version": 1, "error": words}) + "\n")
+        sys.stderr.write(quickjson.dumps({"schema_version": 1, "error": words}) + "\n")
     else:
         sys.stderr.write(f"{command}: error: {error.message}\n")
         if error.hint:
@@ -98,13 +97,13 @@ def common(table: Table, values: Values) -> bool:
 
 def print_json(document: dict[str, Any]) -> None:
     """One document; indented for people, compact in a pipe."""
-    import json
-
     document.setdefault("schema_version", 1)
     if sys.stdout.isatty():
+        import json
+
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+        sys.stdout.write(quickjson.dumps(document) + "\n")
 
 
 def print_table(

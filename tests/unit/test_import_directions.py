@@ -17,7 +17,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset({"errors"}),
     "ports": frozenset({"model", "errors"}),
     "paths": frozenset({"errors"}),
-    "client": frozenset({"paths", "model", "errors"}),
+    "quickjson": frozenset(),
+    "client": frozenset({"paths", "quickjson", "model", "errors"}),
     "policy": frozenset({"model", "errors"}),
     "store": frozenset({"ports", "model", "errors"}),
     "gpu": frozenset({"ports", "model", "errors"}),
@@ -32,7 +33,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("model", "errors", "docs", "bench"),
+            *("quickjson", "model", "errors", "docs", "bench"),
         }
     ),
 }
