@@ -57,7 +57,9 @@ def _with_click_errors(body: Callable[[list[str]], int]) -> Callable[[list[str]]
             if message is None:
                 raise
             text = message().strip().rstrip(".")
-            if text:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                sys.stderr.write(f"{text}\n")
+            elif text:
                 sys.stderr.write(f"gpusched: error: {text}\ngpusched: hint: see: gpusched --help\n")
             return int(getattr(error, "exit_code", 2))
 
@@ -142,9 +144,9 @@ def doctor(as_json: Json = False) -> None:
         output.print_json({"checks": checks})
     else:
         for check in checks:
-            word = "ok  " if check["ok"] else "FAIL"
+            word = {"ok": "ok  ", "warn": "warn"}.get(check.get("level", "ok" if check["ok"] else "fail"), "FAIL")
             typer.echo(f"{word} {check['check']}: {printable(check['text'])}")
-            if not check["ok"] and check["hint"]:
+            if word != "ok  " and check["hint"]:
                 typer.echo(f"     -> {printable(check['hint'])}")
     if not all(check["ok"] for check in checks):
         raise typer.Exit(1)

@@ -42,7 +42,7 @@ def examine() -> list[Check]:
             same = facts["version"] == __version__
             text = f"daemon {facts['version']} answers on {facts['socket']}"
             hint = "restart it with: gpusched daemon stop && gpusched daemon start"
-            checks.append(_check("daemon", same, text if same else f"{text}, but this is {__version__}", hint))
+            checks.append(_advice("daemon", same, text if same else f"{text}, but this is {__version__}", hint))
             checks.extend(client.call("GET", "/v1/doctor")["checks"])
     except DaemonUnreachable as error:
         chosen = os.environ.get("GPUSCHED_SOCKET")
@@ -54,7 +54,12 @@ def examine() -> list[Check]:
 
 
 def _check(name: str, ok: bool, text: str, hint: str = "") -> Check:
-    return {"check": name, "ok": ok, "text": text, "hint": "" if ok else hint}
+    return {"check": name, "ok": ok, "level": "ok" if ok else "fail", "text": text, "hint": "" if ok else hint}
+
+
+def _advice(name: str, ok: bool, text: str, hint: str) -> Check:
+    """A check whose failure costs something but breaks nothing."""
+    return {"check": name, "ok": True, "level": "ok" if ok else "warn", "text": text, "hint": "" if ok else hint}
 
 
 def _versions() -> Check:
@@ -157,4 +162,4 @@ def _persistence() -> Check:
     modes = done.stdout.split()
     ok = done.returncode != 0 or all(mode in ("Enabled", "[N/A]") for mode in modes)
     hint = "switch it on with: sudo nvidia-smi -pm 1   (the first job after idle starts seconds sooner)"
-    return _check("persistence mode", ok, "on" if ok else "off", hint)
+    return _advice("persistence mode", ok, "on" if ok else "off", hint)

@@ -10,6 +10,7 @@ from gpusched.cli.options import gq_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, query, quote
 from gpusched.client import connect
+from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
@@ -72,6 +73,8 @@ def show(client: Client, values: Values) -> None:
 def _sort_objects(jobs: list[dict[str, Any]], keys: list[str]) -> None:
     for key in reversed(keys):
         name = key.lstrip("+-")
+        if jobs and name not in jobs[0]:
+            raise UsageError(f"unknown field {printable(name, 40)!r}", f"fields: {', '.join(jobs[0])}")
         jobs.sort(key=lambda job: _sortable(job.get(name)), reverse=key.startswith("-"))
 
 
@@ -95,6 +98,8 @@ def _table(client: Client, asked: str, values: Values) -> None:
             rows.sort(key=lambda row: _sortable(row[at]), reverse=key.startswith("-"))
     else:
         rows.sort(key=lambda row: _ORDER.get(row[3], 3))
+    for job_id in answer.get("missing", ()):
+        output.note("gq", f"there is no job {job_id}")
     now = time.time()
     lines = [_line(row, now) for row in rows]
     titles = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON")

@@ -6,7 +6,7 @@ import os
 import sys
 
 from gpusched.cli import output, script
-from gpusched.cli.options import gsub_table
+from gpusched.cli.options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import apply, parse
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
@@ -64,13 +64,13 @@ def body(words: list[str]) -> int:
         return 0
     submission = _what(table, given, operands, is_command)
     values = submission.pop("values")
-    _spread_gpus(values)
-    spec = {key: values[key] for key in _SPEC if key in values}
+    # No time limit is a wish; everything else that is None was taken back by a later option.
+    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
     spec.update(submission)
     spec["work_dir"] = os.path.abspath(values["work_dir"]) if "work_dir" in values else _current_folder()
     spec["env"] = _environment(values)
     spec["umask"] = _umask()
-    if "mem_per_cpu_mib" in values:
+    if values.get("mem_per_cpu_mib") is not None:
         spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
     _check_texts(spec)
     request: dict[str, Any] = {"spec": spec}
@@ -108,6 +108,8 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
     environment = _from_environment(table)
     if "batch" in given:
         _only("--batch", operands, "wrap" in given)
+        if given.get("follow"):
+            raise UsageError("--follow goes with one job, not with --batch", "wait for all of them with: --wait")
         return {"values": {**environment, **given}}
     if "wrap" in given:
         _only("--wrap", operands, False)
@@ -150,21 +152,22 @@ def _from_environment(table: Table) -> Values:
     """GSUB_TIME=4h and the like: defaults of the options that may stand in a script."""
     values: Values = {}
     for name, text in os.environ.items():
-        if name.startswith("GSUB_"):
+        if not name.startswith("GSUB_"):
+            continue
+        shown = f"the variable {printable(name, 40)}"
+        found: Values = {}
+        try:
             option = table.find("--" + name[5:].lower().replace("_", "-"))
             if option.metavar:
-                apply(table, option, text, values)
+                apply(table, option, text, found)
             elif text not in ("", "0"):
-                values.update(option.sets or {})
+                found.update(option.sets or {})
+        except UsageError as error:
+            raise UsageError(f"{shown}: {error.message}", f"take it away with: unset {printable(name)}") from None
+        if ONLY_TYPED & found.keys():
+            raise UsageError(f"{shown} makes no sense: {option.long} is for the command line only", "unset it")
+        values.update(found)
     return values
-
-
-def _spread_gpus(values: Values) -> None:
-    """`-g 0.5` on the command line takes the place of `-g 2` in the script, and the other way round."""
-    if values.get("gpu_fraction") is not None and values.get("gpus") is not None:
-        keys = list(values)
-        loser = "gpus" if keys.index("gpu_fraction") > keys.index("gpus") else "gpu_fraction"
-        del values[loser]
 
 
 def _environment(values: Values) -> dict[str, str]:
@@ -230,6 +233,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
         from gpusched.cli.gwait import await_all
 
         with connect() as client:
+            sys.stdout.flush()
             return await_all(client, [str(job_id) for job_id in ids], None, "gsub")
     return 0
 

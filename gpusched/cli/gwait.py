@@ -47,7 +47,11 @@ def await_all(
 ) -> int:
     """Wait for all of these and say how those ended that did not complete."""
     values = values or {}
-    answer = wait_until_done(client, ids, timeout_s)
+    try:
+        answer = wait_until_done(client, ids, timeout_s)
+    except KeyboardInterrupt:
+        output.note(command, "stopped waiting; the jobs go on")
+        return 130
     if values.get("json"):
         output.print_json({"done": answer["done"], "jobs": answer["jobs"]})
     elif values.get("quiet"):

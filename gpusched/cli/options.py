@@ -38,11 +38,11 @@ def time_limit(value: str) -> Values:
 
 
 def gpus(value: str) -> Values:
-    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`."""
+    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`. Sets all of it, so that nothing of an earlier -g stays."""
     kind, colon, count = value.rpartition(":")
     if not colon and not count[:1].isdigit() and count[:1] not in (".", "-", "+"):
         kind, count = count, "1"
-    found: Values = {"gpu_type": kind} if kind else {}
+    found: Values = {"gpus": None, "gpu_fraction": None, "gpu_type": kind or None}
     if "." in count:
         fraction = decimal("gpu_fraction", 0.0, 1.0)(count)
         if not fraction["gpu_fraction"] > 0:
@@ -57,6 +57,16 @@ def gres(value: str) -> Values:
     if name != "gpu":
         raise ValueError(f"{printable(value, 40)!r} is no resource here; only gpu is, as in gpu:2 or gpu:a100:2")
     return gpus(rest or "1")
+
+
+def memory(value: str) -> Values:
+    """Host memory of the job; takes the place of an earlier amount for each core."""
+    return {"mem_mib": parse_size_mib(value), "mem_per_cpu_mib": None}
+
+
+def memory_per_core(value: str) -> Values:
+    """Host memory for each core; takes the place of an earlier amount for the job."""
+    return {"mem_mib": None, "mem_per_cpu_mib": parse_size_mib(value)}
 
 
 def one(what: str) -> Reader:
@@ -262,7 +272,7 @@ def gsub_table() -> Table:
                 "-m",
                 "--mem",
                 metavar="SIZE",
-                read=size("mem_mib"),
+                read=memory,
                 section=res,
                 help="host memory, as 8G, 8GiB or 8192 (MiB); default: none booked",
             ),
@@ -410,7 +420,7 @@ def gsub_table() -> Table:
             Option(
                 "--mem-per-cpu",
                 metavar="SIZE",
-                read=size("mem_per_cpu_mib"),
+                read=memory_per_core,
                 section=slurm,
                 help="host memory for each core",
             ),
@@ -429,10 +439,8 @@ def gsub_table() -> Table:
     )
 
 
-NOT_IN_SCRIPTS = frozenset(
-    {"--wrap", "--batch", "--dry-run", "--follow", "--json", "--help", "--version", "--completion"}
-)
-"""Options of gsub that make no sense in a #GSUB line."""
+ONLY_TYPED = frozenset({"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion"})
+"""What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
 
 
 def gq_table() -> Table:

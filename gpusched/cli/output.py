@@ -22,6 +22,7 @@ RICH_ROWS = 500
 def run(command: str, body: Callable[[list[str]], int], words: list[str] | None = None) -> int:
     """Run a command's body and turn whatever it raises into a sentence and an exit code."""
     words = sys.argv[1:] if words is None else words
+    _mend_streams()
     asked = os.environ.get(f"_{command.upper()}_COMPLETE")
     if asked:
         from gpusched.cli.manual import complete
@@ -57,6 +58,22 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
             f"{command}: hint: report it with what GPUSCHED_DEBUG=1 {command} ... prints\n"
         )
         return 1
+
+
+def _mend_streams() -> None:
+    """Standard streams that a caller closed become /dev/null; what an encoding has no sign for is escaped.
+
+    Without that the next file or socket would get the number of the stream that is missing.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
 
 
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.cli.options import NOT_IN_SCRIPTS
+from gpusched.cli.options import ONLY_TYPED
 from gpusched.cli.parse import parse, split_words
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import printable
@@ -64,17 +64,17 @@ def directives(table: Table, body: bytes, name: str) -> Values:
 
 def _read_line(table: Table, text: str, where: str, values: Values) -> None:
     try:
-        words = split_words(text)
-        found, operands, _ = parse(table, words, operands_first=True)
+        found, operands, _ = parse(table, split_words(text), operands_first=True)
     except ValueError as error:
         raise UsageError(f"{where}: {error}", "see: gsub --help") from None
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
     if operands:
         raise UsageError(f"{where}: {printable(operands[0], 40)!r} is not an option", "quote a value that holds blanks")
-    for word in words:
-        if word.partition("=")[0] in NOT_IN_SCRIPTS:
-            raise UsageError(f"{where}: {word} makes no sense in a script", "give it on the command line")
+    for key in found:
+        if key in ONLY_TYPED:
+            name = "--" + key.replace("_", "-")
+            raise UsageError(f"{where}: {name} makes no sense in a script", "give it on the command line")
     for key, value in found.items():
         before = values.get(key)
         if isinstance(value, dict) and isinstance(before, dict):

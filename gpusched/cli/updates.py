@@ -31,7 +31,11 @@ def _text(key: str) -> Callable[[str], dict[str, Any]]:
 def _gpus(text: str) -> dict[str, Any]:
     found = gpus(text)
     # Asking for whole cards takes back an earlier fraction, and the other way round.
-    return {"gpu_fraction": None, **found} if "gpus" in found else {"gpus": 1, **found}
+    if found["gpus"] is None:
+        found["gpus"] = 1
+    if found["gpu_type"] is None:
+        del found["gpu_type"]  # another number of the same kind
+    return found
 
 
 UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {

@@ -257,3 +257,35 @@ def test_a_working_folder_that_is_gone_is_said(sh: Shell, tmp_path: Path) -> Non
     done = subprocess.run(argv, env={**sh.env, "PYTHONSAFEPATH": "1"}, cwd=gone, capture_output=True, text=True)
     assert done.returncode == 1
     assert "does not exist any more" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("in_script", "typed", "request_"),
+    [("-g a100:2", "0.5", "0.5"), ("-g 0.5", "2", "2"), ("--gres=gpu:t4:1", "1", "1")],
+)
+def test_a_typed_gpu_option_replaces_all_of_the_scripts(
+    sh: Shell, tmp_path: Path, in_script: str, typed: str, request_: str
+) -> None:
+    script = write(tmp_path / "job.sh", f"#!/bin/sh\n#GSUB {in_script}\ntrue\n")
+    job = json.loads(sh.ok("gsub", "--json", "-H", "-g", typed, script))["job"]
+    assert job["gpu_request"] == request_
+    sh.ok("gcancel", job["id"])
+
+
+def test_a_variable_that_cannot_be_read_is_named(sh: Shell) -> None:
+    for name, value in (("GSUB_TIME", "soon"), ("GSUB_COLOUR", "red"), ("GSUB_BATCH", "file")):
+        done = sh.type("gsub", "--", "true", **{name: value})
+        assert (done.code, name in done.err) == (2, True), done
+
+
+def test_following_goes_with_one_job(sh: Shell) -> None:
+    done = sh.type("gsub", "--follow", "--batch", "-", stdin=b"true\n")
+    assert (done.code, "--follow" in done.err) == (2, True)
+
+
+def test_closed_streams_do_no_harm(sh: Shell) -> None:
+    argv = sh.argv("gsub", "--parsable", "-H", "-J", "closed", "--", "true")
+    done = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *argv], env=sh.env, cwd=sh.work)
+    assert done.returncode == 0
+    (job_id,) = sh.ok("gq", "--quiet", "-n", "closed").split()
+    sh.ok("gcancel", job_id)
