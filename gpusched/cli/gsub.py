@@ -51,6 +51,9 @@ _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""
 
 
+_BATCH_HINT = "give --batch a file with one shell line a job"
+
+
 def main() -> int:
     """Entry point."""
     return output.run("gsub", body)
@@ -130,6 +133,8 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
             )
         path, arguments = "standard input", operands[1:]
         content = sys.stdin.buffer.read()
+        if not content.strip():
+            raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
     script.check(content, path)
     values = {**script.directives(table, content, path), **environment}
@@ -211,11 +216,12 @@ def _check_texts(spec: dict[str, Any]) -> None:
 
 
 def _batch_lines(path: str) -> list[str]:
-    content = sys.stdin.buffer.read() if path == "-" else script.read_file(path)
+    content = sys.stdin.buffer.read() if path == "-" else script.read_file(path, "file", _BATCH_HINT)
     text = content.decode("utf-8", "surrogateescape")
     lines = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
-        raise Refused(f"there is no command in {printable(path)}", "write one shell line a job")
+        where = "standard input" if path == "-" else printable(path)
+        raise Refused(f"there is no command in {where}", _BATCH_HINT)
     return lines
 
 

@@ -44,9 +44,10 @@ def gpus(value: str) -> Values:
         kind, count = count, "1"
     found: Values = {"gpus": None, "gpu_fraction": None, "gpu_type": kind or None}
     if "." in count:
-        fraction = decimal("gpu_fraction", 0.0, 1.0)(count)
-        if not fraction["gpu_fraction"] > 0:
-            raise ValueError(f"{value!r} asks for no part of a GPU; write -g 0.5, or -g 0 for none")
+        fraction = decimal("gpu_fraction", 0.0, 1024.0)(count)
+        if not 0 < fraction["gpu_fraction"] <= 1:
+            shown = printable(value, 40)
+            raise ValueError(f"{shown!r} is neither a number of GPUs nor a share of one; write -g 2, -g 0.5 or -g 0")
         return {**found, **fraction}
     return {**found, **whole("gpus", 0, 1024)(count)}
 

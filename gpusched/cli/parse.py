@@ -76,7 +76,7 @@ class Table:
     def _nearest(self, name: str) -> str | None:
         from difflib import get_close_matches  # only when something is wrong already
 
-        found = get_close_matches(name, [known for known in self._by_name if known.startswith("--")], n=1)
+        found = get_close_matches(name, [known for known in self._by_name if known.startswith("--")], n=1, cutoff=0.75)
         return found[0] if found else None
 
 

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 _MARKS = (b"#GSUB", b"#SBATCH")
 
 
-def read_file(path: str) -> bytes:
-    """The script's bytes. Raises: Refused with a sentence."""
+def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
+    """The bytes of a file that is called `what` when it cannot be read. Raises: Refused with a sentence."""
     shown = printable(path)
     try:
         with open(path, "rb") as file:
             return file.read()
     except IsADirectoryError:
-        raise Refused(f"{shown} is a folder, not a script", f"run a command with: gsub -- {shown}") from None
+        raise Refused(f"{shown} is a folder, not a {what}", hint or f"run a command with: gsub -- {shown}") from None
     except FileNotFoundError:
-        raise Refused(f"there is no script {shown}", "run a command with: gsub -- COMMAND [ARGS...]") from None
+        raise Refused(f"there is no {what} {shown}", hint or "run a command with: gsub -- COMMAND [ARGS...]") from None
     except OSError as error:
-        raise Refused(f"the script {shown} cannot be read: {error.strerror}", f"look at: ls -l {shown}") from None
+        raise Refused(f"the {what} {shown} cannot be read: {error.strerror}", f"look at: ls -l {shown}") from None
 
 
 def check(body: bytes, name: str) -> None:

@@ -1,0 +1,144 @@
+"""What differs on a terminal, and streams that are closed, full, or cannot hold every sign."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+
+from shell import Result, Shell
+
+
+def on_terminal(sh: Shell, command: str, *words: str, answer: str = "", **env: str) -> Result:
+    """Type on a pseudo-terminal; `out` is everything that it showed."""
+    master, slave = pty.openpty()
+    with os.fdopen(master, "r+b", buffering=0) as terminal:
+        process = subprocess.Popen(
+            sh.argv(command, *words), env={**sh.env, **env}, cwd=sh.work, stdin=slave, stdout=slave, stderr=slave
+        )
+        os.close(slave)
+        if answer:
+            terminal.write(answer.encode())
+        shown = b""
+        try:
+            while piece := terminal.read(65536):
+                shown += piece
+        except OSError:
+            pass  # Linux says EIO when the last writer has gone
+        return Result(process.wait(timeout=60), shown.decode(), "")
+
+
+def in_shell(sh: Shell, line: str, *argv: str, **env: str) -> Result:
+    """`line` with the command in place of CMD."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", line.replace("CMD", shlex.join(argv))],
+        env={**sh.env, **env},
+        cwd=sh.work,
+        capture_output=True,
+        timeout=60,
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_table_is_drawn_on_a_terminal_and_plain_in_a_pipe(sh: Shell) -> None:
+    job_id = sh.submit("-H", "-J", "a[red]b\x1b[31m", "--", "true")
+    drawn = on_terminal(sh, "gq", job_id, TERM="xterm-256color").out
+    assert "\x1b[1m" in drawn
+    assert "─" in drawn
+    plain = sh.ok("gq", job_id)
+    for text in (drawn, plain):
+        assert "a[red]b\\x1b[31m" in text
+        assert "\x1b[31m" not in text.replace("\x1b[33m", "")
+    assert "\x1b" not in plain
+    assert "─" not in plain
+    sh.ok("gcancel", job_id)
+
+
+def test_no_color_and_columns_are_respected(sh: Shell) -> None:
+    job_id = sh.submit("-H", "--", "true")
+    shown = on_terminal(sh, "gq", job_id, TERM="xterm-256color", NO_COLOR="1", COLUMNS="60").out
+    shown = re.sub("\x1b\\[[012]m", "", shown)  # bold and dim are no colours
+    assert "\x1b" not in shown
+    assert max(len(line) for line in shown.splitlines()) <= 60
+    sh.ok("gcancel", job_id)
+
+
+def test_json_is_indented_for_people_and_one_line_for_scripts(sh: Shell) -> None:
+    job_id = sh.submit("-H", "--", "true")
+    people, scripts = on_terminal(sh, "gq", "--json", job_id).out, sh.ok("gq", "--json", job_id)
+    first, second = json.loads(people), json.loads(scripts)
+    assert [job["id"] for job in first["jobs"]] == [job["id"] for job in second["jobs"]] == [job_id]
+    assert (len(people.splitlines()) > 10, len(scripts.splitlines())) == (True, 1)
+    sh.ok("gcancel", job_id)
+
+
+def test_gcancel_asks_on_a_terminal_before_more_than_one(sh: Shell) -> None:
+    first, second = (sh.submit("-H", "-J", "asked", "--", "true") for _ in range(2))
+    done = on_terminal(sh, "gcancel", "-n", "asked", answer="n\n")
+    assert done.code == 1
+    assert f"end 2 jobs ({first}, {second})? [y/N]" in done.out
+    assert "nothing was cancelled" in done.out
+    assert sh.ok("gq", "--quiet", "-n", "asked").split() == [first, second]
+    assert on_terminal(sh, "gcancel", first).out == ""
+    assert on_terminal(sh, "gcancel", "-y", "-n", "asked").code == 0
+    assert sh.ok("gq", "--quiet", "-n", "asked") == ""
+
+
+def test_gcancel_ends_them_when_the_answer_is_yes(sh: Shell) -> None:
+    for _ in range(2):
+        sh.submit("-H", "-J", "agreed", "--", "true")
+    assert on_terminal(sh, "gcancel", "-n", "agreed", answer="y\n").code == 0
+    assert sh.ok("gq", "--quiet", "-n", "agreed") == ""
+
+
+def test_gsub_without_anything_on_a_terminal_says_what_to_type(sh: Shell) -> None:
+    done = on_terminal(sh, "gsub")
+    assert (done.code, "for example: gsub" in done.out) == (2, True)
+
+
+def test_closed_streams_are_no_bug(sh: Shell) -> None:
+    job_id = sh.submit("-H", "-J", "deaf", "--", "true")
+    for line, *argv in (
+        ("CMD >&-", *sh.argv("gsub", "-H", "-J", "deaf", "--", "true")),
+        ("CMD <&- >&- 2>&-", *sh.argv("gsub", "-H", "-J", "deaf", "--", "true")),
+        ("CMD >&-", *sh.argv("gq")),
+        ("CMD <&-", *sh.argv("gcancel", job_id)),
+    ):
+        done = in_shell(sh, line, *argv)
+        assert (done.code, done.out, done.err) == (0, "", ""), line
+    assert len(sh.ok("gq", "-a", "--quiet", "-n", "deaf").split()) == 3
+    sh.ok("gcancel", "-n", "deaf")
+
+
+def test_output_that_cannot_be_written_is_said(sh: Shell) -> None:
+    for command in ("gq", "ginfo"):
+        done = in_shell(sh, "CMD >/dev/full", *sh.argv(command))
+        assert (done.code, "No space left" in done.err, "Traceback" in done.err) == (1, True, False)
+
+
+def test_signs_that_the_encoding_does_not_have_are_escaped(sh: Shell) -> None:
+    job_id = sh.submit("-H", "-J", "größe", "--", "true")
+    assert "gr\\xf6\\xdfe" in sh.ok("gq", job_id, PYTHONIOENCODING="ascii")
+    assert "größe" in sh.ok("gq", job_id)
+    sh.ok("gcancel", job_id)
+
+
+def test_the_first_command_makes_a_home_for_its_owner_alone(own: Shell, tmp_path: Path) -> None:
+    home = tmp_path / "deep" / "home"
+    own.home, own.env["GPUSCHED_HOME"] = home, str(home)
+    assert own.type("gsub", "--", "true").out == "Submitted job 1\n"
+    for path in (home, home / "run", home / "log"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+    assert own.ok("gpusched", "daemon", "status", "--json")
+
+
+def test_gpusched_without_a_command_shows_what_there_is(sh: Shell) -> None:
+    for words in ([], ["daemon"], ["config"]):
+        done = sh.type("gpusched", *words)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"Usage: gpusched {' '.join(words)}".rstrip())

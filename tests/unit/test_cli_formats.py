@@ -1,0 +1,205 @@
+"""Small languages: Slurm's % fields, instants, query values, the last lines of a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote as urllib_quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.cli.follow import tail_offset
+from gpusched.cli.instants import parse_instant, parse_since
+from gpusched.cli.output import exit_code_of
+from gpusched.cli.query import quote
+from gpusched.cli.slurm_format import render
+
+JOB: dict[str, Any] = {
+    "id": "42",
+    "name": "train|net",
+    "user": "ada",
+    "account": "",
+    "queue": "default",
+    "state": "PENDING",
+    "reason": "Priority",
+    "node": None,
+    "start_at": None,
+    "end_at": None,
+    "submit_at": 0.0,
+    "time_limit_s": 3600,
+    "cpus": 2.0,
+    "mem_mib": 1536,
+    "gpu_request": "a100:2",
+    "work_dir": "/data",
+    "nice": 0,
+    "dependency": None,
+    "priority": 1234.5,
+    "command": "train.sh",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("%i", "42"),
+        ("%.8i", "      42"),
+        ("%8i|", "42      |"),
+        ("%.5j", "train"),
+        ("%3j", "tra"),
+        ("%A|%u|%t|%.15j|%Z", "42|ada|PD|      train|net|/data"),
+        ("%i %T %r %R", "42 PENDING Priority (Priority)"),
+        ("%M %l %L", "0:00 1:00:00 1:00:00"),
+        ("%P %C %m %b %D", "default 2 1.5G gres:gpu:a100:2 1"),
+        ("%N|%B|%S|%e|%a|%E", "|n/a|N/A|N/A|(null)|(null)"),
+        ("%Q %p %y %o", "1234 1234.500000 0 train.sh"),
+        ('"%i"\\x1f^^^', '"42"\\x1f^^^'),
+        ("%-8i", "%-8i"),
+        ("%", "%"),
+        ("%%i", "%42"),
+        ("%.i", "42"),
+        ("100%", "100%"),
+        ("", ""),
+    ],
+)
+def test_slurms_fields(form: str, line: str) -> None:
+    assert render(form, [JOB], header=False) == line + "\n"
+
+
+def test_titles_have_the_widths_of_their_fields() -> None:
+    assert render("%.8i|%4t|%3j", [JOB]) == "   JOBID|ST  |NAM\n      42|PD  |tra\n"
+
+
+def test_a_running_job_shows_where_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    job = {**JOB, "state": "RUNNING", "start_at": 900.0, "node": "lab1"}
+    assert render("%t %M %L %R %N", [job], header=False) == "R 1:40 58:20 lab1 lab1\n"
+    assert render("%L", [{**job, "time_limit_s": None}], header=False) == "UNLIMITED\n"
+
+
+def test_a_field_never_prints_an_escape() -> None:
+    assert render("%j", [{**JOB, "name": "a\x1b[31m\n"}], header=False) == "a\\x1b[31m\\n\n"
+
+
+@given(st.text())
+def test_any_format_prints_one_line_a_job(form: str) -> None:
+    assert render(form, [JOB, JOB]).endswith("\n")
+
+
+@pytest.fixture
+def _berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+NOW = 1795251600.0
+"""2026-11-21 10:00 in Berlin."""
+
+
+@pytest.mark.usefixtures("_berlin")
+@pytest.mark.parametrize(
+    ("text", "after_s"),
+    [
+        ("now", 0),
+        ("now+2h", 7200),
+        ("now+1hour", 3600),
+        ("now+30minutes", 1800),
+        ("now+90", 90),
+        ("now+2days", 172800),
+        ("18:00", 8 * 3600),
+        ("09:00", 23 * 3600),
+        ("10:00:01", 1),
+        ("noon", 2 * 3600),
+        ("midnight", 14 * 3600),
+        ("tomorrow", 14 * 3600),
+        ("2026-11-22", 14 * 3600),
+        ("2026-11-21T10:30", 1800),
+        ("2026-11-21T10:30:05", 1805),
+        ("@1795251601", 1),
+    ],
+)
+def test_instants(text: str, after_s: int) -> None:
+    assert parse_instant(text, NOW) - NOW == after_s
+
+
+@pytest.mark.usefixtures("_berlin")
+def test_a_day_with_a_change_of_clocks_keeps_the_time_of_day() -> None:
+    before = parse_instant("2026-10-24T12:00")
+    assert parse_instant("2026-10-25T12:00") - before == 25 * 3600
+    assert parse_instant("11:59", before) - before == 25 * 3600 - 60
+
+
+@pytest.mark.parametrize("text", ["", "soon", "now-1h", "now+", "now+x", "25:00", "2026-02-30", "@", "@-1", "1"])
+def test_what_is_no_instant_is_quoted(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_instant(text, NOW)
+
+
+@given(st.text())
+def test_no_text_is_more_than_a_value_error(text: str) -> None:
+    said = ""
+    try:
+        parse_instant(text, NOW)
+    except ValueError as error:
+        said = str(error)
+    assert said.isprintable()
+
+
+def test_since_counts_back() -> None:
+    assert NOW - parse_since("7d", NOW) == 7 * 86400
+    assert parse_since("@5", NOW) == 5.0
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_query_values_are_quoted_as_urllib_does(text: str) -> None:
+    assert quote(text) == urllib_quote(text, safe=",@~")
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"\r", b"\xff\0"]), max_size=8), st.booleans(), st.integers(0, 10))
+def test_the_last_lines_of_a_file(lines: list[bytes], is_closed: bool, count: int) -> None:
+    content = b"".join(line + b"\n" for line in lines) + (b"" if is_closed else b"open")
+    whole = [line + b"\n" for line in lines] + ([] if is_closed else [b"open"])
+    fd = os.memfd_create("lines")
+    try:
+        os.write(fd, content)
+        assert content[tail_offset(fd, count) :] == b"".join(
+            whole[len(whole) - count :] if count < len(whole) else whole
+        )
+    finally:
+        os.close(fd)
+
+
+def test_the_last_lines_of_a_file_larger_than_a_piece(tmp_path: Path) -> None:
+    lines = [b"%d %s\n" % (number, b"x" * (number % 200)) for number in range(3000)]
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(lines))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for count in (1, 2, 500, 1500, 2999, 3000, 3001):
+            assert path.read_bytes()[tail_offset(fd, count) :] == b"".join(lines[-count:])
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        ({"state": "COMPLETED", "exit_code": 0, "signal": None}, 0),
+        ({"state": "FAILED", "exit_code": 7, "signal": None}, 7),
+        ({"state": "FAILED", "exit_code": None, "signal": 9}, 137),
+        ({"state": "FAILED", "exit_code": None, "signal": None}, 1),
+        ({"state": "TIMEOUT", "exit_code": None, "signal": 15}, 143),
+        ({"state": "CANCELLED", "exit_code": 5, "signal": None}, 1),
+        ({"state": "NODE_FAIL", "exit_code": None, "signal": None}, 1),
+        ({"state": "TIMEOUT", "exit_code": 0, "signal": None}, 1),
+    ],
+)
+def test_the_code_that_a_waiting_command_ends_with(job: dict[str, Any], code: int) -> None:
+    assert exit_code_of(job) == code

@@ -1,0 +1,192 @@
+"""Words to values by the tables: getopt's ways, what each reader takes, and what the tables themselves must be."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.cli.options import TABLES, gq_table, gsub_table
+from gpusched.cli.parse import Option, parse, split_words
+from gpusched.cli.updates import UPDATES
+from gpusched.errors import UsageError
+
+GPUS = {"gpus": None, "gpu_fraction": None, "gpu_type": None}
+
+
+def read(*words: str) -> dict[str, Any]:
+    return parse(gsub_table(), words)[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--time=5", "--hold"],
+        ["--time", "5", "--hold"],
+        ["-t5", "-H"],
+        ["-t", "5", "-H"],
+        ["-Ht5"],
+        ["-Ht", "5"],
+        ["-t=5", "-H"],
+        ["--tim", "5", "--hol"],
+    ],
+)
+def test_the_spellings_of_getopt_all_say_the_same(words: list[str]) -> None:
+    assert parse(gsub_table(), [*words, "x.sh", "-t", "9"]) == (
+        {"time_limit_s": 300, "hold": True},
+        ["x.sh", "-t", "9"],
+        False,
+    )
+
+
+def test_two_dashes_end_the_options_and_one_is_a_word() -> None:
+    assert parse(gsub_table(), ["-H", "--", "ls", "-l", "--", "x"]) == ({"hold": True}, ["ls", "-l", "--", "x"], True)
+    assert parse(gsub_table(), ["-", "a"]) == ({}, ["-", "a"], False)
+    assert parse(gq_table(), ["1", "--", "-2"], operands_first=True) == ({}, ["1", "-2"], True)
+
+
+def test_options_may_follow_operands_only_where_that_is_said() -> None:
+    assert parse(gq_table(), ["42", "--me"], operands_first=True) == ({"me": True}, ["42"], False)
+    assert parse(gq_table(), ["42", "--me"]) == ({}, ["42", "--me"], False)
+
+
+def test_the_last_one_wins_but_lists_and_variables_add_up() -> None:
+    assert read("-t", "5", "--time", "7")["time_limit_s"] == 420
+    assert read("-E", "A=1", "-E", "B=2", "-E", "A=3=4")["extra_env"] == {"A": "3=4", "B": "2"}
+    assert parse(gq_table(), ["-u", "ada,bob", "-u", "eve"])[0]["users"] == ["ada", "bob", "eve"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (["--retrys", "3"], "unknown option '--retrys'", "did you mean --retries?"),
+        (["--re"], "'--re' is short for --requeue, --retries, --retry-on", "gsub --help"),
+        (["-Z"], "unknown option '-Z'", "gsub --help"),
+        (["-HZ"], "unknown option '-Z'", "gsub --help"),
+        (["--time"], "--time needs a value", "gsub --help"),
+        (["-Ht"], "-t needs a value", "gsub --help"),
+        (["--hold=1"], "--hold takes no value", "gsub --help"),
+        (["--\x1b[31m"], "x1b[31m'", "gsub --help"),
+    ],
+)
+def test_what_cannot_be_read_is_quoted_and_the_nearest_named(words: list[str], says: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(gsub_table(), words)
+    assert says in raised.value.message
+    assert raised.value.message.isprintable()
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("-g 2", {**GPUS, "gpus": 2}),
+        ("-g a100:2", {**GPUS, "gpus": 2, "gpu_type": "a100"}),
+        ("-g a100", {**GPUS, "gpus": 1, "gpu_type": "a100"}),
+        ("-g 0.5", {**GPUS, "gpu_fraction": 0.5}),
+        ("-g t4:.25", {**GPUS, "gpu_fraction": 0.25, "gpu_type": "t4"}),
+        ("-g a100:2 -g 0.5", {**GPUS, "gpu_fraction": 0.5}),
+        ("-g 0.5 -g 1", {**GPUS, "gpus": 1}),
+        ("--gres gpu", {**GPUS, "gpus": 1}),
+        ("--gres=gpu:3", {**GPUS, "gpus": 3}),
+        ("--gres=gpu:a100:3", {**GPUS, "gpus": 3, "gpu_type": "a100"}),
+        ("--gpus-per-node 4", {**GPUS, "gpus": 4}),
+        ("--mem 2G", {"mem_mib": 2048, "mem_per_cpu_mib": None}),
+        ("--mem 2G --mem-per-cpu 10M", {"mem_mib": None, "mem_per_cpu_mib": 10}),
+        ("-t 1-2", {"time_limit_s": 93600}),
+        ("-t UNLIMITED", {"time_limit_s": None}),
+        ("-t 0", {"time_limit_s": None}),
+        ("--signal USR1", {"notice": {"signal": 10, "before_s": 60, "main_only": False}}),
+        ("--signal B:SIGTERM@30", {"notice": {"signal": 15, "before_s": 30, "main_only": True}}),
+        ("--signal 12@0", {"notice": {"signal": 12, "before_s": 0, "main_only": False}}),
+        ("--backoff 0", {"backoff_s": 0}),
+        ("--grace 2m", {"grace_s": 120}),
+        ("--retry-on oom,3,10-20", {"retry_on": ["oom", "3", "10-20"]}),
+        ("-n 1 -N 1 --ntasks-per-node=1", {}),
+        ("-N 1-1", {}),
+        ("--no-requeue --requeue", {"requeue": True}),
+        ("-p fast", {"queue": "fast"}),
+        ("--cpus-per-task 0.5", {"cpus": 0.5}),
+        ("-J x", {"name": "x"}),
+    ],
+)
+def test_what_gsub_reads(words: str, values: dict[str, Any]) -> None:
+    assert read(*words.split()) == values
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("-g -1", "-g 1.5", "-g 0.0", "-g 2000", "-g a:b:1e2", "--gres=mps:1", "--gres=gpu:x:-1"),
+        *("--mem 0", "--mem -1", "--mem 1X", "--mem inf", "-c -1", "-c inf", "-c 1_0", "-c 9e99", "-t -1", "-t 99999d"),
+        *("--nice 1.0", "--nice 10001", "--nice --hold", "--nice " + "9" * 400, "--retries -1", "-N 2", "-n 1-2"),
+        *("--signal TERM@-1", "--signal 65", "--signal 0", "--signal SIG", "--signal B:", "--signal SIG_DFL"),
+        *("--backoff soon", "--backoff-factor 0.5", "--grace -1", "--open-mode a", "--gpu-ids both", "-E =x"),
+        *("--begin never", "--begin now+", "--begin now-1h", "--completion tcsh"),
+    ],
+)
+def test_what_gsub_does_not_read_is_a_usage_error_with_the_option(words: str) -> None:
+    with pytest.raises(UsageError, match="^--"):
+        read(*words.split())
+
+
+@given(st.sampled_from([option for option in gsub_table().options if option.metavar]), st.text())
+def test_no_text_is_more_than_a_usage_error(option: Option, text: str) -> None:
+    said = ""
+    try:
+        parse(gsub_table(), [f"{option.long}={text}"])
+    except UsageError as error:
+        said = error.message
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--time=5 -J x", ["--time=5", "-J", "x"]),
+        ("\t--time=5   \t-J\tx ", ["--time=5", "-J", "x"]),
+        ("--nodes=1      # number of nodes", ["--nodes=1"]),
+        ("--job-name=a#b", ["--job-name=a#b"]),
+        ("--comment='two words'", ["--comment=two words"]),
+        ('-J "a \\"b\\" \\$ #"', ["-J", 'a "b" \\$ #']),
+        ("-J 'it is '\\''so'\\'''", ["-J", "it is 'so'"]),
+        ("-J '' x", ["-J", "", "x"]),
+        ("-J a\\ b", ["-J", "a b"]),
+        ("--no-requeue \r", ["--no-requeue"]),
+        ("", []),
+    ],
+)
+def test_directive_lines_split_as_a_shell_splits(line: str, words: list[str]) -> None:
+    assert split_words(line) == words
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]))))
+def test_what_a_shell_would_quote_comes_back(words: list[str]) -> None:
+    assert split_words(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize("line", ["-J 'x", '-J "x', '-J "x\\"'])
+def test_an_open_quote_is_an_error(line: str) -> None:
+    with pytest.raises(ValueError, match="not closed"):
+        split_words(line)
+
+
+@pytest.mark.parametrize("command", sorted(TABLES))
+def test_a_table_names_each_option_once_and_explains_it(command: str) -> None:
+    table = TABLES[command]()
+    names = [name for option in table.options for name in option.names]
+    assert len(names) == len(set(names))
+    assert {"--help", "-h", "--version", "--completion"} <= set(names)
+    for option in table.options:
+        assert bool(option.metavar) == (option.read is not None), option.names
+        assert bool(option.sets) != bool(option.metavar), option.names
+        assert option.help or option.names == ("--no-requeue",)
+
+
+def test_updates_keep_the_kind_of_card_but_not_a_fraction() -> None:
+    assert UPDATES["gpus"]("2") == {"gpus": 2, "gpu_fraction": None}
+    assert UPDATES["gpus"]("a100:2") == {"gpus": 2, "gpu_fraction": None, "gpu_type": "a100"}
+    assert UPDATES["gpus"]("0.5") == {"gpus": 1, "gpu_fraction": 0.5}
