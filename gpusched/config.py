@@ -10,12 +10,12 @@ import math
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType, NoneType
 from typing import Any
 
 from gpusched.errors import UsageError
-from gpusched.model.settings import Settings
+from gpusched.model.settings import ORDERS, STRATEGIES, Settings
 from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
 
 if sys.version_info >= (3, 11):
@@ -122,6 +122,7 @@ _SOME_TIME = _Range(0, MAX_SECONDS, above=True)
 _PACE = _Range(0.001, 3600)
 _CORES = _Range(0, 1 << 20, above=True)
 _COUNT = _Range(1, 10**9)
+_FACTOR = _Range(1, 100)
 
 _RULES: dict[str, _Rule] = {
     "priority.weight_age": _WEIGHT,
@@ -164,6 +165,22 @@ _RULES: dict[str, _Rule] = {
     "daemon.log_mib": _Range(0.01, MAX_MIB),
     "daemon.log_files": _Range(1, 1000),
     "daemon.drop_env": _Patterns(),
+    "priority.order": _OneOf(ORDERS),
+    "priority.weight_fairshare": _WEIGHT,
+    "priority.weight_size": _WEIGHT,
+    "priority.weight_queue": _WEIGHT,
+    "priority.weight_qos": _WEIGHT,
+    "priority.weight_deadline": _WEIGHT,
+    "priority.weight_fit": _WEIGHT,
+    "priority.half_life_s": _SOME_TIME,
+    "priority.backfill_depth": _Range(1, 10_000),
+    "placement.strategy": _OneOf(STRATEGIES),
+    "oversubscribe.cpus": _FACTOR,
+    "oversubscribe.mem": _FACTOR,
+    "oversubscribe.vram": _FACTOR,
+    "preempt.mode": _OneOf(("off", "requeue", "suspend")),
+    "preempt.min_run_s": _WAIT,
+    "node.labels": _Patterns(),
 }
 
 
@@ -184,6 +201,7 @@ _KINDS = {
     float: "number",
     str: "text",
     tuple: "list of texts",
+    Mapping: "table of whole numbers",
 }
 
 
@@ -191,12 +209,15 @@ def _read_settings() -> dict[str, _Setting]:
     found = {}
     sections = typing.get_type_hints(Settings)
     for section in fields(Settings):
+        if not is_dataclass(sections[section.name]):
+            continue
         hints = typing.get_type_hints(sections[section.name])
         for item in fields(sections[section.name]):
             path = f"{section.name}.{item.name}"
             base = _base_of(hints[item.name])
             rule = _RULES.get(path)
-            info = SettingInfo(path, _KINDS[base], item.default, item.metadata["doc"], str(rule or ""))
+            default = {} if base is Mapping else item.default
+            info = SettingInfo(path, _KINDS[base], default, item.metadata["doc"], str(rule or ""))
             found[path] = _Setting(info, base, rule)
     return found
 
@@ -204,7 +225,7 @@ def _read_settings() -> dict[str, _Setting]:
 def _base_of(hint: Any) -> type:
     """`float` of `float | None`, `tuple` of `tuple[str, ...]`."""
     alternatives = [part for part in typing.get_args(hint) if part is not NoneType]
-    if typing.get_origin(hint) is not tuple and alternatives:
+    if typing.get_origin(hint) not in (tuple, Mapping) and alternatives:
         hint = alternatives[0]
     base: type = typing.get_origin(hint) or hint
     return base
@@ -322,6 +343,12 @@ def _to_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _to_counts(value: Any) -> dict[str, int] | None:
+    if not isinstance(value, dict) or not all(_to_int(count) is not None and count >= 0 for count in value.values()):
+        return None
+    return dict(value)
+
+
 def _to_texts(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
         return None
@@ -334,6 +361,7 @@ _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     float: _to_float,
     str: _to_text,
     tuple: _to_texts,
+    Mapping: _to_counts,
 }
 
 

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 
 
@@ -42,9 +44,24 @@ class Changes:
     """Scripts and environments by SHA-256 (hex); one that is stored already is left as it is."""
     drains: dict[str, str | None] = field(default_factory=dict)
     """Node name or GPU UUID -> the message it is drained with; None undrains."""
+    usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
+    """By account and user."""
+    reservations: dict[str, CalendarEntry | None] = field(default_factory=dict)
+    """By name; None takes it out of the calendar."""
+    estimates: dict[int, Estimate] = field(default_factory=dict)
+    """By job."""
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.runs or self.events or self.payloads or self.drains)
+        return bool(
+            self.jobs
+            or self.runs
+            or self.events
+            or self.payloads
+            or self.drains
+            or self.usage
+            or self.reservations
+            or self.estimates
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,15 @@ class Store(Protocol):
 
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
+
+    def load_usage(self) -> list[Usage]:
+        """Decayed usage, by account and user."""
+
+    def load_reservations(self) -> list[CalendarEntry]:
+        """The calendar, by name."""
+
+    def load_estimates(self, limit: int) -> list[Estimate]:
+        """The newest this many by job id, newest first."""
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""

@@ -115,6 +115,10 @@ class GpuView:
     """False for a lost card: it does not count as capacity."""
     utilisation: float | None = None
     """Share of time some kernel ran, 0 to 1, as last measured."""
+    link_group: int | None = None
+    """Cards of one node with the same number are linked with each other (NVLink); None has no link."""
+    numa: int | None = None
+    """NUMA node of the card; None when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +134,15 @@ class NodeView:
     gpu_error: str | None = None
     """Set when the driver is broken: GPU jobs wait, others go on."""
     load: HostSample | None = None
+    labels: tuple[str, ...] = ()
+    """What the node has to offer beside numbers: features, data sets; sorted."""
+    resources: tuple[tuple[str, int], ...] = ()
+    """Custom resources to hand out, names and numbers, sorted by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one open run holds."""
+    """What one open run holds on one node. A gang has one on each of its nodes."""
 
     job_id: int
     uid: int
@@ -145,3 +153,24 @@ class Allocation:
     start_at: float
     expected_end_at: float | None = None
     """Start plus time limit; None without a limit."""
+    user: str = ""
+    account: str = ""
+    queue: str = "default"
+    qos: str = ""
+    resources: tuple[tuple[str, int], ...] = ()
+    licenses: tuple[tuple[str, int], ...] = ()
+    """On the first node of a gang only."""
+    is_exclusive: bool = False
+    reservation: str | None = None
+    is_stopping: bool = False
+    """Told to end already; `expected_end_at` is when its grace is over at the latest."""
+    is_suspended: bool = False
+    """Stands still: it holds what is listed here and nothing of the rest it was started with."""
+    can_requeue: bool = True
+    """Accepts to be preempted: it is run again later."""
+    can_suspend: bool = False
+    """Accepts to stand still and go on: it holds no GPU."""
+    grace_s: float = 30.0
+    """How long it takes to end it, at most."""
+    checkpoint_at: float | None = None
+    """What it did until then is not lost when it ends now; None: everything since `start_at` is."""

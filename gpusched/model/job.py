@@ -31,6 +31,24 @@ class Request:
     """Cores booked; 0 books none."""
     mem_mib: int = 0
     """Host memory booked; 0 books none."""
+    nodes: int = 1
+    """A gang: this many nodes at once, each with all of the above."""
+    is_linked: bool = False
+    """The cards of each node must be linked with each other (NVLink, or else one NUMA node)."""
+    is_exclusive: bool = False
+    """Nothing else runs on the job's nodes."""
+    constraint: str | None = None
+    """Labels a node must have: `a100&nvlink`, `imagenet|coco`, `!old`; `&` binds tighter than `|`."""
+    prefer: str | None = None
+    """As `constraint`, but nodes without them will do."""
+    nodelist: tuple[str, ...] = ()
+    """Only these nodes."""
+    exclude: tuple[str, ...] = ()
+    """None of these nodes."""
+    licenses: tuple[tuple[str, int], ...] = ()
+    """Names and numbers, sorted by name, booked once for the whole cluster."""
+    resources: tuple[tuple[str, int], ...] = ()
+    """Custom resources of a node, names and numbers, sorted by name, on each node."""
 
     @property
     def shares_cards(self) -> bool:
@@ -124,6 +142,12 @@ class JobSpec:
     dependency: str | None = None
     """Slurm's syntax, `afterok:1:2,afterany:3`; ids are checked at submission."""
     hold: bool = False
+    qos: str = ""
+    """Quality of service; empty is the setting `default.qos`, or none."""
+    deadline_at: float | None = None
+    """To have ended by this instant: a job that no longer can, by its time limit, ends as DEADLINE."""
+    reservation: str | None = None
+    """Runs inside this reservation only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +183,14 @@ class Job:
     reason_text: str | None = None
     cancel_at: float | None = None
     """When a cancel was recorded for a run that has not ended yet."""
+    preempt_at: float | None = None
+    """When it was decided to end the current run for a job that goes first; None once that run has ended."""
+    is_front: bool = False
+    """Waits at the front of its kind: a run of it was preempted, and none has started since."""
+    suspended_at: float | None = None
+    """Since when the current run stands still; None while it moves."""
+    suspended_by: str | None = None
+    """Who stopped it: `user`, or `policy` when it makes room and goes on by itself."""
 
     @property
     def restarts(self) -> int:
@@ -214,6 +246,8 @@ class Run:
     peak_vram_mib: int | None = None
     mean_utilisation: float | None = None
     energy_j: float | None = None
+    suspended_s: float = 0.0
+    """How long the run stood still; neither the time limit nor usage count it."""
     stdout_path: str | None = None
     stderr_path: str | None = None
 

@@ -6,6 +6,7 @@ compares. The name in the config file is the field's path, as in `[retry] backof
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +16,69 @@ def setting(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "drf", "fairshare")
+STRATEGIES = ("pack", "spread", "best_fit", "fgd")
+
+
 @dataclass(frozen=True, slots=True)
 class PrioritySettings:
     """How waiting jobs are ordered: priority = sum of weight x factor, each factor in [0, 1]."""
 
+    order: str = setting(
+        "multifactor",
+        "Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `drf` or "
+        "`fairshare`.",
+    )
     weight_age: float = setting(1000.0, "Weight of the age factor: time waited over max_age_s, at most 1.")
     max_age_s: float = setting(7 * 86400.0, "Time after which waiting longer adds nothing, in seconds.")
     weight_nice: float = setting(20000.0, "Weight of the nice factor; at 20000 one nice step is one point.")
-    backfill: bool = setting(True, "Let later jobs start in the gaps when they cannot delay the first blocked job.")
+    weight_fairshare: float = setting(
+        10000.0, "Weight of the fair-share factor: 1 for who has used least of their share."
+    )
+    weight_size: float = setting(0.0, "Weight of the size factor: the part of the cluster that the job asks for.")
+    favor_small: bool = setting(False, "Turn the size factor round, so that small jobs rank higher.")
+    weight_queue: float = setting(1000.0, "Weight of the queue's own factor.")
+    weight_qos: float = setting(1000.0, "Weight of the QOS's own factor.")
+    weight_deadline: float = setting(
+        0.0, "Weight of the deadline factor: 0 far from it, 1 at the last start that meets it."
+    )
+    weight_fit: float = setting(0.0, "Weight of the fit factor: 1 less the dominant share of the cluster asked for.")
+    half_life_s: float = setting(7 * 86400.0, "Time after which past usage counts half, in seconds.")
+    backfill: bool = setting(
+        True, "Let later jobs start in the gaps when they cannot delay those that have a reservation."
+    )
+    backfill_depth: int = setting(
+        1, "How many blocked jobs get a reservation: 1 is EASY backfill, more is conservative for the first so many."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """Where jobs go when there is a choice."""
+
+    strategy: str = setting(
+        "pack",
+        "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, "
+        "`fgd` leaves what the waiting jobs can use best.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OversubscribeSettings:
+    """How much more than there is may be booked. Above 1 the matching ceiling stops further starts under contention."""
+
+    cpus: float = setting(1.0, "Cores to hand out for each core there is.")
+    mem: float = setting(1.0, "Host memory to hand out for each MiB there is.")
+    vram: float = setting(1.0, "VRAM that slices may book for each MiB of a shared card.")
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptSettings:
+    """How running jobs make room for those that go first."""
+
+    mode: str = setting("requeue", "`off`, `requeue` or `suspend`; jobs with GPUs are requeued under `suspend` too.")
+    min_run_s: float = setting(300.0, "No run is preempted before it has run this long, in seconds.")
+    reclaim: bool = setting(True, "Queues take back what they have lent by preemption.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +101,10 @@ class NodeSettings:
     name: str | None = setting(None, "Name of the node; default: the host name.")
     cpus: float | None = setting(None, "Cores to hand out; default: the cores this process may use.")
     mem_mib: int | None = setting(None, "Host memory to hand out, in MiB; default: all of it.")
+    labels: tuple[str, ...] = setting((), "What the node has to offer: features and data sets, for -C and --prefer.")
+    resources: Mapping[str, int] = field(
+        default_factory=dict, metadata={"doc": "Custom resources to hand out with --res, by name."}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +144,7 @@ class DefaultSettings:
     cpus: float = setting(1.0, "Cores of a job that does not ask.")
     time_limit_s: int | None = setting(None, "Time limit of a job that does not ask, in seconds.")
     queue: str = setting("default", "Queue of a job that does not name one.")
+    qos: str = setting("", "QOS of a job that does not name one; empty for none.")
     output: str = setting("gpusched-%j.out", "Output pattern of a job that does not name one.")
 
 
@@ -115,6 +176,73 @@ class DaemonSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """One queue, `[queue.NAME]`. Queues form a tree; jobs are submitted to any of its leaves."""
+
+    name: str
+    parent: str | None = setting(None, "Queue above this one; a queue without one is at the top.")
+    guaranteed_gpus: float = setting(0.0, "GPUs that are its own whenever it wants them; lent while it does not.")
+    guaranteed_cpus: float = setting(0.0, "Cores that are its own whenever it wants them.")
+    guaranteed_mem_mib: int = setting(0, "Host memory that is its own whenever it wants it, in MiB.")
+    cells: tuple[str, ...] = setting(
+        (),
+        "Groups of linked GPUs that are promised whole, as `NODE:SIZE` or `SIZE` on any node: `4` is one group of "
+        "four linked cards.",
+    )
+    max_gpus: float | None = setting(None, "Most GPUs that its jobs may hold, borrowed ones included.")
+    max_cpus: float | None = setting(None, "Most cores that its jobs may hold.")
+    max_mem_mib: int | None = setting(None, "Most host memory that its jobs may hold, in MiB.")
+    weight: float | None = setting(None, "Its part of what is lent, against that of its siblings; 1 when unset.")
+    factor: float = setting(0.0, "The queue factor of the priority of its jobs, 0 to 1.")
+    order: str | None = setting(None, "Order inside the queue, as [priority] order; that of the whole when unset.")
+    max_gpus_per_user: float | None = setting(None, "Most GPUs that the jobs of one user may hold in it.")
+    max_gpus_per_job: float | None = setting(None, "Most GPUs that one job may ask for.")
+    max_running_per_user: int | None = setting(None, "Most jobs of one user that may run in it at once.")
+    max_time_s: int | None = setting(None, "Longest time limit; a job without one gets it.")
+    max_jobs: int | None = setting(None, "Most jobs that may wait or run in it.")
+    max_jobs_per_user: int | None = setting(None, "Most jobs of one user that may wait or run in it.")
+    preemptible: bool = setting(True, "Whether its jobs on borrowed GPUs can be preempted by the lender.")
+    users: tuple[str, ...] = setting((), "Who may submit to it, with `accounts`; everybody when both are empty.")
+    accounts: tuple[str, ...] = setting((), "Accounts whose jobs may be submitted to it.")
+    operators: tuple[str, ...] = setting((), "Users who may manage the jobs in it.")
+
+
+@dataclass(frozen=True, slots=True)
+class QosSettings:
+    """One quality of service, `[qos.NAME]`."""
+
+    name: str
+    tier: int = setting(0, "Jobs of a higher tier go before all of a lower one, and may preempt as `preempts` says.")
+    factor: float = setting(0.0, "The QOS factor of the priority of its jobs, 0 to 1.")
+    preempts: tuple[str, ...] = setting((), "QOS names of lower tier whose running jobs may be preempted for it.")
+    preemptible: bool = setting(True, "Whether those who may preempt it do.")
+    min_run_s: float | None = setting(
+        None, "Time that its runs are safe from preemption; [preempt] min_run_s when unset."
+    )
+    usage_factor: float = setting(1.0, "What its usage counts for fair share: 0 nothing, 2 double.")
+    max_gpus: float | None = setting(None, "Most GPUs that all its jobs together may hold.")
+    max_gpus_per_user: float | None = setting(None, "Most GPUs that the jobs of one user may hold.")
+    max_gpus_per_job: float | None = setting(None, "Most GPUs that one job may ask for.")
+    max_running_per_user: int | None = setting(None, "Most jobs of one user that may run at once.")
+    max_jobs_per_user: int | None = setting(None, "Most jobs of one user that may wait or run.")
+    max_time_s: int | None = setting(None, "Longest time limit; a job without one gets it.")
+    users: tuple[str, ...] = setting((), "Who may use it, with `accounts`; everybody when both are empty.")
+    accounts: tuple[str, ...] = setting((), "Accounts whose jobs may use it.")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSettings:
+    """One account, `[account.NAME]`. Accounts form a tree with users as its leaves."""
+
+    name: str
+    parent: str | None = setting(None, "Account above this one; an account without one is at the top.")
+    shares: float = setting(1.0, "Its part of what its parent has, against that of its siblings.")
+    users: Mapping[str, float] = field(
+        default_factory=dict, metadata={"doc": "Shares of users in it; one that is not named has 1."}
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of one daemon."""
 
@@ -126,3 +254,16 @@ class Settings:
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)
+    preempt: PreemptSettings = field(default_factory=PreemptSettings)
+    license: Mapping[str, int] = field(default_factory=dict)
+    """`[license]`: names and numbers of what the whole cluster shares, for --licenses."""
+    queue: Mapping[str, QueueSettings] = field(default_factory=dict)
+    """`[queue.NAME]`; none configured means one queue of each name that is used, without limits."""
+    qos: Mapping[str, QosSettings] = field(default_factory=dict)
+    """`[qos.NAME]`; none configured means that no job may name one."""
+    account: Mapping[str, AccountSettings] = field(default_factory=dict)
+    """`[account.NAME]`; none configured means one account of each name that is used, with equal shares."""
+    plugins: tuple[str, ...] = ()
+    """`[plugins] load`: modules to load beside those of entry points."""

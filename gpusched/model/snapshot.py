@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import GpuShare, Request
+from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """What a job passes on, through its dependency, to the jobs that it waits for."""
+
+    nice: int
+    qos: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,16 @@ class ClassKey:
     nice: int
     time_limit_s: int | None
     request: Request
+    user: str = ""
+    qos: str = ""
+    deadline_at: float | None = None
+    reservation: str | None = None
+    is_front: bool = False
+    """Preempted jobs: they go before others of the same tier and queue."""
+    inherited: Urgency | None = None
+    """Of the most urgent job that waits for one of these to end; None when there is none."""
+    can_requeue: bool = True
+    can_suspend: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +62,49 @@ class PendingClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What the ended runs of one user under one account have used, decayed to the instant `at`.
+
+    Open runs are not in it: the policy adds what they have used so far.
+    """
+
+    account: str
+    user: str
+    used: Resources
+    """Amounts times seconds."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One occurrence of a reservation of the calendar: what is kept for its members, from when until when."""
+
+    name: str
+    start_at: float
+    end_at: float
+    held: tuple[Placement, ...]
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    """Who may use it: these users and everybody under these accounts; empty both means nobody."""
+
+    def admits(self, user: str, account: str) -> bool:
+        """Whether a job of this user and account may run inside."""
+        return user in self.users or account in self.accounts
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long jobs like this one run, learned from those that ended, in seconds."""
+
+    low_s: float
+    """Nine in ten ran at least this long."""
+    median_s: float
+    high_s: float
+    """Nine in ten ran at most this long."""
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The world at one instant. Classes are sorted by their first job, the rest by name or id."""
 
@@ -50,6 +112,9 @@ class Snapshot:
     nodes: tuple[NodeView, ...]
     allocations: tuple[Allocation, ...] = ()
     pending: tuple[PendingClass, ...] = ()
+    usage: tuple[Usage, ...] = ()
+    windows: tuple[Window, ...] = ()
+    """What the calendar holds from now on, as far as it is looked ahead, by start and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +134,11 @@ class Placement:
     gpus: tuple[GpuShare, ...]
     cpus: float
     mem_mib: int
+    resources: tuple[tuple[str, int], ...] = ()
+    licenses: tuple[tuple[str, int], ...] = ()
+    is_exclusive: bool = False
+    others: tuple[Placement, ...] = ()
+    """Of a gang: what it books on its other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +151,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is kept for the first blocked job, so that nothing overtakes it for ever."""
+    """What is kept for one of the first blocked jobs, so that nothing overtakes it for ever."""
 
     job_id: int
     placement: Placement
@@ -89,11 +159,40 @@ class Reservation:
     """Latest expected start; None when a job without a time limit must end first."""
 
 
+class PreemptMode:
+    """Words for how a running job makes room."""
+
+    REQUEUE = "requeue"
+    SUSPEND = "suspend"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """A decision to take from a running job what it holds."""
+
+    job_id: int
+    mode: str
+    """A word of PreemptMode; `cancel` for a job that does not accept to be run again."""
+    for_job: int
+    text: str
+    """Why, in words that follow the job's name: "made room for job 12 (queue vision takes back 2 GPUs it had lent)"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A decision to let a job go on that the policy had suspended."""
+
+    job_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do now, and why everything else waits."""
 
     starts: tuple[Start, ...] = ()
+    preempts: tuple[Preempt, ...] = ()
+    resumes: tuple[Resume, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     reasons: Mapping[ClassKey, Reason] = field(default_factory=dict)
     """One for every class that still has a job waiting: the reason of its first waiting job."""

@@ -81,6 +81,19 @@ class ReasonCode(str, Enum):
     DEPENDENCY = "Dependency"
     JOB_HELD_USER = "JobHeldUser"
     JOB_HELD_ADMIN = "JobHeldAdmin"
+    LICENSES = "Licenses"
+    RESERVATION = "Reservation"
+    BAD_CONSTRAINTS = "BadConstraints"
+    PREEMPTING = "Preempting"
+    QUEUE_MAX = "QueueMaxLimit"
+    QUEUE_MAX_PER_USER = "QueueMaxPerUserLimit"
+    QUEUE_MAX_PER_JOB = "QueueMaxPerJobLimit"
+    QUEUE_GUARANTEE = "QueueGuarantee"
+    QOS_GRP_GRES = "QOSGrpGRES"
+    QOS_MAX_GRES_PER_USER = "QOSMaxGRESPerUser"
+    QOS_MAX_GRES_PER_JOB = "QOSMaxGRESPerJob"
+    QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
+    PLUGIN = "Plugin"
     # why a job ended
     NON_ZERO_EXIT_CODE = "NonZeroExitCode"
     RAISED_SIGNAL = "RaisedSignal"
@@ -92,5 +105,7 @@ class ReasonCode(str, Enum):
     NODE_DOWN = "NodeDown"
     SUPERVISOR_LOST = "SupervisorLost"
     GPU_FAILED = "GpuFailed"
+    PREEMPTED = "Preempted"
+    DEADLINE = "DeadLine"
 
     __str__ = str.__str__

@@ -14,6 +14,9 @@ from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 
+Counts = tuple[tuple[str, int], ...]
+"""Names and numbers, sorted by name."""
+
 WHOLE_CARD = 1_000_000
 """A whole card in the unit in which fractions are booked."""
 
@@ -56,19 +59,39 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What one job takes of one node."""
+    """What one job takes of one node, and of the `others` when it is a gang."""
 
     node: int
     uid: int
     millicpus: int
     mem_mib: int
     parts: tuple[Part, ...]
+    resources: Counts = ()
+    licenses: Counts = ()
+    is_exclusive: bool = False
+    others: tuple[Booking, ...] = ()
+    """On the further nodes of a gang; these have no others and no licences."""
+
+    def pieces(self) -> tuple[Booking, ...]:
+        """This one and the others, one a node."""
+        return (self, *self.others)
 
 
 class Layout:
     """The machines as they stand through one cycle: nodes by name, their cards by index."""
 
-    __slots__ = ("_card_numbers", "_node_numbers", "cards", "cards_of", "nodes", "pools", "slice_limits")
+    __slots__ = (
+        "_card_numbers",
+        "_node_numbers",
+        "cards",
+        "cards_of",
+        "licenses",
+        "mem_mib",
+        "millicpus",
+        "nodes",
+        "pools",
+        "slice_limits",
+    )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
         self.nodes: tuple[NodeView, ...] = tuple(sorted(nodes, key=lambda node: node.name))
@@ -80,11 +103,17 @@ class Layout:
         """Answers of the placement's filters that do not change within a cycle."""
         self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
         self._card_numbers: dict[tuple[int, str], int] = {}
+        self.licenses: dict[str, int] = dict(settings.license)
+        self.millicpus = [millicpus_of(node.cpus * settings.oversubscribe.cpus) for node in self.nodes]
+        """Per node, what may be booked of its cores; with oversubscription more than there are."""
+        self.mem_mib = [int(node.mem_mib * settings.oversubscribe.mem) for node in self.nodes]
         headroom_mib = settings.gpu.share_headroom_mib
         for number, node in enumerate(self.nodes):
             first = len(self.cards)
             for view in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
                 total = None if view.vram_total_mib is None else max(0, view.vram_total_mib - headroom_mib)
+                if total is not None:
+                    total = int(total * settings.oversubscribe.vram)
                 self._card_numbers[number, view.uuid] = len(self.cards)
                 self.cards.append(Card(len(self.cards), view, squeeze(view.name), total))
                 self.slice_limits.append(-1 if total is None else total - view.foreign_mib)
@@ -101,7 +130,20 @@ class Layout:
             for share in held.gpus
             if (card := self._card_numbers.get((node, share.uuid))) is not None
         )
-        return Booking(node, uid, millicpus_of(held.cpus), held.mem_mib, parts)
+        others: tuple[Booking, ...] = ()
+        if isinstance(held, Placement) and held.others:
+            others = tuple(filter(None, (self.booking(uid, other) for other in held.others)))
+        return Booking(
+            node,
+            uid,
+            millicpus_of(held.cpus),
+            held.mem_mib,
+            parts,
+            held.resources,
+            held.licenses,
+            held.is_exclusive,
+            others,
+        )
 
     def _part(self, card: int, share: GpuShare) -> Part:
         if share.is_whole:
@@ -127,6 +169,10 @@ class Layout:
             gpus=tuple(self.share(part) for part in booking.parts),
             cpus=booking.millicpus / 1000,
             mem_mib=booking.mem_mib,
+            resources=booking.resources,
+            licenses=booking.licenses,
+            is_exclusive=booking.is_exclusive,
+            others=tuple(self.placement(other) for other in booking.others),
         )
 
 
@@ -138,8 +184,12 @@ class Draft:
 
     __slots__ = (
         "_log",
+        "exclusive",
+        "free_licenses",
         "free_mem_mib",
         "free_millicpus",
+        "free_resources",
+        "jobs",
         "layout",
         "micros",
         "owner",
@@ -151,8 +201,13 @@ class Draft:
     def __init__(self, layout: Layout) -> None:
         cards = len(layout.cards)
         self.layout = layout
-        self.free_millicpus = [millicpus_of(node.cpus) for node in layout.nodes]
-        self.free_mem_mib = [node.mem_mib for node in layout.nodes]
+        self.free_millicpus = layout.millicpus.copy()
+        self.free_mem_mib = layout.mem_mib.copy()
+        self.jobs = [0] * len(layout.nodes)
+        """How many bookings there are on a node."""
+        self.exclusive = [0] * len(layout.nodes)
+        self.free_resources = [dict(node.resources) for node in layout.nodes]
+        self.free_licenses = dict(layout.licenses)
         self.wholes = [0] * cards
         self.slices = [0] * cards
         self.owner = [-1] * cards
@@ -167,6 +222,10 @@ class Draft:
         twin.layout = self.layout
         twin.free_millicpus = self.free_millicpus.copy()
         twin.free_mem_mib = self.free_mem_mib.copy()
+        twin.jobs = self.jobs.copy()
+        twin.exclusive = self.exclusive.copy()
+        twin.free_resources = [free.copy() for free in self.free_resources]
+        twin.free_licenses = self.free_licenses.copy()
         twin.wholes = self.wholes.copy()
         twin.slices = self.slices.copy()
         twin.owner = self.owner.copy()
@@ -196,8 +255,19 @@ class Draft:
             self._apply(booking, -sign)
 
     def _apply(self, booking: Booking, sign: int) -> None:
-        self.free_millicpus[booking.node] -= sign * booking.millicpus
-        self.free_mem_mib[booking.node] -= sign * booking.mem_mib
+        node = booking.node
+        self.free_millicpus[node] -= sign * booking.millicpus
+        self.free_mem_mib[node] -= sign * booking.mem_mib
+        self.jobs[node] += sign
+        if booking.is_exclusive:
+            self.exclusive[node] += sign
+        for name, count in booking.resources:
+            free = self.free_resources[node]
+            free[name] = free.get(name, 0) - sign * count
+        for name, count in booking.licenses:
+            self.free_licenses[name] = self.free_licenses.get(name, 0) - sign * count
+        for other in booking.others:
+            self._apply(other, sign)
         for part in booking.parts:
             card = part.card
             if part.is_whole:
@@ -215,11 +285,21 @@ class Draft:
 
     def has_room(self, booking: Booking) -> bool:
         """Whether the booking could be added without overbooking anything."""
-        if booking.millicpus and booking.millicpus > self.free_millicpus[booking.node]:
+        node = booking.node
+        if booking.millicpus and booking.millicpus > self.free_millicpus[node]:
             return False
-        if booking.mem_mib and booking.mem_mib > self.free_mem_mib[booking.node]:
+        if booking.mem_mib and booking.mem_mib > self.free_mem_mib[node]:
             return False
-        return all(self._has_room_for(part, booking.uid) for part in booking.parts)
+        if self.exclusive[node] or (booking.is_exclusive and self.jobs[node]):
+            return False
+        if not _has_counts(self.free_resources[node], booking.resources):
+            return False
+        if not _has_counts(self.free_licenses, booking.licenses):
+            return False
+        if not all(self._has_room_for(part, booking.uid) for part in booking.parts):
+            return False
+        # The pieces of a gang are on different nodes, so none takes the room of another.
+        return all(self.has_room(other) for other in booking.others)
 
     def _has_room_for(self, part: Part, uid: int) -> bool:
         card = part.card
@@ -231,3 +311,7 @@ class Draft:
             and self.vram_mib[card] + part.vram_mib <= self.layout.slice_limits[card]
             and self.micros[card] + part.micros <= WHOLE_CARD
         )
+
+
+def _has_counts(free: dict[str, int], wanted: Counts) -> bool:
+    return all(count <= free.get(name, 0) for name, count in wanted)

@@ -14,7 +14,10 @@ from json import JSONEncoder, loads
 from operator import attrgetter
 from typing import Any
 
+from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, ReasonCode, RunState
 
 Row = Sequence[Any]
@@ -29,6 +32,9 @@ SPEC_COLUMNS = (
     "begin_at",
     "dependency",
     "submit_hold",
+    "qos",
+    "deadline_at",
+    "reservation",
     "request",
     "launch",
     "retry",
@@ -48,9 +54,27 @@ STATE_COLUMNS = (
     "reason",
     "reason_text",
     "cancel_at",
+    "preempt_at",
+    "is_front",
+    "suspended_at",
+    "suspended_by",
 )
 JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
 RUN_COLUMNS = tuple(Run.__dataclass_fields__)
+USAGE_COLUMNS = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s", "at")
+RESERVATION_COLUMNS = (
+    "name",
+    "start_at",
+    "duration_s",
+    "every_s",
+    "until_at",
+    "held",
+    "users",
+    "accounts",
+    "made_by",
+    "made_at",
+)
+ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 _SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
@@ -82,7 +106,7 @@ def _unpack_or_none(stored: str | None) -> str | None:
     return None if stored is None else unpack_text(stored)
 
 
-_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in (Request, RetryRule, Launch, Notice, GpuShare)}
+_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in (Request, RetryRule, Launch, Notice, GpuShare, Placement)}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
 
 
@@ -103,7 +127,20 @@ pack_gpus = lru_cache(maxsize=256)(_ENCODER.encode)
 
 def unpack_request(stored: str) -> Request:
     """Raises: TypeError, ValueError when it is no request."""
-    return Request(**loads(stored))
+    parts = loads(stored)
+    for name in _REQUEST_LISTS & parts.keys():
+        parts[name] = tuple(parts[name])
+    for name in _REQUEST_COUNTS & parts.keys():
+        parts[name] = _counts(parts[name])
+    return Request(**parts)
+
+
+_REQUEST_LISTS = {"nodelist", "exclude"}
+_REQUEST_COUNTS = {"licenses", "resources"}
+
+
+def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, count) for name, count in pairs)
 
 
 def unpack_retry(stored: str) -> RetryRule:
@@ -142,6 +179,9 @@ def spec_row(spec: JobSpec) -> tuple[Any, ...]:
         spec.begin_at,
         _pack_or_none(spec.dependency),
         int(spec.hold),
+        pack_text(spec.qos),
+        spec.deadline_at,
+        _pack_or_none(spec.reservation),
         pack_request(spec.request),
         pack_launch(spec.launch),
         pack_retry(spec.retry),
@@ -165,6 +205,10 @@ def state_row(job: Job) -> tuple[Any, ...]:
         None if job.reason is None else job.reason.value,
         _pack_or_none(job.reason_text),
         job.cancel_at,
+        job.preempt_at,
+        int(job.is_front),
+        job.suspended_at,
+        job.suspended_by,
     )
 
 
@@ -187,7 +231,8 @@ class JobReader:
         """The job of JOB_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
         job_id, uid, user, submit_at = row[:_SPEC_FROM]
         state, queued_at, eligible_at, start_at, end_at, hold, run, *rest = row[_STATE_FROM:]
-        failures, requeues, exit_code, signal, reason, reason_text, cancel_at = rest
+        failures, requeues, exit_code, signal, reason, reason_text, cancel_at, *making_room = rest
+        preempt_at, is_front, suspended_at, suspended_by = making_room
         return Job(
             id=job_id,
             uid=uid,
@@ -208,12 +253,17 @@ class JobReader:
             reason=None if reason is None else _REASONS[reason],
             reason_text=_unpack_or_none(reason_text),
             cancel_at=cancel_at,
+            preempt_at=preempt_at,
+            is_front=bool(is_front),
+            suspended_at=suspended_at,
+            suspended_by=suspended_by,
         )
 
     def _spec(self, row: Row) -> JobSpec:
         spec = self._specs.get(row)
         if spec is None:
-            name, queue, account, nice, time_limit_s, begin_at, dependency, hold, request, launch, retry = row
+            name, queue, account, nice, time_limit_s, begin_at, dependency, hold, *wishes, request, launch, retry = row
+            qos, deadline_at, reservation = wishes
             if (request_value := self._requests.get(request)) is None:
                 request_value = self._requests[request] = unpack_request(request)
             if (launch_value := self._launches.get(launch)) is None:
@@ -232,6 +282,9 @@ class JobReader:
                 begin_at=begin_at,
                 dependency=_unpack_or_none(dependency),
                 hold=bool(hold),
+                qos=unpack_text(qos),
+                deadline_at=deadline_at,
+                reservation=_unpack_or_none(reservation),
             )
         return spec
 
@@ -263,6 +316,7 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.peak_vram_mib,
         run.mean_utilisation,
         run.energy_j,
+        run.suspended_s,
         _pack_or_none(run.stdout_path),
         _pack_or_none(run.stderr_path),
     )
@@ -282,6 +336,69 @@ def read_run(row: Row) -> Run:
     for name in ("reason_text", "stdout_path", "stderr_path"):
         parts[name] = _unpack_or_none(parts[name])
     return Run(**parts)
+
+
+def usage_row(usage: Usage) -> tuple[Any, ...]:
+    """USAGE_COLUMNS of what a user has used."""
+    used = usage.used
+    amounts = (used.gpus, used.vram_mib, used.cpus, used.mem_mib)
+    return (pack_text(usage.account), pack_text(usage.user), *amounts, usage.at)
+
+
+def read_usage(row: Row) -> Usage:
+    """The usage of USAGE_COLUMNS."""
+    account, user, *amounts, at = row
+    return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)
+
+
+def reservation_row(entry: CalendarEntry) -> tuple[Any, ...]:
+    """RESERVATION_COLUMNS of an entry of the calendar."""
+    return (
+        pack_text(entry.name),
+        entry.start_at,
+        entry.duration_s,
+        entry.every_s,
+        entry.until_at,
+        _ENCODER.encode(entry.held),
+        _ENCODER.encode(entry.users),
+        _ENCODER.encode(entry.accounts),
+        pack_text(entry.made_by),
+        entry.made_at,
+    )
+
+
+def read_reservation(row: Row) -> CalendarEntry:
+    """The entry of RESERVATION_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+    name, start_at, duration_s, every_s, until_at, held, users, accounts, made_by, made_at = row
+    return CalendarEntry(
+        name=unpack_text(name),
+        start_at=start_at,
+        duration_s=duration_s,
+        held=tuple(map(_placement, loads(held))),
+        users=tuple(loads(users)),
+        accounts=tuple(loads(accounts)),
+        every_s=every_s,
+        until_at=until_at,
+        made_by=unpack_text(made_by),
+        made_at=made_at,
+    )
+
+
+def _placement(parts: dict[str, Any]) -> Placement:
+    parts["gpus"] = tuple(GpuShare(**share) for share in parts["gpus"])
+    parts["others"] = tuple(map(_placement, parts["others"]))
+    parts["resources"], parts["licenses"] = _counts(parts["resources"]), _counts(parts["licenses"])
+    return Placement(**parts)
+
+
+def estimate_row(estimate: Estimate) -> tuple[Any, ...]:
+    """ESTIMATE_COLUMNS of an estimate."""
+    return (estimate.job_id, estimate.made_at, estimate.low_at, estimate.high_at, estimate.start_at)
+
+
+def read_estimate(row: Row) -> Estimate:
+    """The estimate of ESTIMATE_COLUMNS."""
+    return Estimate(*row)
 
 
 def event_row(event: JobEvent) -> tuple[Any, ...]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
+from gpusched.model.snapshot import Usage
 from gpusched.model.states import RunState
 from gpusched.ports import Changes, JobFilter
 
@@ -27,6 +29,9 @@ class MemoryStore:
         self._events: dict[int, list[JobEvent]] = {}
         self._payloads: dict[str, bytes] = {}
         self._drains: dict[str, str] = {}
+        self._usage: dict[tuple[str, str], Usage] = {}
+        self._reservations: dict[str, CalendarEntry] = {}
+        self._estimates: dict[int, Estimate] = {}
         self._last_of: dict[int, int] = {}
         self._next_id = 1
 
@@ -38,6 +43,18 @@ class MemoryStore:
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
         return dict(sorted(self._drains.items()))
+
+    def load_usage(self) -> list[Usage]:
+        """Decayed usage, by account and user."""
+        return [self._usage[key] for key in sorted(self._usage)]
+
+    def load_reservations(self) -> list[CalendarEntry]:
+        """The calendar, by name."""
+        return [self._reservations[name] for name in sorted(self._reservations)]
+
+    def load_estimates(self, limit: int) -> list[Estimate]:
+        """The newest this many by job id, newest first."""
+        return [self._estimates[job_id] for job_id in sorted(self._estimates, reverse=True)[:limit]]
 
     def next_job_id(self) -> int:
         """One above every id ever used."""
@@ -71,6 +88,13 @@ class MemoryStore:
                 self._drains.pop(target, None)
             else:
                 self._drains[target] = message
+        self._usage.update(changes.usage)
+        for name, entry in changes.reservations.items():
+            if entry is None:
+                self._reservations.pop(name, None)
+            else:
+                self._reservations[name] = entry
+        self._estimates.update(changes.estimates)
 
     def _refusal(self, changes: Changes) -> str | None:
         """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
@@ -92,6 +116,9 @@ class MemoryStore:
         for event in changes.events:
             if event.job_id not in self._jobs and event.job_id not in changes.jobs:
                 return f"a line of the story of job {event.job_id}, which is none"
+        for job_id in changes.estimates:
+            if job_id not in self._jobs and job_id not in changes.jobs:
+                return f"an estimate of job {job_id}, which is none"
         return None
 
     def changed(self) -> bool:

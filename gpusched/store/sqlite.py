@@ -13,8 +13,10 @@ from json import dumps
 from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady
+from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
+from gpusched.model.snapshot import Usage
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures
 from gpusched.store import statements as sql
@@ -77,6 +79,18 @@ class SqliteStore:
         """Drained nodes and GPUs with their messages."""
         return dict(self._rows(_texts, sql.DRAINS))
 
+    def load_usage(self) -> list[Usage]:
+        """Decayed usage, by account and user."""
+        return sorted(self._rows(codec.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
+
+    def load_reservations(self) -> list[CalendarEntry]:
+        """The calendar, by name."""
+        return sorted(self._rows(codec.read_reservation, sql.RESERVATIONS), key=lambda entry: entry.name)
+
+    def load_estimates(self, limit: int) -> list[Estimate]:
+        """The newest this many by job id, newest first."""
+        return self._rows(codec.read_estimate, sql.ESTIMATES, (limit,))
+
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
         found = self._rows(_first, sql.LARGEST_ID_EVER)
@@ -99,6 +113,15 @@ class SqliteStore:
                     db.execute(sql.UNDRAIN, (codec.pack_text(target),))
                 else:
                     db.execute(sql.DRAIN, (codec.pack_text(target), codec.pack_text(message)))
+            if changes.usage:
+                db.executemany(sql.PUT_USAGE, map(codec.usage_row, changes.usage.values()))
+            for name, entry in changes.reservations.items():
+                if entry is None:
+                    db.execute(sql.DROP_RESERVATION, (codec.pack_text(name),))
+                else:
+                    db.execute(sql.PUT_RESERVATION, codec.reservation_row(entry))
+            if changes.estimates:
+                db.executemany(sql.PUT_ESTIMATE, map(codec.estimate_row, changes.estimates.values()))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)

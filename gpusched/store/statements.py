@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpusched.store.codec import EVENT_COLUMNS, IDENTITY_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, STATE_COLUMNS
+from gpusched.store.codec import (
+    ESTIMATE_COLUMNS,
+    EVENT_COLUMNS,
+    IDENTITY_COLUMNS,
+    JOB_COLUMNS,
+    RESERVATION_COLUMNS,
+    RUN_COLUMNS,
+    STATE_COLUMNS,
+    USAGE_COLUMNS,
+)
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -25,6 +34,14 @@ PUT_PAYLOAD = "INSERT INTO payloads (sha, body) VALUES (?, ?) ON CONFLICT (sha) 
 DRAIN = _upsert("drains", ("target", "message"), ("target",))
 UNDRAIN = "DELETE FROM drains WHERE target = ?"
 
+PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
+PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
+DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
+PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
+
+USAGE = f"SELECT {', '.join(USAGE_COLUMNS)} FROM usage ORDER BY account, user"
+RESERVATIONS = f"SELECT {', '.join(RESERVATION_COLUMNS)} FROM reservations ORDER BY name"
+ESTIMATES = f"SELECT {', '.join(ESTIMATE_COLUMNS)} FROM estimates ORDER BY job_id DESC LIMIT ?"
 ACTIVE_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE end_at IS NULL ORDER BY id"
 OPEN_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE end_at IS NULL ORDER BY job_id, number"
 JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"

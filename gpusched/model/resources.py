@@ -1,0 +1,54 @@
+"""Amounts of the resources that shares, quotas and usage are counted in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """GPUs (a slice counts as the part of its card), VRAM and memory in MiB, cores. Also amounts times seconds."""
+
+    gpus: float = 0.0
+    vram_mib: float = 0.0
+    cpus: float = 0.0
+    mem_mib: float = 0.0
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(
+            self.gpus + other.gpus,
+            self.vram_mib + other.vram_mib,
+            self.cpus + other.cpus,
+            self.mem_mib + other.mem_mib,
+        )
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(
+            self.gpus - other.gpus,
+            self.vram_mib - other.vram_mib,
+            self.cpus - other.cpus,
+            self.mem_mib - other.mem_mib,
+        )
+
+    def times(self, factor: float) -> Resources:
+        """Every amount multiplied."""
+        return Resources(self.gpus * factor, self.vram_mib * factor, self.cpus * factor, self.mem_mib * factor)
+
+    def dominant_share(self, capacity: Resources) -> float:
+        """The largest share of any resource that the capacity has; 0 of an empty capacity.
+
+        Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
+        """
+        share = 0.0
+        if capacity.gpus > 0:
+            share = self.gpus / capacity.gpus
+        if capacity.vram_mib > 0:
+            share = max(share, self.vram_mib / capacity.vram_mib)
+        if capacity.cpus > 0:
+            share = max(share, self.cpus / capacity.cpus)
+        if capacity.mem_mib > 0:
+            share = max(share, self.mem_mib / capacity.mem_mib)
+        return share
+
+
+NOTHING = Resources()
