@@ -11,7 +11,7 @@ from typing import Any
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, JobSpec, Launch, Request, RetryRule, Run
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState, RunState
 from gpusched.policy.ordering import class_key
 
@@ -125,6 +125,19 @@ def allocation(job_id: int, node_name: str = "n1", gpus: Iterable[int | GpuShare
     return Allocation(job_id=job_id, node=node_name, gpus=shares, **{**fields, **parts})
 
 
+def window(
+    name: str,
+    where: Placement,
+    *,
+    begins_in: float,
+    ends_in: float,
+    users: Iterable[str] = (),
+    accounts: Iterable[str] = (),
+) -> Window:
+    """One occurrence of a reservation, from and until so many seconds from NOW."""
+    return Window(name, NOW + begins_in, NOW + ends_in, (where,), tuple(users), tuple(accounts))
+
+
 def pending(jobs: Iterable[Job], front: int | None = None) -> tuple[PendingClass, ...]:
     """Waiting jobs in their classes, in order; `front` cuts each class short after so many."""
     classes: dict[ClassKey, list[PendingJob]] = {}
@@ -138,6 +151,8 @@ def snapshot(
     running: Iterable[Allocation] = (),
     waiting: Iterable[Job] = (),
     front: int | None = None,
+    usage: Iterable[Usage] = (),
+    windows: Iterable[Window] = (),
     now: float = NOW,
 ) -> Snapshot:
     """The policy's input, in the order that it promises."""
@@ -146,4 +161,6 @@ def snapshot(
         nodes=tuple(sorted(nodes, key=lambda one: one.name)),
         allocations=tuple(sorted(running, key=lambda one: one.job_id)),
         pending=pending(waiting, front),
+        usage=tuple(sorted(usage, key=lambda one: (one.account, one.user))),
+        windows=tuple(sorted(windows, key=lambda one: (one.start_at, one.name))),
     )

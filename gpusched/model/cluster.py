@@ -165,7 +165,9 @@ class Allocation:
     is_stopping: bool = False
     """Told to end already; `expected_end_at` is when its grace is over at the latest."""
     is_suspended: bool = False
-    """Stands still: it holds what is listed here and nothing of the rest it was started with."""
+    """Stands still by the policy's will: it holds what is listed here, and no cores."""
+    suspended_cpus: float = 0.0
+    """Cores that it takes up again when it goes on."""
     can_requeue: bool = True
     """Accepts to be preempted: it is run again later."""
     can_suspend: bool = False

@@ -1,65 +1,134 @@
-"""One cycle: what starts now, what is kept free, and why everything else waits.
+"""One cycle: what starts now, who makes room, what is kept free, and why everything else waits.
 
-The actions run in order, each on the state that the one before left:
+Waiting jobs are taken in order. For each, the first of these that is possible, the least disruptive first:
 
-    allocate   starts jobs in order of priority, up to the first that must wait for running jobs
-    reserve    keeps room for that one
-    backfill   starts later jobs that cannot delay it
+    limit     a limit of its queue or QOS keeps it waiting; it holds up nobody
+    start     it fits now, and nothing that is kept for an earlier job is delayed
+    preempt   others hold what is its own: they make room, and it is kept for it
+    reserve   room is kept for it at the earliest instant, for the first so many
+    wait      behind those
 
-The work is done per class of equal jobs: a start advances its class, a job that cannot start blocks
-its class for the rest of the cycle. So the cost is that of the starts and the classes, whatever the
-number of jobs.
+Jobs that the policy has suspended go on as soon as they fit, before any job that could not have suspended them.
+
+The work is done per class of equal jobs: a start advances its class, a job that cannot start blocks its class
+for the rest of the cycle. So the cost is that of the starts and the classes, whatever the number of jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 
-from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Snapshot, Start
+from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
-from gpusched.policy.backfill import Ending, Reserved, endings, reserve
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
-from gpusched.policy.ordering import Head, Line
-from gpusched.policy.placement import Need, find, fits, options
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.policy.guards import Guards
+from gpusched.policy.inside import Inside
+from gpusched.policy.ordering import Head, Line, Ranking
+from gpusched.policy.placement import Guard, Need, find, fits, options
+from gpusched.policy.preemption import Held, Preemption, held_by_job
+from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, endings
+from gpusched.policy.quota import Quotas
+
+_BUSY = 0.9
+"""Ceiling of the order `utilisation` for a load that the settings leave without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The first job of a class that stays, and why where that is known already."""
+
+    head: Head
+    reason: Reason | None = None
+    kept: Kept | None = None
 
 
 class Cycle:
-    """The state that the actions share."""
+    """The state that the steps share."""
 
-    def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
+    def __init__(self, snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> None:
         self.now = snapshot.now
         self.settings = settings
+        self.extensions = extensions
         self.layout = Layout(snapshot.nodes, settings)
         self.draft = Draft(self.layout)
-        self.running = endings(self.layout, snapshot.allocations)
-        for ending in self.running:
+        self.inside = Inside(snapshot, self.layout)
+        outside = [held for held in snapshot.allocations if not self.inside.holds(held)]
+        running = [*endings(self.layout, outside), *self.inside.now]
+        for ending in running:
             self.draft.book(ending.booking)
-        self.ceilings = Ceilings(self.layout, settings.ceiling, snapshot.allocations)
-        self.line = Line(snapshot.pending, snapshot.now, settings)
+        self.profile = Profile(self.draft, running, self.now)
+        for window in self.inside.later:
+            self.profile.keep_window(*window)
+        held = held_by_job(self.layout, snapshot.allocations)
+        self.quotas = Quotas(settings, self.layout)
+        for one in held.values():
+            self.quotas.add(one.first.queue, one.first.user, one.first.qos, one.amount)
+        self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
+        self.ceilings = Ceilings(self.layout, _ceilings_of(settings), snapshot.allocations)
+        self.preemption = Preemption(held, self.quotas, settings, self.ranking.capacity, self.now)
+        self.guards = Guards(self.layout, extensions)
+        self.line = Line(snapshot.pending, self.ranking)
         self.starts: list[Start] = []
-        self.blocked: list[Head] = []
-        self.first_blocked: Head | None = None
-        self.reserved: Reserved | None = None
+        self.resumes: list[Resume] = []
+        self.blocked: dict[ClassKey, Blocked] = {}
+        self.reservations: list[Kept] = []
+        """Those made for jobs, in the order in which they were made."""
+        self._suspended = [one for one in held.values() if one.first.is_suspended]
         self._hopeless: set[object] = set()
+
+    # --- what becomes of the first job in line --------------------------------------------------
 
     def start(self, head: Head, booking: Booking) -> None:
         """Start the first job in line here."""
-        self.draft.book(booking)
+        key = head.key
+        if key.reservation is None:
+            self.draft.book(booking)
+            self.profile.start(Ending(head.job.id, self.now, self.end_of(key), booking))
+        else:
+            self.inside.start(key.reservation, booking)
         self.ceilings.add(booking)
-        limit_s = head.key.time_limit_s
-        end_at = inf if limit_s is None else self.now + limit_s
-        self.running.append(Ending(head.job.id, self.now, end_at, booking))
+        self.quotas.add(key.queue, key.user, key.qos, self.ranking.wanted(key))
+        self.ranking.started(key, booking)
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
         self.line.advance()
 
-    def block(self, head: Head) -> None:
+    def block(self, head: Head, reason: Reason | None = None) -> None:
         """The first job in line stays: so does its class."""
-        self.blocked.append(head)
+        self.blocked.setdefault(head.key, Blocked(head, reason))
         self.line.drop()
+
+    def keep(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
+        """Keep room for the first job in line; its class goes on only while there are reservations left to make."""
+        duration_s = inf if head.key.time_limit_s is None else float(head.key.time_limit_s)
+        kept = self.profile.reserve(head.job.id, need, duration_s, guard)
+        if kept is not None:
+            self.reservations.append(kept)
+        self.blocked.setdefault(head.key, Blocked(head, reason, kept))
+        if self.has_reservations_left:
+            self.line.skip()
+        else:
+            self.line.drop()
+
+    def claim(self, head: Head, need: Need, guard: Guard | None) -> None:
+        """Keep what others are leaving for the first job in line, also when all reservations are made."""
+        before = len(self.reservations)
+        self.keep(head, need, guard, _preempting(self.preemption, head))
+        for kept in self.reservations[before:]:
+            self.preemption.claimed.append(kept.booking)
+
+    @property
+    def has_reservations_left(self) -> bool:
+        """Whether another blocked job gets a reservation."""
+        return len(self.reservations) < self.settings.priority.backfill_depth
+
+    def end_of(self, key: ClassKey) -> float:
+        """When a job of this class that starts now has ended at the latest."""
+        return inf if key.time_limit_s is None else self.now + key.time_limit_s
 
     def is_hopeless(self, mark: object) -> bool:
         """Whether a job with the same mark was turned away; what is free only shrinks in a cycle."""
@@ -69,106 +138,199 @@ class Cycle:
         """Turn later jobs with this mark away unseen."""
         self._hopeless.add(mark)
 
-    def waits_for_others(self, need: Need) -> bool:
-        """Whether ends of running jobs alone would let this job run, on the cards that may be used."""
-        return not fits(self.draft, need) and fits(Draft(self.layout), need)
+    def waits_for_others(self, need: Need, guard: Guard | None) -> bool:
+        """Whether it is others, running or with a reservation, that keep this job from starting.
 
+        Else it is the measured load, a drain or a fault, for which nothing can be kept.
+        """
+        if fits(self.draft, need):
+            return bool(self.profile.kept) and bool(options(self.draft, need, self.ceilings, guard=guard))
+        return fits(Draft(self.layout), need)
 
-def allocate(cycle: Cycle) -> None:
-    """Start jobs in order of priority up to the first that must wait for running ones.
+    # --- suspended jobs -------------------------------------------------------------------------
 
-    Jobs that only load, a drain or a fault keeps from starting hold up nobody.
-    """
-    while (head := cycle.line.first()) is not None:
-        need = Need.of(head.key.request, head.key.uid)
-        if not cycle.is_hopeless(need.signature):
-            booking = find(cycle.draft, need, cycle.ceilings)
-            if booking is not None:
-                cycle.start(head, booking)
+    def resume_before(self, head: Head | None) -> None:
+        """Let suspended jobs go on, but for those that the next job in line could suspend again."""
+        for one in list(self._suspended):
+            if head is not None and self.preemption.may_preempt(head.key, one.first):
                 continue
-            cycle.give_up(need.signature)
-            if cycle.waits_for_others(need):
-                cycle.first_blocked = head
-        cycle.block(head)
-        if cycle.first_blocked is not None:
-            return
+            booking = _taken_up_again(one)
+            if self.draft.has_room(booking) and self.profile.admits(booking, inf):
+                self.draft.book(booking)
+                self.profile.start(Ending(one.first.job_id, self.now, inf, booking))
+                self.resumes.append(Resume(one.first.job_id))
+                self._suspended.remove(one)
 
 
-def reserve_first(cycle: Cycle) -> None:
-    """Keep room for the first blocked job, so that nothing overtakes it for ever."""
-    head = cycle.first_blocked
-    if head is not None:
-        need = Need.of(head.key.request, head.key.uid)
-        cycle.reserved = reserve(cycle.draft, need, cycle.running, cycle.now)
+def _taken_up_again(one: Held) -> Booking:
+    """The cores that a suspended job has given up; all else it holds still."""
+    booking = one.bookings[0]
+    millicpus = round(one.first.suspended_cpus * 1000)
+    return replace(booking, millicpus=millicpus, mem_mib=0, parts=(), resources=(), licenses=(), is_exclusive=False)
 
 
-def backfill(cycle: Cycle) -> None:
-    """Start later jobs in the gaps, unless the settings forbid it."""
-    reserved = cycle.reserved
+def _ceilings_of(settings: Settings) -> CeilingSettings:
+    ceiling = settings.ceiling
+    if settings.priority.order != "utilisation":
+        return ceiling
+    return replace(
+        ceiling,
+        cpu_fraction=_BUSY if ceiling.cpu_fraction is None else ceiling.cpu_fraction,
+        mem_fraction=_BUSY if ceiling.mem_fraction is None else ceiling.mem_fraction,
+        gpu_fraction=_BUSY if ceiling.gpu_fraction is None else ceiling.gpu_fraction,
+    )
+
+
+# --- the walk along the line --------------------------------------------------------------------
+
+
+def take_in_order(cycle: Cycle) -> None:
+    """Deal with every head in order of rank."""
     while (head := cycle.line.first()) is not None:
-        booking = None
-        if reserved is not None and cycle.settings.priority.backfill:
-            booking = _gap_for(cycle, reserved, head)
-        if booking is None:
-            cycle.block(head)
-        else:
+        cycle.resume_before(head)
+        take(cycle, head)
+    cycle.resume_before(None)
+
+
+def take(cycle: Cycle, head: Head) -> None:
+    """Start the first job in line, make or keep room for it, or let it wait."""
+    key = head.key
+    denial = cycle.quotas.why_not(key, cycle.ranking.wanted(key))
+    if denial is not None:
+        cycle.block(head, Reason(denial.code, denial.text, denial.facts))
+        return
+    need = Need.of(key.request, key.uid)
+    if key.reservation is not None:
+        _take_inside(cycle, head, need, key.reservation)
+        return
+    if cycle.reservations and not cycle.settings.priority.backfill:
+        cycle.block(head)
+        return
+    guard = cycle.guards.of(key)
+    booking = _place(cycle, key, need, guard)
+    if booking is not None:
+        text = cycle.extensions.why_not_now(key, head.job, cycle.layout.placement(booking))
+        if text is None:
             cycle.start(head, booking)
+        else:
+            cycle.block(head, Reason(ReasonCode.PLUGIN, text))
+        return
+    _make_room(cycle, head, need, guard)
 
 
-def _gap_for(cycle: Cycle, reserved: Reserved, head: Head) -> Booking | None:
-    need = Need.of(head.key.request, head.key.uid)
-    limit_s = head.key.time_limit_s
-    ends_in_time = limit_s is not None and cycle.now + limit_s <= reserved.pass_until
-    if cycle.is_hopeless(need.signature) or cycle.is_hopeless((need.signature, ends_in_time)):
+def _place(cycle: Cycle, key: ClassKey, need: Need, guard: Guard | None) -> Booking | None:
+    """The best place now that delays nothing that is kept."""
+    end_at = cycle.end_of(key)
+    concerns = cycle.profile.concerns(end_at)
+    mark = need.signature, key.queue if guard else None, concerns
+    if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], 0)):
         return None
-    if ends_in_time:
-        booking = find(cycle.draft, need, cycle.ceilings)
+    if not concerns and not cycle.extensions.scores:
+        booking = find(cycle.draft, need, cycle.ceilings, guard=guard)
         if booking is None:
-            cycle.give_up(need.signature)
+            cycle.give_up(mark)
         return booking
-    places = options(cycle.draft, need, cycle.ceilings, avoid=reserved.cards)
+    avoid = cycle.profile.cards_kept(end_at) if concerns else frozenset()
+    places = options(cycle.draft, need, cycle.ceilings, avoid=avoid, guard=guard)
     if not places:
-        cycle.give_up(need.signature)
-    for place in sorted(places):
-        if reserved.admits(place.booking):
+        cycle.give_up((*mark[:2], 0))
+    places.sort()
+    if cycle.extensions.scores:
+        places.sort(key=lambda place: -cycle.extensions.score(key, cycle.layout.nodes[place.booking.node]))
+    for place in places:
+        if not concerns or cycle.profile.admits(place.booking, end_at):
             return place.booking
-    cycle.give_up((need.signature, ends_in_time))
+    cycle.give_up(mark)
     return None
 
 
-Action = Callable[[Cycle], None]
+def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> None:
+    """Preempt for it, keep room for it, or let it wait behind those for whom room is kept."""
+    key, preemption = head.key, cycle.preemption
+    if not cycle.waits_for_others(need, guard):
+        cycle.block(head)
+        return
+    if preemption.frees_soon(cycle.draft, need, guard):
+        cycle.claim(head, need, guard)
+        return
+    if _may_preempt_at_all(cycle, key, need):
+        if preemption.choose(head.job.id, key, need, cycle.draft, guard):
+            cycle.profile.end_early({job_id: preemption.ends_at(job_id) for job_id in preemption.chosen})
+            cycle.claim(head, need, guard)
+            return
+        cycle.give_up(("preempt", need.signature, key.queue, key.qos, key.inherited))
+    if cycle.has_reservations_left:
+        cycle.keep(head, need, guard)
+    else:
+        cycle.block(head)
 
-ACTIONS: tuple[Action, ...] = (allocate, reserve_first, backfill)
+
+def _may_preempt_at_all(cycle: Cycle, key: ClassKey, need: Need) -> bool:
+    if cycle.preemption.is_off or cycle.is_hopeless(("preempt", need.signature, key.queue, key.qos, key.inherited)):
+        return False
+    names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+    by_qos = any((qos := cycle.settings.qos.get(name)) is not None and qos.preempts for name in names)
+    return by_qos or (
+        cycle.quotas.is_capacity and cycle.quotas.is_within_guarantee(key.queue, cycle.ranking.wanted(key))
+    )
 
 
-def decide(snapshot: Snapshot, settings: Settings) -> Plan:
+def _preempting(preemption: Preemption, head: Head) -> Reason | None:
+    """Why it still waits: others are being stopped for it."""
+    mine = sorted(one.job_id for one in preemption.chosen.values() if one.for_job == head.job.id)
+    if not mine:
+        return None
+    names = ", ".join(map(str, mine))
+    text = f"job{'s' if len(mine) > 1 else ''} {names} {'make' if len(mine) > 1 else 'makes'} room for it"
+    return Reason(ReasonCode.PREEMPTING, text, {"preempted": mine})
+
+
+def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
+    """A job that asked for a reservation of the calendar runs inside it or not at all."""
+    text = cycle.inside.why_not(name, head.key, cycle.end_of(head.key), cycle.now)
+    if text is not None:
+        cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
+        return
+    guard = cycle.guards.of(head.key)
+    booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
+    if booking is None:
+        text = f"waits for others inside reservation {name}"
+        cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
+        return
+    cycle.start(head, booking)
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+def decide(snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> Plan:
     """Plan one cycle. Equal inputs give equal plans; the snapshot is not changed.
 
     Invariant: the starts of the plan together with the snapshot's allocations book nothing twice.
     """
-    cycle = Cycle(snapshot, settings)
-    for action in ACTIONS:
-        action(cycle)
+    cycle = Cycle(snapshot, settings, extensions)
+    take_in_order(cycle)
     return Plan(
         starts=tuple(cycle.starts),
-        reservations=_reservations(cycle),
+        preempts=tuple(cycle.preemption.chosen[job_id] for job_id in sorted(cycle.preemption.chosen)),
+        resumes=tuple(cycle.resumes),
+        reservations=tuple(
+            Reservation(kept.job_id or NO_JOB, cycle.layout.placement(kept.booking), kept.start_at)
+            for kept in cycle.reservations
+        ),
         reasons=_reasons(cycle),
-        first_blocked=None if cycle.first_blocked is None else cycle.first_blocked.job.id,
+        first_blocked=cycle.reservations[0].job_id if cycle.reservations else None,
         has_more=cycle.line.cut_short is not None,
     )
 
 
-def _reservations(cycle: Cycle) -> tuple[Reservation, ...]:
-    head, reserved = cycle.first_blocked, cycle.reserved
-    if head is None or reserved is None:
-        return ()
-    return (Reservation(head.job.id, cycle.layout.placement(reserved.booking), reserved.start_at),)
-
-
 def _reasons(cycle: Cycle) -> dict[ClassKey, Reason]:
     """Reasons are worked out last, so that what they call free is free when the plan is carried out."""
-    explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, cycle.first_blocked, cycle.reserved)
-    reasons = {head.key: explainer.reason(head) for head in cycle.blocked}
+    first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
+    explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile)
+    reasons = {}
+    for key, one in cycle.blocked.items():
+        reasons[key] = one.reason or explainer.reason(one.head, one.kept)
     for key in cycle.line.rest():
         reasons[key] = Reason(ReasonCode.PRIORITY, "is next in line and about to be looked at")
     return reasons

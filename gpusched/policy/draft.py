@@ -119,6 +119,10 @@ class Layout:
                 self.slice_limits.append(-1 if total is None else total - view.foreign_mib)
             self.cards_of.append(tuple(self.cards[first:]))
 
+    def node_number(self, name: str) -> int | None:
+        """Index of a node by name; None when it is not there."""
+        return self._node_numbers.get(name)
+
     def booking(self, uid: int, held: Allocation | Placement) -> Booking | None:
         """The booking of an allocation or placement; None on a node that is not there any more."""
         node = self._node_numbers.get(held.node)
@@ -234,6 +238,26 @@ class Draft:
         twin._log = []
         return twin
 
+    def limit_to(self, other: Draft) -> None:
+        """Have only free what is free in both; for looking, since it is not part of the log."""
+        for node in range(len(self.jobs)):
+            self.free_millicpus[node] = min(self.free_millicpus[node], other.free_millicpus[node])
+            self.free_mem_mib[node] = min(self.free_mem_mib[node], other.free_mem_mib[node])
+            self.jobs[node] = max(self.jobs[node], other.jobs[node])
+            self.exclusive[node] = max(self.exclusive[node], other.exclusive[node])
+            _limit_counts(self.free_resources[node], other.free_resources[node])
+        _limit_counts(self.free_licenses, other.free_licenses)
+        for card in range(len(self.wholes)):
+            if self.slices[card] and other.slices[card] and self.owner[card] != other.owner[card]:
+                # Slices of two users, one after the other: there is no room for either beside both.
+                self.wholes[card] = 1
+            if not self.slices[card]:
+                self.owner[card] = other.owner[card]
+            self.wholes[card] = max(self.wholes[card], other.wholes[card])
+            self.slices[card] = max(self.slices[card], other.slices[card])
+            self.vram_mib[card] = max(self.vram_mib[card], other.vram_mib[card])
+            self.micros[card] = max(self.micros[card], other.micros[card])
+
     def book(self, booking: Booking) -> None:
         """Take what the booking says, whether or not it is free."""
         self._apply(booking, 1)
@@ -315,3 +339,8 @@ class Draft:
 
 def _has_counts(free: dict[str, int], wanted: Counts) -> bool:
     return all(count <= free.get(name, 0) for name, count in wanted)
+
+
+def _limit_counts(free: dict[str, int], other: dict[str, int]) -> None:
+    for name, count in other.items():
+        free[name] = min(free.get(name, 0), count)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
-from gpusched.policy.backfill import Reserved
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
 from gpusched.policy.placement import Need, Rejection, Tally, fits, options, pool, reject_card
+from gpusched.policy.profile import Kept, Profile
 from gpusched.policy.shortage import NAMED, Lack, about, describe, lacks, name_some
 
 
@@ -28,34 +28,32 @@ class Explainer:
         ceilings: Ceilings,
         now: float,
         first_blocked: Head | None,
-        reserved: Reserved | None,
+        profile: Profile,
     ) -> None:
         self._draft = draft
         self._idle = Draft(draft.layout)
         self._ceilings = ceilings
         self._now = now
         self._first = first_blocked
-        self._reserved = reserved
+        self._profile = profile
         self._known: dict[object, Reason] = {}
 
-    def reason(self, head: Head) -> Reason:
-        """Why this job, the first of its class that waits, was not started."""
+    def reason(self, head: Head, kept: Kept | None = None) -> Reason:
+        """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
         need = Need.of(head.key.request, head.key.uid)
-        if head is self._first:
-            return self._of_first(need)
+        if kept is not None:
+            return self._of_reserved(need, kept)
         found = self._known.get(need.signature)
         if found is None:
             found = self._known[need.signature] = self._of_other(need)
         return found
 
-    def _of_first(self, need: Need) -> Reason:
+    def _of_reserved(self, need: Need, kept: Kept) -> Reason:
         missing, facts = self._look(need)
-        text = _sentence(missing)
-        if self._reserved is not None:
-            facts["expected_at"] = self._reserved.start_at
-            facts["jobs"] = list(self._reserved.waits_for)
-            text += self._prospect(self._reserved)
-        return Reason(ReasonCode.RESOURCES, text, facts)
+        text = _sentence(missing) if missing else f"needs {describe(need.request)}, which is kept for earlier jobs"
+        facts["expected_at"] = kept.start_at
+        facts["jobs"] = list(kept.waits_for)
+        return Reason(ReasonCode.RESOURCES, text + self._prospect(kept), facts)
 
     def _look(self, need: Need) -> tuple[list[Lack], dict[str, object]]:
         """What is missing now (nothing when it would fit), and the facts behind that."""
@@ -71,7 +69,7 @@ class Explainer:
         }
         return missing, facts
 
-    def _prospect(self, reserved: Reserved) -> str:
+    def _prospect(self, reserved: Kept) -> str:
         jobs = name_some("job", [str(job_id) for job_id in reserved.waits_for])
         ends = f"{jobs} {'ends' if len(reserved.waits_for) == 1 else 'end'}" if jobs else "running jobs end"
         if reserved.start_at is None:

@@ -1,49 +1,245 @@
-"""Which waiting job comes first: priority = sum of weight x factor, every factor in [0, 1]."""
+"""Which waiting job comes first: whole-order policies by name, and the line in which the jobs stand.
+
+A rank is a tuple that sorts smaller first:
+
+    queue     where its queue stands against the others (only with guarantees, weights or own orders)
+    tier      of its QOS, higher first
+    front     preempted jobs before the others of their tier
+    measure   what the order by name says
+    then      the instant it waits from, and its id
+
+The order of the whole is the setting `priority.order`; a queue may have its own inside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from math import inf
 
-from gpusched.model.job import NICE_MAX, NICE_MIN, Job
+from gpusched.model.job import Job
+from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Urgency
+from gpusched.policy import factors
+from gpusched.policy.accounts import AccountTree
+from gpusched.policy.draft import Booking, Layout
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.policy.quota import Quotas
+from gpusched.policy.usage import capacity_of, demand, footprint, usage_now
 
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """A job's rank with the parts it is made of. Higher is sooner; ties go by `queued_at`, then id."""
+    """A job's weighted priority with the parts it is made of. Higher is sooner."""
 
     total: float
     parts: tuple[tuple[str, float], ...]
     """Name of each factor and its weighted value."""
 
 
-def class_key(job: Job) -> ClassKey:
+def class_key(job: Job, inherited: Urgency | None = None) -> ClassKey:
     """The class a job waits in."""
     spec = job.spec
-    return ClassKey(job.uid, spec.account, spec.queue, spec.nice, spec.time_limit_s, spec.request)
+    return ClassKey(
+        uid=job.uid,
+        account=spec.account,
+        queue=spec.queue,
+        nice=spec.nice,
+        time_limit_s=spec.time_limit_s,
+        request=spec.request,
+        user=job.user,
+        qos=spec.qos,
+        deadline_at=spec.deadline_at,
+        reservation=spec.reservation,
+        is_front=job.is_front,
+        inherited=inherited,
+        can_requeue=spec.retry.requeue,
+        can_suspend=not spec.request.gpus,
+    )
 
 
-def priority(key: ClassKey, queued_at: float, now: float, settings: Settings) -> Priority:
-    """Rank of a job of this class that has waited since `queued_at`."""
-    weights = settings.priority
-    age = weights.weight_age * age_factor(now - queued_at, weights.max_age_s)
-    nice = weights.weight_nice * nice_factor(key.nice)
-    return Priority(age + nice, (("age", age), ("nice", nice)))
+Rank = tuple[object, ...]
+Measure = tuple[float, ...]
 
 
-def age_factor(waited_s: float, max_age_s: float) -> float:
-    """Time waited over the longest that counts; a clock that was set back counts as no wait."""
-    if max_age_s <= 0:
-        return 0.0
-    return min(1.0, max(0.0, waited_s / max_age_s))
+class Ranking:
+    """Ranks waiting jobs by the settings, the usage so far, and what has started in this cycle."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        settings: Settings,
+        layout: Layout | None = None,
+        quotas: Quotas | None = None,
+        extensions: Extensions = NO_EXTENSIONS,
+    ) -> None:
+        self.now = snapshot.now
+        self.settings = settings
+        self.layout = Layout(snapshot.nodes, settings) if layout is None else layout
+        self.capacity = capacity_of(self.layout)
+        self._quotas = quotas
+        self._extensions = extensions
+        self._held: dict[str, Resources] = {}
+        """Of each user, kept for the order `drf` alone."""
+        self._fixed: dict[ClassKey, tuple[tuple[str, float], ...]] = {}
+        self._wanted: dict[ClassKey, Resources] = {}
+        orders = {settings.priority.order, *(queue.order for queue in settings.queue.values())}
+        self._tracks_held = "drf" in orders
+        self.is_dynamic = self._tracks_held or (quotas is not None and quotas.is_capacity)
+        """Whether a start changes the ranks of others; it never makes one better."""
+        if self._tracks_held:
+            for held in snapshot.allocations:
+                booking = self.layout.booking(held.uid, held)
+                if booking is not None:
+                    self._hold(held.user, booking)
+        self._accounts = self._account_tree(snapshot, orders)
+
+    def _account_tree(self, snapshot: Snapshot, orders: Iterable[str | None]) -> AccountTree | None:
+        weighs = self.settings.priority.weight_fairshare > 0 and {"multifactor", "hybrid"} & set(orders)
+        if not weighs and "fairshare" not in orders:
+            return None
+        seen = {(waiting.key.account, waiting.key.user) for waiting in snapshot.pending}
+        if len(seen) <= 1:
+            # Nobody to be compared with: a tree would give all of them the same.
+            return None
+        usage = usage_now(snapshot, self.layout, self.settings)
+        return AccountTree(self.settings.account, usage, self.capacity, seen)
+
+    # --- what a rank is made of -----------------------------------------------------------------
+
+    def rank(self, key: ClassKey, job: PendingJob) -> Rank:
+        """Where this job stands; smaller is sooner, and no two jobs are equal."""
+        order = self.order_of(key.queue)
+        measure = _MEASURES[order](self, key, job)
+        queue = self._quotas.rank(key.queue, self.wanted(key)) if self._quotas and self._quotas.is_capacity else ()
+        return queue, -self.tier(key), not key.is_front, measure, job.queued_at, job.id
+
+    def order_of(self, queue: str) -> str:
+        """Name of the order inside this queue."""
+        known = self.settings.queue.get(queue)
+        return (known.order if known else None) or self.settings.priority.order
+
+    def tier(self, key: ClassKey) -> int:
+        """Of its QOS, or of the QOS of a job that waits for it."""
+        inherited = key.inherited.qos if key.inherited else ""
+        return max(tier_of(key.qos, self.settings), tier_of(inherited, self.settings))
+
+    def wanted(self, key: ClassKey) -> Resources:
+        """What a job of this class will hold."""
+        found = self._wanted.get(key)
+        if found is None:
+            found = self._wanted[key] = demand(self.layout, key.request)
+        return found
+
+    def fairshare(self, key: ClassKey) -> float:
+        """Fair-Tree factor of its user under its account; 1 with nobody to be compared with."""
+        return 1.0 if self._accounts is None else self._accounts.factor(key.account, key.user)
+
+    def priority(self, key: ClassKey, queued_at: float) -> Priority:
+        """The weighted sum, whether or not the order goes by it."""
+        weights = self.settings.priority
+        age = weights.weight_age * factors.age_factor(self.now - queued_at, weights.max_age_s)
+        parts = (("age", age), *self._parts_of_class(key))
+        return Priority(sum(value for _, value in parts), parts)
+
+    def _parts_of_class(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
+        known = self._fixed.get(key)
+        if known is not None:
+            return known
+        weights, wanted = self.settings.priority, self.wanted(key)
+        queue, qos = self.settings.queue.get(key.queue), self.settings.qos.get(key.qos)
+        nice = min(key.nice, key.inherited.nice) if key.inherited else key.nice
+        size = factors.size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
+        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.now, weights.max_age_s)
+        made = (
+            ("fairshare", weights.weight_fairshare * self.fairshare(key)),
+            ("size", weights.weight_size * size),
+            ("queue", weights.weight_queue * (queue.factor if queue else 0.0)),
+            ("qos", weights.weight_qos * (qos.factor if qos else 0.0)),
+            ("nice", weights.weight_nice * factors.nice_factor(nice)),
+            ("deadline", weights.weight_deadline * deadline),
+            ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
+            *self._extensions.queue_sort(key),
+        )
+        self._fixed[key] = made
+        return made
+
+    # --- what starts change ---------------------------------------------------------------------
+
+    def started(self, key: ClassKey, booking: Booking) -> None:
+        """Count a job that starts in this cycle."""
+        if self._tracks_held:
+            self._hold(key.user, booking)
+
+    def _hold(self, user: str, booking: Booking) -> None:
+        self._held[user] = self._held.get(user, NOTHING) + footprint(self.layout, booking)
+
+    # --- the orders by name ---------------------------------------------------------------------
+
+    def by_multifactor(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Weighted sum of all factors."""
+        return (-self.priority(key, job.queued_at).total,)
+
+    def by_arrival(self, key: ClassKey, job: PendingJob) -> Measure:
+        """First come, first served: the instant that follows in the rank decides."""
+        return ()
+
+    def by_static_priority(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Queue, QOS and nice alone: neither age nor usage counts."""
+        return (-sum(value for name, value in self._parts_of_class(key) if name in ("queue", "qos", "nice")),)
+
+    def by_headroom(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Jobs that the measured load leaves room for first, each group by arrival."""
+        return (0.0 if self._has_headroom(key) else 1.0,)
+
+    def by_priority_and_demand(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Weighted priority x (100 - percent of the cluster that is asked for)."""
+        percent = 100.0 * factors.clamped(self.wanted(key).dominant_share(self.capacity))
+        return (-self.priority(key, job.queued_at).total * (100.0 - percent),)
+
+    def by_length(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Shortest job first by time limit; one without comes last."""
+        return (inf if key.time_limit_s is None else float(key.time_limit_s),)
+
+    def by_dominant_share(self, key: ClassKey, job: PendingJob) -> Measure:
+        """DRF's progressive filling: the user with the smallest dominant share of what is held now."""
+        return (self._held.get(key.user, NOTHING).dominant_share(self.capacity),)
+
+    def by_fairshare(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Who has used least of their share, over time."""
+        return (-self.fairshare(key),)
+
+    def _has_headroom(self, key: ClassKey) -> bool:
+        """Whether some node's measured idle cores and memory are enough for it; unknown load is none."""
+        request = key.request
+        for node in self.layout.nodes:
+            load = node.load
+            if load is None or load.cpu_fraction is None:
+                continue
+            idle_cpus = node.cpus * (1.0 - load.cpu_fraction)
+            if request.cpus <= idle_cpus and request.mem_mib <= load.mem_available_mib:
+                return True
+        return False
 
 
-def nice_factor(nice: int) -> float:
-    """1 for the most urgent nice value, 0 for the least."""
-    return min(1.0, max(0.0, (NICE_MAX - nice) / (NICE_MAX - NICE_MIN)))
+_MEASURES: Mapping[str, Callable[[Ranking, ClassKey, PendingJob], Measure]] = {
+    "multifactor": Ranking.by_multifactor,
+    "fifo": Ranking.by_arrival,
+    "priority": Ranking.by_static_priority,
+    "utilisation": Ranking.by_headroom,
+    "hybrid": Ranking.by_priority_and_demand,
+    "sjf": Ranking.by_length,
+    "drf": Ranking.by_dominant_share,
+    "fairshare": Ranking.by_fairshare,
+}
+
+
+def tier_of(qos: str, settings: Settings) -> int:
+    """Tier of a QOS by name; 0 for none."""
+    known = settings.qos.get(qos)
+    return known.tier if known else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +253,40 @@ class Head:
 class Line:
     """The heads of all classes, best first. Only heads are kept, so the cost does not grow with the jobs."""
 
-    __slots__ = ("_heap", "_now", "_settings", "cut_short")
+    __slots__ = ("_heap", "_ranking", "cut_short")
 
-    def __init__(self, pending: Iterable[PendingClass], now: float, settings: Settings) -> None:
-        self._now = now
-        self._settings = settings
-        self._heap: list[tuple[float, float, int, int, PendingClass]] = []
+    def __init__(self, pending: Iterable[PendingClass], ranking: Ranking) -> None:
+        self._ranking = ranking
         self.cut_short: ClassKey | None = None
         """A class with more jobs than the snapshot shows, and all that it shows were started."""
-        for waiting in pending:
-            if waiting.jobs:
-                self._heap.append(self._entry(waiting, 0))
+        self._heap = [self._entry(waiting, 0) for waiting in pending if waiting.jobs]
         heapify(self._heap)
 
-    def _entry(self, waiting: PendingClass, position: int) -> tuple[float, float, int, int, PendingClass]:
-        job = waiting.jobs[position]
-        rank = priority(waiting.key, job.queued_at, self._now, self._settings).total
-        # Job ids are unique, so the comparison never reaches the position or the class.
-        return -rank, job.queued_at, job.id, position, waiting
+    def _entry(self, waiting: PendingClass, position: int) -> tuple[Rank, int, PendingClass]:
+        # Ranks end in the job's id, so the comparison never reaches the position or the class.
+        return self._ranking.rank(waiting.key, waiting.jobs[position]), position, waiting
 
     def first(self) -> Head | None:
         """The best job in line; None when there is none, or when the next one is not in the snapshot."""
         if not self._heap or self.cut_short is not None:
             return None
-        _, _, _, position, waiting = self._heap[0]
+        if self._ranking.is_dynamic:
+            self._settle()
+        _, position, waiting = self._heap[0]
         return Head(waiting.key, waiting.jobs[position])
 
+    def _settle(self) -> None:
+        """Rank the first one anew until it stays the first: starts made ranks worse, never better."""
+        while True:
+            before, position, waiting = self._heap[0]
+            entry = self._entry(waiting, position)
+            if entry[0] == before:
+                return
+            heapreplace(self._heap, entry)
+
     def advance(self) -> None:
-        """The first job starts: the next one of its class takes its place."""
-        _, _, _, position, waiting = self._heap[0]
+        """The first job is dealt with: the next one of its class takes its place."""
+        _, position, waiting = self._heap[0]
         if position + 1 < len(waiting.jobs):
             heapreplace(self._heap, self._entry(waiting, position + 1))
             return
@@ -94,11 +295,19 @@ class Line:
         if waiting.total > len(waiting.jobs):
             self.cut_short = waiting.key
 
+    def skip(self) -> None:
+        """The first job waits, and its class goes on with the next one that the snapshot shows."""
+        _, position, waiting = self._heap[0]
+        if position + 1 < len(waiting.jobs):
+            heapreplace(self._heap, self._entry(waiting, position + 1))
+        else:
+            heappop(self._heap)
+
     def rest(self) -> list[ClassKey]:
         """Classes that were not looked at because the line was cut short, that one first."""
         if self.cut_short is None:
             return []
-        return [self.cut_short, *(entry[4].key for entry in sorted(self._heap, key=lambda entry: entry[:3]))]
+        return [self.cut_short, *(entry[2].key for entry in sorted(self._heap, key=lambda entry: entry[0]))]
 
     def drop(self) -> None:
         """The first job cannot start: its class leaves the line for this cycle."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from gpusched.model.job import Request
 from gpusched.policy.ceilings import Ceilings
@@ -97,9 +98,16 @@ class Option:
     booking: Booking = field(compare=False)
 
 
-def find(draft: Draft, need: Need, ceilings: Ceilings | None = None) -> Booking | None:
+class Guard(Protocol):
+    """What may turn a place down that has room."""
+
+    def why_not(self, booking: Booking) -> str | None:
+        """A sentence against this place; None when it will do."""
+
+
+def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: Guard | None = None) -> Booking | None:
     """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
-    found = options(draft, need, ceilings)
+    found = options(draft, need, ceilings, guard=guard)
     return min(found).booking if found else None
 
 
@@ -119,13 +127,15 @@ def options(
     *,
     avoid: frozenset[int] = frozenset(),
     tally: Tally | None = None,
+    guard: Guard | None = None,
 ) -> list[Option]:
     """At most one place per node. Cards to `avoid` are taken only where no others are left."""
     found = []
     for node, cards in enumerate(_candidates(draft.layout, need)):
         tried = _try_node(draft, need, node, cards, ceilings, avoid, tally)
         if isinstance(tried, Option):
-            found.append(tried)
+            if guard is None or guard.why_not(tried.booking) is None:
+                found.append(tried)
         elif tally is not None:
             tally[tried] += 1
     return found

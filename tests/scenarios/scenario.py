@@ -13,9 +13,10 @@ from typing import Any
 from gpusched import testing
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot
+from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.policy.cycle import decide
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.invariants import check_invariants
 from gpusched.testing import NOW, allocation, job, share
 
@@ -63,11 +64,23 @@ def load(**parts: Any) -> HostSample:
     return HostSample(at=NOW, name="n1", cpus=16, mem_total_mib=64 * 1024, **{**fields, "net_mib_s": 0.0, **parts})
 
 
+_TABLES = {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
+
+
 def settings(**groups: Mapping[str, Any]) -> Settings:
-    """Defaults, with some fields of some groups replaced: `settings(gpu={"share_headroom_mib": 0})`."""
+    """Defaults, with some fields of some groups replaced: `settings(gpu={"share_headroom_mib": 0})`.
+
+    Of `queue`, `qos` and `account` the fields of each by name: `settings(qos={"urgent": {"tier": 1}})`.
+    """
     made = Settings()
     for group, fields in groups.items():
-        made = replace(made, **{group: replace(getattr(made, group), **fields)})
+        if group in _TABLES:
+            value: Any = {name: _TABLES[group](name, **parts) for name, parts in fields.items()}
+        elif group == "license":
+            value = dict(fields)
+        else:
+            value = replace(getattr(made, group), **fields)
+        made = replace(made, **{group: value})
     return made
 
 
@@ -93,6 +106,8 @@ class Outcome:
     """Job -> place and seconds from now until its start, None when unknown."""
     reasons: dict[int, Reason]
     """By the first waiting job of each class."""
+    preempts: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Victim -> how, and for which job."""
 
     @property
     def codes(self) -> dict[int, str]:
@@ -113,16 +128,26 @@ class Scenario:
     running: Sequence[Allocation] = ()
     settings: Settings = field(default_factory=Settings)
     front: int | None = None
+    usage: Sequence[Usage] = ()
+    windows: Sequence[Window] = ()
+    extensions: Extensions = NO_EXTENSIONS
 
     def snapshot(self) -> Snapshot:
         """The policy's input."""
-        return testing.snapshot(*self.nodes, running=self.running, waiting=self.waiting, front=self.front)
+        return testing.snapshot(
+            *self.nodes,
+            running=self.running,
+            waiting=self.waiting,
+            front=self.front,
+            usage=self.usage,
+            windows=self.windows,
+        )
 
     def outcome(self) -> Outcome:
         """Decide, and compare with a second decision on a snapshot made anew."""
         before = self.snapshot()
-        plan = decide(before, self.settings)
-        assert plan == decide(self.snapshot(), self.settings)
+        plan = decide(before, self.settings, self.extensions)
+        assert plan == decide(self.snapshot(), self.settings, self.extensions)
         assert check_invariants(apply_plan(before, self.waiting, plan)) == []
         started = {start.job_id for start in plan.starts}
         reasons = {}
@@ -141,6 +166,7 @@ class Scenario:
                 for kept in plan.reservations
             },
             reasons=reasons,
+            preempts={one.job_id: (one.mode, one.for_job) for one in plan.preempts},
         )
 
 
@@ -151,14 +177,23 @@ def apply_plan(snapshot: Snapshot, waiting: Sequence[Job], plan: Plan) -> Snapsh
         Allocation(
             job_id=start.job_id,
             uid=jobs[start.job_id].uid,
-            node=start.placement.node,
-            gpus=start.placement.gpus,
-            cpus=start.placement.cpus,
-            mem_mib=start.placement.mem_mib,
+            node=piece.node,
+            gpus=piece.gpus,
+            cpus=piece.cpus,
+            mem_mib=piece.mem_mib,
             start_at=snapshot.now,
             expected_end_at=_end_of(jobs[start.job_id], snapshot.now),
+            user=jobs[start.job_id].user,
+            account=jobs[start.job_id].spec.account,
+            queue=jobs[start.job_id].spec.queue,
+            qos=jobs[start.job_id].spec.qos,
+            resources=piece.resources,
+            licenses=piece.licenses,
+            is_exclusive=piece.is_exclusive,
+            reservation=jobs[start.job_id].spec.reservation,
         )
         for start in plan.starts
+        for piece in (start.placement, *start.placement.others)
     ]
     started = {start.job_id for start in plan.starts}
     return testing.snapshot(

@@ -10,11 +10,12 @@ import pytest
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Placement
-from gpusched.policy.backfill import endings, reserve
 from gpusched.policy.draft import Booking, Draft, Layout, Part, micros_of, squeeze
+from gpusched.policy.factors import age_factor, nice_factor
 from gpusched.policy.invariants import check_invariants
-from gpusched.policy.ordering import Line, age_factor, class_key, nice_factor, priority
+from gpusched.policy.ordering import Line, Ranking, class_key
 from gpusched.policy.placement import Need, find, fits, options
+from gpusched.policy.profile import Ending, Profile, endings
 from gpusched.policy.shortage import about, name_some, plural
 from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
 
@@ -41,14 +42,24 @@ def test_nice_counts_from_most_to_least_urgent(nice, factor):
 
 
 def test_the_rank_is_the_sum_of_its_parts():
-    rank = priority(class_key(job(nice=-100)), NOW - 3.5 * DAY, NOW, SETTINGS)
-    assert dict(rank.parts) == {"age": pytest.approx(500.0), "nice": pytest.approx(10_100.0)}
-    assert rank.total == pytest.approx(10_600.0)
+    rank = Ranking(snapshot(), SETTINGS).priority(class_key(job(nice=-100)), NOW - 3.5 * DAY)
+    parts = dict(rank.parts)
+    assert parts == {
+        "age": pytest.approx(500.0),
+        "fairshare": 10_000.0,
+        "size": 0.0,
+        "queue": 0.0,
+        "qos": 0.0,
+        "nice": pytest.approx(10_100.0),
+        "deadline": 0.0,
+        "fit": 0.0,
+    }
+    assert rank.total == pytest.approx(20_600.0)
 
 
 def test_weights_are_settings():
-    weights = replace(SETTINGS, priority=PrioritySettings(weight_age=0.0, weight_nice=2.0))
-    assert priority(class_key(job()), NOW - DAY, NOW, weights).total == 1.0
+    weights = replace(SETTINGS, priority=PrioritySettings(weight_age=0.0, weight_fairshare=0.0, weight_nice=2.0))
+    assert Ranking(snapshot(), weights).priority(class_key(job()), NOW - DAY).total == 1.0
 
 
 def test_a_class_is_what_the_policy_cannot_tell_apart():
@@ -58,7 +69,7 @@ def test_a_class_is_what_the_policy_cannot_tell_apart():
 
 
 def test_the_line_shows_the_next_of_each_class_and_forgets_a_dropped_class():
-    line = Line(pending([job(1), job(2, nice=5), job(3), job(4, nice=5)]), NOW, SETTINGS)
+    line = Line(pending([job(1), job(2, nice=5), job(3), job(4, nice=5)]), Ranking(snapshot(), SETTINGS))
     seen = []
     for step in (line.advance, line.drop, line.advance):
         head = line.first()
@@ -74,7 +85,7 @@ def test_the_line_shows_the_next_of_each_class_and_forgets_a_dropped_class():
 
 
 def test_a_line_that_is_cut_short_shows_nothing_more():
-    line = Line(pending([job(1), job(2), job(3, nice=5)], front=1), NOW, SETTINGS)
+    line = Line(pending([job(1), job(2), job(3, nice=5)], front=1), Ranking(snapshot(), SETTINGS))
     line.advance()
     assert line.first() is None
     assert line.cut_short == class_key(job(1))
@@ -240,13 +251,14 @@ def test_fractions_end_at_one_card_even_where_they_book_next_to_no_memory():
 def reserved(*nodes, running, wanted):
     draft = draft_of(*nodes, running=running)
     before = state_of(draft)
-    made = reserve(draft, wanted, endings(draft.layout, running), NOW)
+    profile = Profile(draft, endings(draft.layout, running), NOW)
+    made = profile.reserve(99, wanted, inf)
     assert state_of(draft) == before
-    return made
+    return profile, made
 
 
 def test_nothing_is_reserved_for_what_never_fits():
-    assert reserved(node(gpus=2), running=[], wanted=need(3)) is None
+    assert reserved(node(gpus=2), running=[], wanted=need(3))[1] is None
 
 
 def test_only_jobs_in_the_way_are_waited_for():
@@ -255,10 +267,10 @@ def test_only_jobs_in_the_way_are_waited_for():
         allocation(2, gpus=[1], expected_end_at=NOW + 20),
         allocation(3, gpus=[], expected_end_at=NOW + 5),
     ]
-    made = reserved(node(gpus=2), running=running, wanted=need(2))
+    _, made = reserved(node(gpus=2), running=running, wanted=need(2))
     assert made.waits_for == (1, 2)
     assert (made.start_at, made.pass_until) == (NOW + 20, NOW + 20)
-    made = reserved(node(gpus=2, cpus=4), running=running, wanted=need(cpus=2))
+    _, made = reserved(node(gpus=2, cpus=4), running=running, wanted=need(cpus=2))
     assert made.waits_for == (3,)
 
 
@@ -268,19 +280,20 @@ def test_a_reservation_without_a_start_is_passed_within_the_age_of_the_youngest_
         allocation(2, gpus=[1], start_at=NOW - 90),
         allocation(3, gpus=[2], start_at=NOW - 10),
     ]
-    made = reserved(node(gpus=3), running=running, wanted=need(2))
+    _, made = reserved(node(gpus=3), running=running, wanted=need(2))
     assert (made.start_at, made.pass_until, made.cards) == (None, NOW + 90, frozenset({0, 1}))
-    made = reserved(node(gpus=3), running=[allocation(1, gpus=[0], start_at=NOW + 9)], wanted=need(3))
+    _, made = reserved(node(gpus=3), running=[allocation(1, gpus=[0], start_at=NOW + 9)], wanted=need(3))
     assert made.pass_until == NOW
 
 
 def test_a_refused_booking_leaves_the_reservation_as_it_was():
-    made = reserved(node(gpus=2), running=[allocation(1, gpus=[0])], wanted=need(2))
+    profile, made = reserved(node(gpus=2), running=[allocation(1, gpus=[0])], wanted=need(2))
     kept, cards = made.booking, made.cards
-    assert not made.admits(Booking(0, 1, 0, 0, (Part(1, True),)))
+    assert not profile.admits(Booking(0, 1, 0, 0, (Part(1, True),)), inf)
     assert (made.booking, made.cards) == (kept, cards)
-    assert made.admits(Booking(0, 1, 15_000, 0, ()))
-    assert not made.admits(Booking(0, 1, 1_000, 0, ()))
+    assert profile.admits(Booking(0, 1, 15_000, 0, ()), inf)
+    profile.start(Ending(7, NOW, inf, Booking(0, 1, 15_000, 0, ())))
+    assert not profile.admits(Booking(0, 1, 1_000, 0, ()), inf)
 
 
 def test_an_ending_without_a_limit_is_infinitely_far():

@@ -1,0 +1,180 @@
+"""Plug-ins of a site: hooks by `pluggy`, found by entry points and by the setting `[plugins] load`.
+
+A plug-in is a module or object with functions marked `hookimpl`. They take part in the cycle at the points of
+the Kubernetes scheduling framework: queue sort, filter, score, permit; and they are told of state changes.
+One that raises, or answers with something else than was asked for, is reported and skipped; after some
+failures it is left out for good. It cannot stop the loop, but nothing protects from one that never returns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from logging import getLogger
+from typing import Any
+
+import pluggy
+
+from gpusched.errors import UsageError
+from gpusched.model.cluster import NodeView
+from gpusched.model.job import Job
+from gpusched.model.snapshot import ClassKey, PendingJob, Placement
+from gpusched.policy.extension import Extensions
+
+log = getLogger("gpusched.plugins")
+
+PROJECT = "gpusched"
+"""Name of the hooks' project and of the entry-point group."""
+
+FAILURES_ALLOWED = 3
+"""A plug-in that failed so often is left out until the daemon starts again or reloads."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Hooks:
+    """The hooks. An implementation may leave out arguments that it does not need."""
+
+    @hookspec
+    def gpusched_queue_sort(self, key: ClassKey) -> float | None:
+        """Points that jobs of this class get on top of their weighted priority; they are one of its parts."""
+
+    @hookspec
+    def gpusched_filter(self, key: ClassKey, node: NodeView) -> str | None:
+        """Why jobs of this class may not run on this node, as a short sentence; None when they may."""
+
+    @hookspec
+    def gpusched_score(self, key: ClassKey, node: NodeView) -> float | None:
+        """How well the node suits the class; the highest sum wins, the configured strategy breaks ties."""
+
+    @hookspec
+    def gpusched_permit(self, key: ClassKey, job: PendingJob, place: Placement) -> str | None:
+        """Why a job that has a place may not start yet, as a short sentence; None when it may."""
+
+    @hookspec
+    def gpusched_job_changed(self, before: Job | None, after: Job) -> None:
+        """A job's row was committed; `before` is None for a new one."""
+
+
+class Plugins:
+    """The loaded plug-ins, each call guarded."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(Hooks)
+        self._failures: Counter[str] = Counter()
+        self.troubles: list[str] = []
+        """A sentence for each plug-in that failed, for `gpusched doctor`."""
+
+    @classmethod
+    def load(cls, modules: Iterable[str] = ()) -> Plugins:
+        """Plug-ins of the installed distributions, and these modules.
+
+        A distribution's plug-in that cannot be loaded is reported and left out.
+        Raises: UsageError for a module of the config that cannot be loaded.
+        """
+        plugins = cls()
+        plugins._load_entry_points()
+        for name in modules:
+            try:
+                plugins._manager.register(import_module(name), name)
+            except (Exception, SystemExit) as error:
+                raise UsageError(
+                    f"the plug-in {name!r} of [plugins] load cannot be loaded: {type(error).__name__}: {error}",
+                    f"try it with: python -c 'import {name}'",
+                ) from error
+        plugins._check()
+        return plugins
+
+    def _load_entry_points(self) -> None:
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=PROJECT):
+            try:
+                self._manager.register(point.load(), point.name)
+            except (Exception, SystemExit) as error:
+                self._report(point.name, f"cannot be loaded: {type(error).__name__}: {error}")
+
+    def register(self, plugin: object, name: str) -> None:
+        """Add one that is at hand already."""
+        self._manager.register(plugin, name)
+
+    def _check(self) -> None:
+        """Raises: UsageError for a function with a hook's mark and no hook's name."""
+        try:
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            known = ", ".join(name for name in vars(Hooks) if name.startswith("gpusched_"))
+            raise UsageError(f"a plug-in has a hook that does not exist: {error}", f"the hooks are: {known}") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all that are loaded."""
+        return tuple(sorted(name for name, _ in self._manager.list_name_plugin()))
+
+    def extensions(self) -> Extensions:
+        """What takes part in the cycle."""
+        return Extensions(
+            sorts=tuple(self._calls("gpusched_queue_sort", _number, 0.0)),
+            filters=tuple(self._calls("gpusched_filter", _sentence, None)),
+            scores=tuple(self._calls("gpusched_score", _number, 0.0)),
+            permits=tuple(self._calls("gpusched_permit", _sentence, None)),
+        )
+
+    def job_changed(self, before: Job | None, after: Job) -> None:
+        """Tell every plug-in that asked."""
+        for _, tell in self._calls("gpusched_job_changed", lambda answer: None, None):
+            tell(before, after)
+
+    def _calls(self, hook: str, read: Callable[[Any], Any], neutral: Any) -> Iterable[tuple[str, Callable[..., Any]]]:
+        spec = getattr(self._manager.hook, hook)
+        for implementation in spec.get_hookimpls():
+            yield implementation.plugin_name, self._guarded(implementation, hook, read, neutral)
+
+    def _guarded(self, implementation: Any, hook: str, read: Callable[[Any], Any], neutral: Any) -> Callable[..., Any]:
+        names = _ARGUMENTS[hook]
+        positions = [names.index(name) for name in implementation.argnames]
+        plugin, function = implementation.plugin_name, implementation.function
+
+        def call(*arguments: Any) -> Any:
+            if self._failures[plugin] >= FAILURES_ALLOWED:
+                return neutral
+            try:
+                return read(function(*(arguments[position] for position in positions)))
+            except (Exception, SystemExit) as error:
+                self._report(plugin, f"{hook} failed: {type(error).__name__}: {error}")
+                return neutral
+
+        return call
+
+    def _report(self, plugin: str, text: str) -> None:
+        self._failures[plugin] += 1
+        out = "; it is left out from now on" if self._failures[plugin] >= FAILURES_ALLOWED else ""
+        sentence = f"plug-in {plugin}: {text}{out}"
+        log.error("%s", sentence)
+        self.troubles = [*self.troubles[-9:], sentence]
+
+
+_ARGUMENTS = {
+    "gpusched_queue_sort": ("key",),
+    "gpusched_filter": ("key", "node"),
+    "gpusched_score": ("key", "node"),
+    "gpusched_permit": ("key", "job", "place"),
+    "gpusched_job_changed": ("before", "after"),
+}
+
+
+def _number(answer: Any) -> float:
+    if answer is None:
+        return 0.0
+    if isinstance(answer, bool) or not isinstance(answer, (int, float)) or answer != answer:
+        raise TypeError(f"answered {answer!r}, which is no number")
+    return float(answer)
+
+
+def _sentence(answer: Any) -> str | None:
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    raise TypeError(f"answered {answer!r}, which is no sentence")

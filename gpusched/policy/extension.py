@@ -1,0 +1,59 @@
+"""Where a site's own code takes part in a cycle: plain functions, handed in with the snapshot.
+
+The functions must be as pure as the rest: equal inputs, equal answers. Who loads them also catches what
+they raise; here they are only called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpusched.model.cluster import NodeView
+from gpusched.model.snapshot import ClassKey, PendingJob, Placement
+
+Sort = Callable[[ClassKey], float]
+"""Points that a class's jobs get on top of their priority."""
+Filter = Callable[[ClassKey, NodeView], "str | None"]
+"""Why jobs of this class may not run on this node; None when they may."""
+Score = Callable[[ClassKey, NodeView], float]
+"""How well the node suits the class; the highest sum wins, the strategy breaks ties."""
+Permit = Callable[[ClassKey, PendingJob, Placement], "str | None"]
+"""Why a job that has a place may not start yet; None when it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extensions:
+    """Functions by the name of the plug-in that they come from, in order of loading."""
+
+    sorts: tuple[tuple[str, Sort], ...] = ()
+    filters: tuple[tuple[str, Filter], ...] = ()
+    scores: tuple[tuple[str, Score], ...] = ()
+    permits: tuple[tuple[str, Permit], ...] = ()
+
+    def queue_sort(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
+        """Name and points of each plug-in for this class."""
+        return tuple((name, sort(key)) for name, sort in self.sorts)
+
+    def why_not_node(self, key: ClassKey, node: NodeView) -> str | None:
+        """The first plug-in's word against this node."""
+        for name, check in self.filters:
+            text = check(key, node)
+            if text is not None:
+                return f"{name}: {text}"
+        return None
+
+    def score(self, key: ClassKey, node: NodeView) -> float:
+        """Sum of what all plug-ins say of this node."""
+        return sum(score(key, node) for _, score in self.scores)
+
+    def why_not_now(self, key: ClassKey, job: PendingJob, place: Placement) -> str | None:
+        """The first plug-in's word against starting this job now."""
+        for name, permit in self.permits:
+            text = permit(key, job, place)
+            if text is not None:
+                return f"{name}: {text}"
+        return None
+
+
+NO_EXTENSIONS = Extensions()

@@ -1,0 +1,113 @@
+"""Reservations of the calendar: for others a booking that comes and goes, for members the place where they run."""
+
+from __future__ import annotations
+
+from math import inf
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.snapshot import ClassKey, Snapshot, Window
+from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.profile import NO_JOB, Ending
+from gpusched.policy.shortage import about
+
+_NOBODY = -1
+
+
+class Inside:
+    """The windows of one cycle, and what runs inside those that are in force."""
+
+    def __init__(self, snapshot: Snapshot, layout: Layout) -> None:
+        self._layout = layout
+        self._names = {window.name for window in snapshot.windows}
+        self._open: dict[str, Window] = {}
+        self._drafts: dict[str, Draft] = {}
+        self._next: dict[str, float] = {}
+        self.now: list[Ending] = []
+        """Windows in force, as if they were jobs that run until the window closes."""
+        self.later: list[tuple[Booking, float, float]] = []
+        """Windows that open later, with their instants."""
+        for window in snapshot.windows:
+            booking = _booking_of(window, layout)
+            if window.start_at > snapshot.now:
+                self._next.setdefault(window.name, window.start_at)
+                if booking is not None:
+                    self.later.append((booking, window.start_at, window.end_at))
+            elif snapshot.now < window.end_at:
+                self._open[window.name] = window
+                self._drafts[window.name] = _draft_inside(window, layout)
+                if booking is not None:
+                    self.now.append(Ending(NO_JOB, window.start_at, window.end_at, booking))
+        for held in snapshot.allocations:
+            booking = layout.booking(held.uid, held) if self.holds(held) else None
+            if booking is not None and held.reservation is not None:
+                self._drafts[held.reservation].book(booking)
+
+    def holds(self, held: Allocation) -> bool:
+        """Whether a running job is inside a window in force, and so holds nothing outside."""
+        return held.reservation in self._open
+
+    def draft(self, name: str) -> Draft:
+        """What is free inside a window in force."""
+        return self._drafts[name]
+
+    def start(self, name: str, booking: Booking) -> None:
+        """A member starts inside."""
+        self._drafts[name].book(booking)
+
+    def why_not(self, name: str, key: ClassKey, end_at: float, now: float) -> str | None:
+        """A sentence when a job may not run inside this reservation now."""
+        window = self._open.get(name)
+        if window is None:
+            opens_at = self._next.get(name)
+            if opens_at is not None:
+                return f"reservation {name} begins in {about(opens_at - now)}"
+            return f"there is no reservation {name} to come; move the job with: gctl update --reservation ''"
+        if not window.admits(key.user, key.account):
+            return f"reservation {name} is not for {key.user} under account {key.account}"
+        if end_at > window.end_at:
+            left = about(window.end_at - now)
+            limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"
+            return f"reservation {name} ends in {left}, and {limit}"
+        return None
+
+
+def _booking_of(window: Window, layout: Layout) -> Booking | None:
+    """All that a window keeps, as one booking over its nodes; None when none of them is there."""
+    found = [booking for place in window.held if (booking := layout.booking(_NOBODY, place)) is not None]
+    if not found:
+        return None
+    first, *others = found
+    return Booking(
+        first.node,
+        first.uid,
+        first.millicpus,
+        first.mem_mib,
+        first.parts,
+        first.resources,
+        first.licenses,
+        first.is_exclusive,
+        tuple(others),
+    )
+
+
+def _draft_inside(window: Window, layout: Layout) -> Draft:
+    """A draft in which only what the window keeps is free."""
+    draft = Draft(layout)
+    kept = {layout.node_number(place.node): place for place in window.held}
+    cards = {
+        part.card
+        for place in window.held
+        if (booking := layout.booking(_NOBODY, place)) is not None
+        for part in booking.parts
+    }
+    for number in range(len(layout.nodes)):
+        place = kept.get(number)
+        draft.free_millicpus[number] = 0 if place is None else round(place.cpus * 1000)
+        draft.free_mem_mib[number] = 0 if place is None else place.mem_mib
+        draft.exclusive[number] = int(place is None)
+        if place is not None and not place.is_exclusive:
+            draft.free_resources[number] = dict(place.resources)
+    for card in layout.cards:
+        if card.number not in cards:
+            draft.wholes[card.number] = 1
+    return draft

@@ -1,0 +1,234 @@
+"""Who makes room when a job that goes first cannot start: borrowed capacity first, then lower QOS, least lost work.
+
+A job may take from others what its queue is guaranteed and they have borrowed, or what its QOS may preempt.
+Runs that are younger than their protected time, that are being stopped already, or that started in this very
+cycle are left alone. Among the sets of victims that make enough room the one is taken that costs least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.resources import NOTHING, Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
+from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.ordering import tier_of
+from gpusched.policy.placement import Guard, Need, find
+from gpusched.policy.quota import Quotas
+from gpusched.policy.usage import demand, footprint
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A running job with all that it holds, on every node."""
+
+    first: Allocation
+    bookings: tuple[Booking, ...]
+    amount: Resources
+
+
+def held_by_job(layout: Layout, allocations: Iterable[Allocation]) -> dict[int, Held]:
+    """Running jobs by id; the pieces of a gang are one."""
+    pieces: dict[int, list[tuple[Allocation, Booking]]] = {}
+    for allocation in allocations:
+        booking = layout.booking(allocation.uid, allocation)
+        if booking is not None:
+            pieces.setdefault(allocation.job_id, []).append((allocation, booking))
+    found = {}
+    for job_id, parts in pieces.items():
+        bookings = tuple(booking for _, booking in parts)
+        amount = NOTHING
+        for booking in bookings:
+            amount = amount + footprint(layout, booking)
+        found[job_id] = Held(parts[0][0], bookings, amount)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A running job that may be asked to make room, and what that costs."""
+
+    held: Held
+    is_reclaimed: bool
+    """It holds what its queue has borrowed from that of the claimant."""
+    mode: str
+    lost: float
+    """Seconds of work that are lost, times the dominant share of the cluster that did them."""
+
+    @property
+    def job_id(self) -> int:
+        """Of the running job."""
+        return self.held.first.job_id
+
+    def cost(self, settings: Settings) -> tuple[bool, int, bool, float, int]:
+        """Sorts those first that are to go first."""
+        is_last = self.mode == PreemptMode.CANCEL
+        return not self.is_reclaimed, tier_of(self.held.first.qos, settings), is_last, self.lost, -self.job_id
+
+
+class Preemption:
+    """The running jobs of one cycle, as those see them who may take their place."""
+
+    def __init__(
+        self, held: Mapping[int, Held], quotas: Quotas, settings: Settings, capacity: Resources, now: float
+    ) -> None:
+        self._held = held
+        self._quotas = quotas
+        self._settings = settings
+        self._capacity = capacity
+        self._now = now
+        self.chosen: dict[int, Preempt] = {}
+        """Decided in this cycle, by victim."""
+        self.claimed: list[Booking] = []
+        """What is kept of what those who leave will leave."""
+        self._stopping = [one for one in held.values() if one.first.is_stopping]
+        self.is_off = settings.preempt.mode == "off"
+
+    def ends_at(self, job_id: int) -> float:
+        """When a victim of this cycle has ended at the latest."""
+        return self._now + self._held[job_id].first.grace_s
+
+    def frees_soon(self, draft: Draft, need: Need, guard: Guard | None) -> bool:
+        """Whether those that are being stopped already make enough room."""
+        if not self._stopping and not self.chosen:
+            return False
+        trial = draft.copy()
+        self._release_leaving(trial)
+        return find(trial, need, guard=guard) is not None
+
+    def _release_leaving(self, draft: Draft) -> None:
+        for one in (*self._stopping, *(self._held[job_id] for job_id in self.chosen)):
+            for booking in one.bookings:
+                draft.release(booking)
+        for booking in self.claimed:
+            draft.book(booking)
+
+    def may_preempt(self, key: ClassKey, victim: Allocation) -> bool:
+        """Whether the claimant's QOS, or that of a job that waits for it, is above the victim's and may."""
+        settings = self._settings
+        theirs = settings.qos.get(victim.qos)
+        if theirs is not None and not theirs.preemptible:
+            return False
+        names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+        return any(
+            victim.qos in mine.preempts and mine.tier > tier_of(victim.qos, settings)
+            for name in names
+            if (mine := settings.qos.get(name)) is not None
+        )
+
+    def victims(self, key: ClassKey, amount: Resources) -> list[Victim]:
+        """All that may be asked, those first that are to go first."""
+        if self.is_off:
+            return []
+        found = []
+        reclaims = self._settings.preempt.reclaim and self._quotas.is_capacity
+        for job_id, held in self._held.items():
+            one = held.first
+            if one.is_stopping or one.is_suspended or job_id in self.chosen or self._is_protected(one):
+                continue
+            takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount)
+            if takes_back or self.may_preempt(key, one):
+                found.append(Victim(held, takes_back, self._mode(one), self._lost(held)))
+        found.sort(key=lambda victim: victim.cost(self._settings))
+        return found
+
+    def _is_protected(self, one: Allocation) -> bool:
+        qos = self._settings.qos.get(one.qos)
+        own = None if qos is None else qos.min_run_s
+        least_s = self._settings.preempt.min_run_s if own is None else own
+        return self._now - one.start_at < least_s
+
+    def _mode(self, one: Allocation) -> str:
+        if self._settings.preempt.mode == "suspend" and one.can_suspend:
+            return PreemptMode.SUSPEND
+        return PreemptMode.REQUEUE if one.can_requeue else PreemptMode.CANCEL
+
+    def _lost(self, held: Held) -> float:
+        saved_at = held.first.start_at if held.first.checkpoint_at is None else held.first.checkpoint_at
+        lost_s = max(0.0, self._now - max(saved_at, held.first.start_at))
+        return lost_s * held.amount.dominant_share(self._capacity)
+
+    def choose(self, job_id: int, key: ClassKey, need: Need, draft: Draft, guard: Guard | None) -> tuple[Victim, ...]:
+        """The cheapest victims that let this job start, recorded in `chosen`; none when nothing helps."""
+        amount = demand(draft.layout, need.request)
+        victims = self.victims(key, amount)
+        if not victims:
+            return ()
+        best: tuple[Victim, ...] = ()
+        for group in self._groups(victims, need):
+            picked = self._pick(group, key, amount, need, draft, guard)
+            if picked and (not best or self._price(picked) < self._price(best)):
+                best = picked
+        for victim in best:
+            text = f"made room for job {job_id} ({self._why(key, victim)})"
+            self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
+        return best
+
+    def _groups(self, victims: Sequence[Victim], need: Need) -> Iterable[Sequence[Victim]]:
+        """All of them, and for a job of one node those of each node: few on one node beat many on several."""
+        yield victims
+        if need.request.nodes == 1:
+            nodes = sorted({booking.node for victim in victims for booking in victim.held.bookings})
+            if len(nodes) > 1:
+                for node in nodes:
+                    yield [one for one in victims if any(booking.node == node for booking in one.held.bookings)]
+
+    def _pick(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+    ) -> tuple[Victim, ...]:
+        """One after the other until it fits, then back with those that are not needed, the dearest first."""
+        trial = draft.copy()
+        self._release_leaving(trial)
+        quotas = self._quotas.copy() if any(victim.is_reclaimed for victim in victims) else None
+        picked: list[Victim] = []
+        for victim in victims:
+            one = victim.held.first
+            if victim.is_reclaimed and quotas is not None:
+                # Every victim leaves its queue with less; none is pushed below its own guarantee.
+                if not quotas.may_reclaim(key.queue, amount, one.queue, victim.held.amount) and not self.may_preempt(
+                    key, one
+                ):
+                    continue
+                quotas.remove(one.queue, one.user, one.qos, victim.held.amount)
+            for booking in victim.held.bookings:
+                trial.release(booking)
+            picked.append(victim)
+            if find(trial, need, guard=guard) is not None:
+                break
+        else:
+            return ()
+        for victim in sorted(picked, key=lambda one: one.cost(self._settings), reverse=True):
+            mark = trial.checkpoint()
+            for booking in victim.held.bookings:
+                trial.book(booking)
+            if find(trial, need, guard=guard) is None:
+                trial.rollback(mark)
+            else:
+                picked.remove(victim)
+        return tuple(picked)
+
+    def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, float, int]:
+        """Of a whole set: few that are not borrowed, of low tier, few that lose for good, little work, few."""
+        return (
+            sum(not victim.is_reclaimed for victim in victims),
+            max(tier_of(victim.held.first.qos, self._settings) for victim in victims),
+            sum(victim.mode == PreemptMode.CANCEL for victim in victims),
+            sum(victim.lost for victim in victims),
+            len(victims),
+        )
+
+    def _why(self, key: ClassKey, victim: Victim) -> str:
+        if victim.is_reclaimed:
+            return f"queue {key.queue} takes back what queue {victim.held.first.queue} has borrowed"
+        inherited = key.inherited.qos if key.inherited else ""
+        mine = max((key.qos, inherited), key=lambda name: tier_of(name, self._settings))
+        return f"QOS {mine} goes before QOS {victim.held.first.qos}"

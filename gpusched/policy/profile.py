@@ -1,0 +1,306 @@
+"""The time profile: who holds what until when, what is kept for whom, and who may pass.
+
+The first blocked jobs get reservations, each at the earliest instant at which it fits for all of its time
+limit beside what is kept already. A later job may start now when, for as long as it runs, every one of
+them still fits at its own instant. One reservation is EASY backfill, one for every job is conservative
+backfill.
+
+A job without a time limit is taken to end after all that have one, those that started first ending
+first. A reservation that needs the end of such a job has no start time, but it is of concrete cards.
+To pass it by ending in time, a job must be shorter than the youngest such job has run already: then
+the blocked job waits at most about twice as long as it would have, and the cards need not be idle.
+
+Sources: Lifka, The ANL/IBM SP Scheduling System (1995), for EASY; Mu'alem and Feitelson, Utilization,
+Predictability, Workloads, and User Runtime Estimates (2001), for conservative backfill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from gpusched.model.cluster import Allocation
+from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.placement import Guard, Need, find, fits
+
+Instant = tuple[float, int]
+"""UTC epoch seconds; jobs without a limit end at (inf, 1), (inf, 2) and so on, in the order of their starts."""
+
+NEVER: Instant = (inf, 1 << 62)
+
+NO_JOB = 0
+"""Stands for a window of the calendar among the running jobs; ids of jobs begin at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A running job as the future sees it. `end_at` is infinite without a time limit."""
+
+    job_id: int
+    start_at: float
+    end_at: float
+    booking: Booking
+
+
+def endings(layout: Layout, allocations: Iterable[Allocation]) -> list[Ending]:
+    """The running jobs of a snapshot. Those on nodes that are gone give nothing back."""
+    found = []
+    for held in allocations:
+        booking = layout.booking(held.uid, held)
+        if booking is not None:
+            end_at = inf if held.expected_end_at is None else held.expected_end_at
+            found.append(Ending(held.job_id, held.start_at, end_at, booking))
+    return found
+
+
+class Kept:
+    """What is kept for one blocked job, or for a window of the calendar, from one instant to another."""
+
+    __slots__ = ("booking", "end", "job_id", "need", "pass_until", "start", "state", "waits_for")
+
+    def __init__(
+        self,
+        job_id: int | None,
+        need: Need | None,
+        booking: Booking,
+        start: Instant,
+        end: Instant,
+        state: Draft,
+        pass_until: float,
+        waits_for: tuple[int, ...] = (),
+    ) -> None:
+        self.job_id = job_id
+        """None for a window of the calendar, which nothing moves."""
+        self.need = need
+        self.booking = booking
+        self.start = start
+        self.end = end
+        self.state = state
+        """The machines at the instant of its start, with all that is kept then, this one included."""
+        self.pass_until = pass_until
+        """A job that ends by this instant may use what is kept."""
+        self.waits_for = waits_for
+        """Running jobs in the way, in the order in which they are expected to end."""
+
+    @property
+    def start_at(self) -> float | None:
+        """Latest expected start; None when a job without a time limit must end first."""
+        return None if self.start[0] == inf else self.start[0]
+
+    @property
+    def cards(self) -> frozenset[int]:
+        """Numbers of the cards that are kept."""
+        return frozenset(part.card for piece in self.booking.pieces() for part in piece.parts)
+
+    def is_held_at(self, instant: Instant) -> bool:
+        """Whether it is in force then."""
+        return self.start <= instant < self.end
+
+
+class Profile:
+    """All that is known of the future of one cycle."""
+
+    def __init__(self, draft: Draft, running: Iterable[Ending], now: float) -> None:
+        self._draft = draft
+        """Of now; the cycle books its starts in it."""
+        self._now = now
+        self._running = list(running)
+        self.kept: list[Kept] = []
+
+    # --- what happens now -----------------------------------------------------------------------
+
+    def start(self, ending: Ending) -> None:
+        """A job starts now that the draft has booked and `admits` let pass."""
+        self._running.append(ending)
+        for kept in self._passed_by(ending.end_at):
+            kept.state.book(ending.booking)
+
+    def end_early(self, ends_at: Mapping[int, float]) -> None:
+        """Running jobs are about to be stopped, each to have ended by its instant.
+
+        What was kept before stays where it is: it only has more room than it knows of.
+        """
+        self._running = [
+            replace(one, end_at=min(one.end_at, ends_at[one.job_id])) if one.job_id in ends_at else one
+            for one in self._running
+        ]
+
+    def _passed_by(self, end_at: float) -> list[Kept]:
+        """What a job that runs from now until then could be in the way of."""
+        return [kept for kept in self.kept if end_at > kept.pass_until]
+
+    def cards_kept(self, end_at: float) -> frozenset[int]:
+        """Cards that a job which runs until then had better leave alone."""
+        return frozenset().union(*(kept.cards for kept in self._passed_by(end_at)))
+
+    def concerns(self, end_at: float) -> int:
+        """How many reservations a job that runs until then could be in the way of."""
+        return len(self._passed_by(end_at))
+
+    def admits(self, booking: Booking, end_at: float) -> bool:
+        """Whether all that is kept still fits at its time if this is started now and runs until then.
+
+        A reservation may move to other cards for that, never to a later instant. When the answer is no,
+        nothing has changed.
+        """
+        passed = self._passed_by(end_at)
+        tight = [kept for kept in passed if not kept.state.has_room(booking)]
+        if not tight:
+            return True
+        marks = [(kept, kept.state.checkpoint(), kept.booking) for kept in self.kept]
+        # Tried with the newcomer in place; whoever starts it books it once more by `start`.
+        for kept in passed:
+            kept.state.book(booking)
+        moved = all(self._move(kept) for kept in tight)
+        for kept in passed:
+            kept.state.release(booking)
+        if moved and all(kept.state.has_room(booking) for kept in passed):
+            return True
+        for kept, mark, before in marks:
+            kept.state.rollback(mark)
+            kept.booking = before
+        return False
+
+    def _move(self, kept: Kept) -> bool:
+        """Find other cards for a reservation that no longer fits where it is, at the same instant."""
+        if kept.need is None:
+            return False
+        meets = [other for other in self.kept if kept.is_held_at(other.start)]
+        for other in meets:
+            other.state.release(kept.booking)
+        elsewhere = find(_worst([other.state for other in meets]), kept.need)
+        if elsewhere is None:
+            return False
+        for other in meets:
+            other.state.book(elsewhere)
+        kept.booking = elsewhere
+        return True
+
+    # --- what is kept ---------------------------------------------------------------------------
+
+    def keep_window(self, booking: Booking, start_at: float, end_at: float) -> None:
+        """A window of the calendar that begins later: fixed, and before all reservations are made."""
+        start, end = (start_at, 0), (end_at, 0)
+        state = self._state_at(start)
+        for other in self.kept:
+            if start <= other.start < end:
+                other.state.book(booking)
+        state.book(booking)
+        self.kept.append(Kept(None, None, booking, start, end, state, start_at))
+
+    def reserve(self, job_id: int, need: Need, duration_s: float, guard: Guard | None = None) -> Kept | None:
+        """Keep room for this need, for so long, from the earliest instant on; None when it never fits.
+
+        Measured load is not looked at: what it will be then, nobody knows.
+        """
+        order = _in_order(self._running, self._now)
+        future = self._draft.copy()
+        marks = [future.checkpoint()]
+
+        def move_to(ends: int) -> None:
+            if ends < len(marks):
+                future.rollback(marks[ends])
+                del marks[ends + 1 :]
+            while len(marks) <= ends:
+                future.release(order[len(marks) - 1][1].booking)
+                marks.append(future.checkpoint())
+
+        # Every end makes more room, so without what is kept the first instant that suffices is found by halving.
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            move_to(middle)
+            if fits(future, need):
+                high = middle
+            else:
+                low = middle + 1
+        first = order[low - 1][0] if low else (self._now, 0)
+        for start in self._candidates(order, first):
+            # All that end by the same instant are gone then.
+            ended = sum(1 for instant, _ in order if instant <= start)
+            move_to(ended)
+            mark = future.checkpoint()
+            for kept in self.kept:
+                if kept.is_held_at(start):
+                    future.book(kept.booking)
+            end = (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
+            meets = [kept for kept in self.kept if start < kept.start < end]
+            booking = find(_worst([future, *(kept.state for kept in meets)]), need, guard=guard)
+            if booking is None:
+                future.rollback(mark)
+                continue
+            future.book(booking)
+            for kept in meets:
+                kept.state.book(booking)
+            gone = [ending for _, ending in order[:ended]]
+            made = Kept(
+                job_id,
+                need,
+                booking,
+                start,
+                end,
+                future.copy(),
+                _pass_until(start, gone, self._now),
+                _in_the_way(gone, booking),
+            )
+            self.kept.append(made)
+            return made
+        return None
+
+    def _candidates(self, order: Sequence[tuple[Instant, Ending]], first: Instant) -> Iterator[Instant]:
+        """Instants at which something becomes free, from the first one that could suffice."""
+        instants = {first, *(instant for instant, _ in order), *(kept.end for kept in self.kept)}
+        yield from (instant for instant in sorted(instants) if instant >= first and instant != NEVER)
+
+    def _state_at(self, instant: Instant) -> Draft:
+        state = self._draft.copy()
+        for end, ending in _in_order(self._running, self._now):
+            if end <= instant:
+                state.release(ending.booking)
+        for kept in self.kept:
+            if kept.is_held_at(instant):
+                state.book(kept.booking)
+        return state
+
+
+def _in_order(running: Iterable[Ending], now: float) -> list[tuple[Instant, Ending]]:
+    """Running jobs by their ends. One past its time limit is being stopped: it counts as ending now."""
+    by_end = sorted(running, key=lambda job: (max(job.end_at, now), job.start_at, job.job_id))
+    endless = 0
+    order = []
+    for ending in by_end:
+        if ending.end_at == inf:
+            endless += 1
+        order.append(((max(ending.end_at, now), endless), ending))
+    return order
+
+
+def _pass_until(start: Instant, ended: Sequence[Ending], now: float) -> float:
+    if start[0] < inf:
+        return start[0]
+    youngest = max((ending.start_at for ending in ended if ending.end_at == inf), default=now)
+    return now + max(0.0, now - youngest)
+
+
+def _in_the_way(ended: Sequence[Ending], booking: Booking) -> tuple[int, ...]:
+    """Jobs that hold the cards of the booking; with none, those that hold cores and memory of its nodes."""
+    cards = {part.card for piece in booking.pieces() for part in piece.parts}
+    nodes = {piece.node for piece in booking.pieces()}
+    there = [ending for ending in ended if any(piece.node in nodes for piece in ending.booking.pieces())]
+    on_cards = [
+        ending
+        for ending in there
+        if any(part.card in cards for piece in ending.booking.pieces() for part in piece.parts)
+    ]
+    return tuple(dict.fromkeys(ending.job_id for ending in on_cards or there if ending.job_id != NO_JOB))
+
+
+def _worst(states: Sequence[Draft]) -> Draft:
+    """What is free at all of several instants."""
+    if len(states) == 1:
+        return states[0]
+    worst = states[0].copy()
+    for state in states[1:]:
+        worst.limit_to(state)
+    return worst

@@ -1,0 +1,133 @@
+"""Reservations of the calendar: kept free for their members, and closed to everybody else in time."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import HOUR, MINUTE, Scenario, running, settings, wants
+
+from gpusched.model.snapshot import Placement
+from gpusched.testing import NOW, node, share, window
+
+TWO = [node(gpus=2)]
+
+
+def course(begins_in, ends_in, cards=(0,), **members):
+    members = members or {"users": ["tutor"]}
+    place = Placement("n1", tuple(share(card) for card in cards), 4.0, 8192)
+    return window("course", place, begins_in=begins_in, ends_in=ends_in, **members)
+
+
+TUTOR = {"user": "tutor", "uid": 7, "reservation": "course"}
+
+OTHERS = {
+    "a job that ends before the window begins uses the card": (wants(1, 2, limit=HOUR), course(HOUR, 2 * HOUR), True),
+    "a job that would reach into the window waits": (wants(1, 2, limit=HOUR + 60), course(HOUR, 2 * HOUR), False),
+    "a job without a limit keeps off a card with a window to come": (wants(1, 2), course(10 * HOUR, 11 * HOUR), False),
+    "a job that does without the card is not concerned": (wants(1, 1), course(HOUR, 2 * HOUR), True),
+    "while the window is open the card is nobody else's": (wants(1, 2, limit=MINUTE), course(-HOUR, HOUR), False),
+    "other cards stay open": (wants(1, 1), course(-HOUR, HOUR), True),
+    "a window that is over keeps nothing": (wants(1, 2), course(-2 * HOUR, 0), True),
+}
+
+
+@pytest.mark.parametrize(("job", "window", "starts"), OTHERS.values(), ids=OTHERS)
+def test_others(job, window, starts):
+    outcome = Scenario(TWO, [job], windows=[window]).outcome()
+    assert (1 in outcome.starts) is starts
+
+
+def test_a_blocked_job_is_told_when_the_window_closes():
+    outcome = Scenario(TWO, [wants(1, 2, limit=HOUR)], windows=[course(-HOUR, HOUR)]).outcome()
+    assert outcome.reserved == {1: ("n1:0,1", HOUR)}
+    assert outcome.codes == {1: "Resources"}
+
+
+def test_a_job_is_planned_between_two_windows_when_it_fits_there():
+    windows = [course(MINUTE, HOUR), course(3 * HOUR, 4 * HOUR)]
+    fits = Scenario(TWO, [wants(1, 2, limit=2 * HOUR)], windows=windows).outcome()
+    assert fits.reserved == {1: ("n1:0,1", HOUR)}
+    longer = Scenario(TWO, [wants(1, 2, limit=2 * HOUR + 60)], windows=windows).outcome()
+    assert longer.reserved == {1: ("n1:0,1", 4 * HOUR)}
+
+
+MEMBERS = {
+    "a member runs on what the window holds": (wants(1, 1, limit=HOUR, **TUTOR), course(-1, HOUR), "n1:0", None),
+    "a member of the account too": (
+        wants(1, 1, limit=HOUR, user="pupil", account="course", reservation="course"),
+        course(-1, HOUR, accounts=["course"]),
+        "n1:0",
+        None,
+    ),
+    "a member gets no more than the window holds": (
+        wants(1, 2, limit=HOUR, **TUTOR),
+        course(-1, HOUR),
+        None,
+        "waits for others inside reservation course",
+    ),
+    "nor more cores": (wants(1, 1, cpus=5, limit=HOUR, **TUTOR), course(-1, HOUR), None, "waits for others"),
+    "a member waits for the window": (
+        wants(1, 1, limit=HOUR, **TUTOR),
+        course(2 * HOUR, 3 * HOUR),
+        None,
+        "reservation course begins in about 2 h",
+    ),
+    "a member must end with the window": (
+        wants(1, 1, limit=2 * HOUR, **TUTOR),
+        course(-1, HOUR),
+        None,
+        "reservation course ends in about 60 min, and the job's time limit is longer",
+    ),
+    "a member needs a time limit": (
+        wants(1, 1, **TUTOR),
+        course(-1, HOUR),
+        None,
+        "and the job has no time limit",
+    ),
+    "nobody else gets in": (
+        wants(1, 1, limit=60, user="eve", reservation="course"),
+        course(-1, HOUR),
+        None,
+        "reservation course is not for eve",
+    ),
+    "a reservation that is gone is named": (
+        wants(1, 1, limit=60, user="tutor", reservation="cours"),
+        course(-1, HOUR),
+        None,
+        "there is no reservation cours to come",
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "window", "place", "text"), MEMBERS.values(), ids=MEMBERS)
+def test_members(job, window, place, text):
+    outcome = Scenario(TWO, [job], windows=[window]).outcome()
+    assert outcome.starts.get(1) == place
+    if text is not None:
+        assert text in outcome.text(1)
+        assert outcome.codes == {1: "Reservation"}
+
+
+def test_members_share_the_window_among_themselves():
+    held = [running(9, "n1:0", ends_in=HOUR, reservation="course", user="tutor")]
+    jobs = [wants(1, 1, limit=HOUR, **TUTOR), wants(2, limit=HOUR, **TUTOR)]
+    outcome = Scenario(TWO, jobs, held, windows=[course(-1, HOUR)]).outcome()
+    assert outcome.starts == {2: "n1"}
+    assert "waits for others inside" in outcome.text(1)
+
+
+def test_what_members_hold_is_not_counted_twice():
+    machine = [node(gpus=2, cpus=8.0)]
+    held = [running(9, "n1:0", ends_in=HOUR, reservation="course", user="tutor", cpus=4.0)]
+    outcome = Scenario(machine, [wants(1, 1, cpus=4)], held, windows=[course(-1, HOUR)]).outcome()
+    assert outcome.starts == {1: "n1:1"}
+
+
+def test_a_reserved_job_is_not_delayed_by_one_that_passes_between_windows():
+    windows = [course(2 * HOUR, 3 * HOUR, cards=(0, 1))]
+    held = [running(9, "n1:0", ends_in=HOUR)]
+    waiting = [wants(1, 2, limit=HOUR), wants(2, 1, limit=HOUR), wants(3, 1, limit=HOUR + 60)]
+    outcome = Scenario(TWO, waiting, held, settings(priority={"backfill_depth": 3}), windows=windows).outcome()
+    assert outcome.starts == {2: "n1:1"}
+    assert outcome.reserved[1] == ("n1:0,1", HOUR)
+    assert outcome.reserved[3] == ("n1:0", 3 * HOUR)
+    assert NOW > 0

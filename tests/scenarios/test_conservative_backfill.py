@@ -1,0 +1,107 @@
+"""More than one reservation: room for the first so many blocked jobs, and nobody delays any of them."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import HOUR, MINUTE, Scenario, running, settings, wants
+
+from gpusched.testing import node
+
+FOUR = [node(gpus=4, cpus=64.0)]
+HELD = [running(90, "n1:0,1", ends_in=HOUR), running(91, "n1:2,3", ends_in=2 * HOUR)]
+
+
+def keeping(depth):
+    return settings(priority={"backfill_depth": depth})
+
+
+def test_each_of_the_first_so_many_gets_the_earliest_instant_beside_those_before_it():
+    waiting = [wants(1, 4, limit=HOUR), wants(2, 2, limit=HOUR), wants(3, 2, limit=4 * HOUR)]
+    outcome = Scenario(FOUR, waiting, HELD, keeping(3)).outcome()
+    assert outcome.reserved == {
+        1: ("n1:0,1,2,3", 2 * HOUR),
+        # from the first hour until the four cards are needed: exactly an hour
+        2: ("n1:0,1", HOUR),
+        3: ("n1:0,1", 3 * HOUR),
+    }
+    assert outcome.codes == {1: "Resources", 2: "Resources", 3: "Resources"}
+
+
+def test_the_rest_waits_without_one():
+    waiting = [wants(i, 4, limit=HOUR) for i in range(1, 5)]
+    outcome = Scenario(FOUR, waiting, HELD, keeping(2)).outcome()
+    assert outcome.reserved == {1: ("n1:0,1,2,3", 2 * HOUR), 2: ("n1:0,1,2,3", 3 * HOUR)}
+
+
+def test_jobs_of_one_class_each_get_their_own():
+    waiting = [wants(i, 2, limit=HOUR) for i in range(1, 4)]
+    outcome = Scenario([node(gpus=2)], waiting, [running(90, "n1:0,1", ends_in=HOUR)], keeping(10)).outcome()
+    assert [outcome.reserved[i][1] for i in (1, 2, 3)] == [HOUR, 2 * HOUR, 3 * HOUR]
+
+
+PASSING = {
+    # name: (depth, the newcomer's limit, whether it starts)
+    "with one reservation a job that ends before it passes": (1, HOUR, True),
+    "with one reservation a job may delay the second blocked job": (1, 2 * HOUR, True),
+    "with two reservations a job that ends before both passes": (2, HOUR, True),
+    "with two reservations none delays the second either": (2, 2 * HOUR, False),
+}
+
+
+@pytest.mark.parametrize(("depth", "limit", "starts"), PASSING.values(), ids=PASSING)
+def test_who_may_pass(depth, limit, starts):
+    # Cards 2 and 3 are free. Job 1 needs three cards, after two hours; job 2 needs two, after one hour.
+    held = [running(90, "n1:0", ends_in=HOUR), running(91, "n1:1", ends_in=2 * HOUR)]
+    nodes = [node(gpus=3)]
+    waiting = [wants(1, 3, limit=HOUR), wants(2, 2, limit=HOUR), wants(3, 1, limit=limit)]
+    outcome = Scenario(nodes, waiting, held, keeping(depth)).outcome()
+    assert (3 in outcome.starts) is starts
+
+
+def test_a_reservation_moves_to_other_cards_rather_than_turning_a_job_away():
+    held = [running(90, "n1:0", ends_in=HOUR), running(91, "n1:1", ends_in=HOUR), running(92, "n1:2", ends_in=HOUR)]
+    waiting = [wants(1, 2, limit=HOUR), wants(2, 2, limit=HOUR), wants(3, 1)]
+    outcome = Scenario(FOUR, waiting, held, keeping(2)).outcome()
+    # Four cards, all free after an hour; job 3 runs for ever on card 3, so job 2 must come after job 1.
+    assert outcome.starts == {} or outcome.reserved[2][1] == HOUR
+    assert outcome.reserved[1][1] == HOUR
+
+
+def test_a_job_without_a_limit_never_delays_anyone_who_has_a_reservation():
+    waiting = [wants(1, 4, limit=HOUR), wants(2, 1)]
+    held = [running(90, "n1:0,1", ends_in=HOUR)]
+    assert Scenario(FOUR, waiting, held, keeping(5)).outcome().starts == {}
+
+
+def test_two_jobs_without_a_limit_are_kept_one_after_the_other_without_a_time():
+    held = [running(90, "n1:0,1", since=HOUR)]
+    waiting = [wants(1, 2), wants(2, 1, limit=MINUTE)]
+    outcome = Scenario([node(gpus=2)], waiting, held, keeping(2)).outcome()
+    assert outcome.reserved[1] == ("n1:0,1", None)
+    assert outcome.starts == {}
+
+
+def test_cores_count_like_cards():
+    machine = [node(cpus=4.0)]
+    held = [running(90, "n1", ends_in=HOUR, cpus=3.0)]
+    waiting = [wants(1, cpus=4, limit=HOUR), wants(2, cpus=2, limit=HOUR), wants(3, cpus=1, limit=2 * HOUR)]
+    assert list(Scenario(machine, waiting, held, keeping(1)).outcome().starts) == []
+    short = [*waiting[:2], wants(3, cpus=1, limit=HOUR)]
+    assert list(Scenario(machine, short, held, keeping(2)).outcome().starts) == [3]
+
+
+def test_conservative_backfill_of_every_job_is_planning_them_in_order():
+    # Rule R6 of conservative backfill by re-planning: each at the earliest time at which it fits for its whole limit.
+    machine = [node(cpus=10.0)]
+    held = [running(90, "n1", ends_in=100, cpus=6.0)]
+    sizes = {1: (8, 50), 2: (4, 100), 3: (5, 30), 4: (4, 200), 5: (2, 120), 6: (10, 10)}
+    waiting = [wants(number, cpus=cpus, limit=limit) for number, (cpus, limit) in sizes.items()]
+    outcome = Scenario(machine, waiting, held, keeping(1000)).outcome()
+    assert outcome.starts == {2: "n1"}
+    assert {number: at for number, (_, at) in outcome.reserved.items()} == {
+        1: 100,
+        3: 150,
+        4: 150,
+        5: 180 - 30 + 30,
+        6: 350,
+    }
