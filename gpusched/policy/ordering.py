@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heapreplace
 
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,25 @@ class Priority:
     """Name of each factor and its weighted value."""
 
 
-def class_key(job: Job) -> ClassKey:
-    """The class a job waits in."""
+def class_key(job: Job, inherited: Urgency | None = None) -> ClassKey:
+    """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
     spec = job.spec
-    return ClassKey(job.uid, spec.account, spec.queue, spec.nice, spec.time_limit_s, spec.request)
+    return ClassKey(
+        job.uid,
+        spec.account,
+        spec.queue,
+        spec.nice,
+        spec.time_limit_s,
+        spec.request,
+        job.user,
+        spec.qos,
+        spec.deadline_at,
+        spec.reservation,
+        job.is_front,
+        inherited,
+        spec.retry.requeue,
+        not spec.request.gpus,
+    )
 
 
 def priority(key: ClassKey, queued_at: float, now: float, settings: Settings) -> Priority:
