@@ -19,7 +19,7 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import printable
-from gpusched.policy.ordering import class_key, priority
+from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
@@ -156,8 +156,8 @@ async def why(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
     reason = scheduler.reason_for(job)
-    parts = priority(class_key(job), job.queued_at, scheduler.now(), service.settings)
     key = scheduler.world.class_of(job.id)
+    parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
     return respond(
         why={
             "id": str(job.id),

@@ -18,7 +18,7 @@ from gpusched.model.job import Job, Request, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, printable
-from gpusched.policy.ordering import class_key, priority
+from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
 
 
@@ -142,7 +142,7 @@ class Service:
         jobs = list(jobs)
         runs = self.runs_of(jobs)
         scheduler = self.scheduler
-        now = scheduler.now()
+        ranking = scheduler.ranking()
 
         def context(job: Job) -> JobContext:
             return JobContext(
@@ -150,7 +150,9 @@ class Service:
                 node=scheduler.site.node,
                 run=runs.get(job.id),
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
-                priority_parts=lambda: dict(priority(class_key(job), job.queued_at, now, self.settings).parts),
+                priority_parts=lambda: dict(
+                    ranking.priority(scheduler.world.class_of(job.id) or class_key(job), job.queued_at).parts
+                ),
             )
 
         return context

@@ -40,16 +40,19 @@ from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, RunState
+from gpusched.plugins import Plugins
 from gpusched.policy import lifecycle
 from gpusched.policy.cycle import decide
+from gpusched.policy.ordering import Ranking
 from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands
+from .accounting import charge
 from .launch import Site, make_ticket, output_paths
 from .payloads import PayloadCache
 from .turn import Turn
 from .waiting import waiting_reason
-from .world import World
+from .world import Rules, World
 
 log = getLogger("gpusched.daemon")
 
@@ -76,6 +79,7 @@ class Scheduler:
         boot_id: str,
         host: HostSample,
         step: Callable[[str], None] = lambda name: None,
+        plugins: Plugins | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -83,6 +87,8 @@ class Scheduler:
         self.settings = settings
         self.site = site
         self.host = host
+        self.plugins = Plugins() if plugins is None else plugins
+        self.extensions = self.plugins.extensions()
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
@@ -102,7 +108,7 @@ class Scheduler:
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
-        self.world = World.load(store, clock.now())
+        self.world = World.load(store, clock.now(), Rules.of(settings))
         self._resume_releases()
 
     # --- what the edges call --------------------------------------------------------------------
@@ -157,6 +163,8 @@ class Scheduler:
                 why_not=None if drained is None else f"node {name} is drained: {drained}",
                 gpu_error=self._reading.error if self._reading else None,
                 load=self.host,
+                labels=tuple(sorted(set(node.labels))),
+                resources=tuple(sorted(node.resources.items())),
             ),
         )
 
@@ -167,7 +175,12 @@ class Scheduler:
             nodes=self.nodes(now) if nodes is None else nodes,
             allocations=tuple(self.world.holds.values()),
             pending=self.world.pending_views(),
+            usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
         )
+
+    def ranking(self) -> Ranking:
+        """What ranks waiting jobs right now."""
+        return Ranking(self.snapshot(self.now()), self.settings, extensions=self.extensions)
 
     def now(self) -> float:
         """The daemon's time."""
@@ -215,6 +228,7 @@ class Scheduler:
         if self.world.promote(turn.now):
             self._look_again = True
         self._settle_dependencies(turn)
+        self._end_what_is_too_late(turn)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
@@ -270,14 +284,19 @@ class Scheduler:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._carried = Changes()
         self._look_again = True
-        self.world = World.load(self.store, self._clock.now())
+        self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings))
         self._resume_releases()
 
     @staticmethod
     def _must_record(changes: Changes) -> bool:
-        return bool(changes.jobs or changes.drains or changes.payloads) or any(
-            run.state is not RunState.RUNNING for run in changes.runs.values()
-        )
+        return bool(
+            changes.jobs
+            or changes.drains
+            or changes.payloads
+            or changes.usage
+            or changes.reservations
+            or changes.estimates
+        ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 
     # --- apply ----------------------------------------------------------------------------------
 
@@ -321,6 +340,7 @@ class Scheduler:
     def _close_run(self, turn: Turn, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; with clean cards it holds nothing any more."""
         self._stopped.discard(run.id)
+        turn.charge(charge(self.world.usage, job, run, turn.layout(), self.settings, turn.now))
         turn.tell(*story)
         turn.put_job(job)
         turn.changes.runs[run.id] = run
@@ -386,6 +406,15 @@ class Scheduler:
                 turn.put_job(after)
                 turn.tell(*story)
 
+    def _end_what_is_too_late(self, turn: Turn) -> None:
+        late = self.world.too_late(turn.now)
+        for job in late:
+            after, story = lifecycle.past_deadline(job, turn.now)
+            turn.put_job(after)
+            turn.tell(*story)
+        if late:
+            self._settle_dependencies(turn)
+
     # --- decide ---------------------------------------------------------------------------------
 
     def _plan(self, turn: Turn) -> list[tuple[Job, Run]]:
@@ -396,7 +425,7 @@ class Scheduler:
             if not snapshot.pending:
                 self.plan = _NO_PLAN
                 break
-            self.plan = decide(snapshot, self.settings)
+            self.plan = decide(snapshot, self.settings, self.extensions)
             for start in self.plan.starts:
                 job = self.world.jobs[start.job_id]
                 stdout_path, stderr_path = output_paths(

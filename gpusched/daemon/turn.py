@@ -9,8 +9,10 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.execution import Order, StopOrder
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
+from gpusched.policy.draft import Layout
 from gpusched.ports import Changes, JobFilter, Store
 
 from .world import World
@@ -25,6 +27,7 @@ class Turn:
         self.settings = settings
         self.nodes = nodes
         self.now = now
+        self._layout: Layout | None = None
         self.changes = Changes()
         self.orders: list[tuple[str, Order]] = []
         self.forgettable: list[str] = []
@@ -43,6 +46,18 @@ class Turn:
     def tell(self, *events: JobEvent) -> None:
         """Add to the jobs' stories."""
         self.changes.events.extend(events)
+
+    def charge(self, usage: Usage | None) -> None:
+        """Record what an account and user have used; None is nothing new."""
+        if usage is not None:
+            self.changes.usage[usage.account, usage.user] = usage
+            self.world.usage[usage.account, usage.user] = usage
+
+    def layout(self) -> Layout:
+        """The machines of this turn, as amounts are counted on them."""
+        if self._layout is None:
+            self._layout = Layout(self.nodes, self.settings)
+        return self._layout
 
     def order(self, run: str, order: Order) -> None:
         """Carry this out after the commit."""

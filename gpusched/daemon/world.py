@@ -6,15 +6,17 @@ a commit fails or somebody else wrote to the table.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
+from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
-from gpusched.model.job import Job, Run
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
+from gpusched.model.job import Job, Run, run_id
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, Urgency, Usage
 from gpusched.model.states import JobState
+from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import (
     Expression,
     Lookup,
@@ -22,55 +24,41 @@ from gpusched.policy.dependencies import (
     Parent,
     Satisfied,
     Verdict,
+    Waiting,
     evaluate,
     parse_dependency,
 )
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 
-FRONT = 128
-"""Jobs of a class that one snapshot shows; a plan that uses them all up asks for another turn."""
+from .alarms import Alarms
+from .classes import ClassQueue
+from .holdings import cards_only, holding
+from .inheritance import Inheritance
+
+_JUST_AFTER_S = 0.001
 
 
-class ClassQueue:
-    """Eligible jobs of one class in their order, and the frozen view of its front."""
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The few settings that the memory is kept by. Others make another memory."""
 
-    __slots__ = ("_entries", "_key", "_view")
+    grace_s: float = 30.0
+    """For jobs that name none."""
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    """Of each QOS."""
 
-    def __init__(self, key: ClassKey) -> None:
-        self._key = key
-        self._entries: list[tuple[float, int]] = []
-        self._view: PendingClass | None = None
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, entry: tuple[float, int]) -> None:
-        """Insert (queued_at, id); nearly always at the end."""
-        insort(self._entries, entry)
-        self._view = None
-
-    def remove(self, entry: tuple[float, int]) -> None:
-        """Take an entry out that is known to be in."""
-        del self._entries[bisect_left(self._entries, entry)]
-        self._view = None
-
-    def position(self, entry: tuple[float, int]) -> int:
-        """How many jobs of the class are before this one."""
-        return bisect_left(self._entries, entry)
-
-    def view(self) -> PendingClass:
-        """The front of the class as the policy sees it; the same object until the class changes."""
-        if self._view is None:
-            front = tuple(PendingJob(job_id, queued_at) for queued_at, job_id in self._entries[:FRONT])
-            self._view = PendingClass(self._key, front, len(self._entries))
-        return self._view
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        """Those of these settings."""
+        return cls(settings.life.grace_s, {name: qos.tier for name, qos in settings.qos.items()})
 
 
 class World:
     """Index over everything that is not final. `put_job` and `put_run` keep all views in step."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
         self.jobs: dict[int, Job] = {}
         self.open_runs: dict[str, Run] = {}
         self.holds: dict[str, Allocation] = {}
@@ -78,23 +66,31 @@ class World:
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
         self.drains: dict[str, str] = {}
+        self.usage: dict[tuple[str, str], Usage] = {}
+        """Of ended runs, by account and user."""
+        self.calendar: dict[str, CalendarEntry] = {}
         self.next_id = 1
         self._classes: dict[ClassKey, ClassQueue] = {}
         self._class_of: dict[int, ClassKey] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
-        self._timed: list[tuple[float, int]] = []
+        self._timed = Alarms()
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
         self._touched: set[int] = set()
+        self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
+        self._deadlines = Alarms()
+        self._stopping_at: dict[int, float] = {}
 
     @classmethod
-    def load(cls, store: Store, now: float) -> World:
+    def load(cls, store: Store, now: float, rules: Rules | None = None) -> World:
         """Rebuild the whole memory from the table."""
-        world = cls()
+        world = cls(rules)
         jobs, runs = store.load_active()
         world.next_id = store.next_job_id()
         world.drains = store.load_drains()
+        world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
+        world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
         open_ids = {run.id for run in runs}
         ended = [run for run in store.runs(completing) if run.id not in open_ids]
@@ -119,15 +115,29 @@ class World:
         self._unqueue(job.id)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
+            self._stopping_at.pop(job.id, None)
             self._forget_dependency(job.id)
         else:
             self.jobs[job.id] = job
             if job.state is JobState.PENDING:
+                self._await_deadline(job)
                 self._enqueue(job, now)
+            self._pass_on(job)
+            self._follow_run(job, now)
         children = self._children.get(job.id)
         if children:
             self._parents[job.id] = (job.state, job.start_at)
             self._touched.update(children)
+
+    def _follow_run(self, job: Job, now: float) -> None:
+        """A job that is stopped, suspended or given another limit holds its run's resources in another way."""
+        if job.state is JobState.COMPLETING or job.preempt_at is not None:
+            self._stopping_at.setdefault(job.id, job.preempt_at or job.cancel_at or now)
+        else:
+            self._stopping_at.pop(job.id, None)
+        run = self.open_runs.get(run_id(job.id, job.run)) if job.run else None
+        if run is not None:
+            self._hold(run)
 
     def _enqueue(self, job: Job, now: float) -> None:
         if job.spec.dependency and job.id not in self._expressions:
@@ -135,10 +145,12 @@ class World:
         if job.hold or not isinstance(self.dependency_state(job), Satisfied):
             return
         if job.eligible_at > now:
-            heappush(self._timed, (job.eligible_at, job.id))
-            if len(self._timed) > 2 * len(self.jobs) + 1000:
-                self._compact()
+            self._timed.set(job.eligible_at, job.id)
+            self._timed.prune(len(self.jobs), self._still_waits)
             return
+        self._line_up(job)
+
+    def _line_up(self, job: Job) -> None:
         key = self._key(job)
         self._class_of[job.id] = key
         queue = self._classes.get(key)
@@ -157,14 +169,13 @@ class World:
             del self._keys[key]
 
     def _key(self, job: Job) -> ClassKey:
-        key = class_key(job)
+        key = class_key(job, self._inheritance.inherited(job.id))
         return self._keys.setdefault(key, key)
 
     def promote(self, now: float) -> bool:
         """Queue the jobs whose begin time or backoff is over; whether there were any."""
         found = False
-        while self._timed and self._timed[0][0] <= now:
-            _, job_id = heappop(self._timed)
+        for job_id in self._timed.until(now):
             job = self.jobs.get(job_id)
             if job and job.state is JobState.PENDING and job_id not in self._class_of:
                 self._enqueue(job, now)
@@ -173,13 +184,66 @@ class World:
 
     def next_promotion(self) -> float | None:
         """When the next waiting job becomes eligible by time alone."""
-        return self._timed[0][0] if self._timed else None
+        return self._timed.first()
+
+    def next_due(self) -> float | None:
+        """When the next waiting job becomes eligible, or can no longer meet its deadline."""
+        return min((at for at in (self._timed.first(), self._deadlines.first()) if at is not None), default=None)
+
+    def _still_waits(self, at: float, job_id: int) -> bool:
+        job = self.jobs.get(job_id)
+        return job is not None and job.state is JobState.PENDING and job.eligible_at == at
+
+    def _await_deadline(self, job: Job) -> None:
+        last_start_at = lifecycle.last_start_at(job)
+        if last_start_at is not None:
+            # At that very instant it could still start in time.
+            self._deadlines.set(last_start_at + _JUST_AFTER_S, job.id)
+            self._deadlines.prune(len(self.jobs), self._still_hurries)
+
+    def _still_hurries(self, at: float, job_id: int) -> bool:
+        job = self.jobs.get(job_id)
+        last_start_at = None if job is None else lifecycle.last_start_at(job)
+        return last_start_at is not None and last_start_at + _JUST_AFTER_S == at
+
+    def too_late(self, now: float) -> list[Job]:
+        """Pending jobs that can no longer end by their deadline, by id."""
+        due = {job_id: self.jobs[job_id] for job_id in self._deadlines.until(now) if job_id in self.jobs}
+        return [due[job_id] for job_id in sorted(due) if lifecycle.misses_deadline(due[job_id], now)]
 
     def pending_views(self) -> tuple[PendingClass, ...]:
         """All classes with eligible jobs, by their first job."""
         views = [queue.view() for queue in self._classes.values()]
         views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
         return tuple(views)
+
+    # --- urgency --------------------------------------------------------------------------------
+
+    def inherited(self, job_id: int) -> Urgency | None:
+        """What the jobs that wait for this one pass on to it; None when it is as urgent by itself."""
+        return self._inheritance.inherited(job_id)
+
+    def _urgency_of(self, job_id: int) -> Urgency | None:
+        job = self.jobs.get(job_id)
+        return None if job is None else Urgency(job.spec.nice, job.spec.qos)
+
+    def _pass_on(self, job: Job) -> None:
+        """Let the jobs that this one waits for be as urgent as it is, as long as it waits for them."""
+        expression = self._expressions.get(job.id)
+        if expression is None:
+            return
+        targets: tuple[int, ...] = ()
+        # A held job would not start if they had ended, so nobody has to hurry for it.
+        if job.state is JobState.PENDING and job.hold is None:
+            verdict = self.dependency_state(job)
+            targets = verdict.ids if isinstance(verdict, Waiting) else ()
+        self._reorder(self._inheritance.settle(job.id, targets))
+
+    def _reorder(self, changed: Iterable[int]) -> None:
+        for job_id in sorted(changed):
+            if job_id in self._class_of:
+                self._unqueue(job_id)
+                self._line_up(self.jobs[job_id])
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """The class an eligible job waits in; None when it is not eligible."""
@@ -219,6 +283,7 @@ class World:
         expression = self._expressions.pop(job_id, None)
         if expression is None:
             return
+        self._reorder(self._inheritance.settle(job_id, ()))
         for parent_id in expression.job_ids:
             children = self._children.get(parent_id)
             if children is None:
@@ -256,8 +321,10 @@ class World:
             state = self.dependency_state(job)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-            elif isinstance(state, Satisfied) and job_id not in self._class_of:
+                continue
+            if isinstance(state, Satisfied) and job_id not in self._class_of:
                 self._enqueue(job, now)
+            self._pass_on(job)
         return hopeless
 
     # --- runs -----------------------------------------------------------------------------------
@@ -270,29 +337,18 @@ class World:
             self.releasing.pop(run.id, None)
             return
         self.open_runs[run.id] = run
-        self._hold(run, run.cpus, run.mem_mib)
+        self._hold(run)
 
     def begin_release(self, run: Run) -> None:
         """The run has ended; its GPUs stay booked until they are proven clean, the rest is free."""
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
-        self._hold(run, 0.0, 0)
+        held = holding(self.jobs.get(run.job_id), run, self.rules.grace_s)
+        self.holds[run.id] = cards_only(held, run.end_at if run.end_at is not None else held.start_at)
 
-    def _hold(self, run: Run, cpus: float, mem_mib: int) -> None:
-        job = self.jobs.get(run.job_id)
-        limit = job.spec.time_limit_s if job else None
-        start_at = run.start_at if run.start_at is not None else run.intent_at
-        self.holds[run.id] = Allocation(
-            job_id=run.job_id,
-            uid=job.uid if job else -1,
-            node=run.node,
-            gpus=run.gpus,
-            cpus=cpus,
-            mem_mib=mem_mib,
-            start_at=start_at,
-            # A card that is being cleaned is as good as back.
-            expected_end_at=run.end_at or (None if limit is None else start_at + limit),
-        )
+    def _hold(self, run: Run) -> None:
+        stopping_at = self._stopping_at.get(run.job_id)
+        self.holds[run.id] = holding(self.jobs.get(run.job_id), run, self.rules.grace_s, stopping_at)
 
     def end_release(self, run: Run) -> None:
         """The GPUs of an ended run are clean, or given up on."""
@@ -307,15 +363,3 @@ class World:
             if word in tally:
                 tally[word] += 1
         return tally
-
-    def _compact(self) -> None:
-        """Drop heap entries of jobs that no longer wait for a time."""
-        live = [
-            entry
-            for entry in self._timed
-            if (job := self.jobs.get(entry[1])) is not None
-            and job.state is JobState.PENDING
-            and job.eligible_at == entry[0]
-        ]
-        heapify(live)
-        self._timed = live

@@ -37,6 +37,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
     {
         (JobState.PENDING, JobState.RUNNING),
         (JobState.PENDING, JobState.CANCELLED),
+        (JobState.PENDING, JobState.DEADLINE),
         (JobState.RUNNING, JobState.COMPLETING),
         (JobState.RUNNING, JobState.PENDING),
         (JobState.COMPLETING, JobState.PENDING),
@@ -314,6 +315,29 @@ def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEven
         reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED,
         reason_text=text,
     )
+    return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+
+
+def last_start_at(job: Job) -> float | None:
+    """The last instant at which a pending job can start and, by its time limit, meet its deadline; None if any."""
+    if job.state is not JobState.PENDING or job.spec.deadline_at is None:
+        return None
+    return job.spec.deadline_at - (job.spec.time_limit_s or 0)
+
+
+def misses_deadline(job: Job, now: float) -> bool:
+    """Whether a pending job can no longer end by its deadline."""
+    latest_at = last_start_at(job)
+    return latest_at is not None and now > latest_at
+
+
+def past_deadline(job: Job, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+    """End a pending job that can no longer meet its deadline."""
+    limit = job.spec.time_limit_s
+    text = "its deadline has passed"
+    if limit is not None:
+        text = f"can no longer end by its deadline: its time limit is {format_duration(limit)}"
+    job = replace(_move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 

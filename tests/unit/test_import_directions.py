@@ -20,15 +20,29 @@ ALLOWED: dict[str, frozenset[str]] = {
     "quickjson": frozenset(),
     "client": frozenset({"paths", "quickjson", "model", "errors"}),
     "policy": frozenset({"model", "errors"}),
+    "plugins": frozenset({"policy", "model", "errors"}),
     "store": frozenset({"ports", "model", "errors"}),
     "gpu": frozenset({"ports", "model", "errors"}),
     "engine": frozenset({"ports", "model", "errors"}),
     "config": frozenset({"paths", "ports", "model", "errors"}),
     "daemon": frozenset(
-        {"api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports", "model", "errors"}
+        {"api", "client", "paths", "config", "store", "gpu", "engine", "policy", "plugins", "ports", "model", "errors"}
     ),
     "api": frozenset(
-        {"daemon", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports", "model", "errors"}
+        {
+            "daemon",
+            "client",
+            "paths",
+            "config",
+            "store",
+            "gpu",
+            "engine",
+            "policy",
+            "plugins",
+            "ports",
+            "model",
+            "errors",
+        }
     ),
     "cli": frozenset(
         {

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.world import FRONT, World
+from gpusched.daemon.classes import FRONT
+from gpusched.daemon.world import World
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes

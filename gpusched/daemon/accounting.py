@@ -1,0 +1,42 @@
+"""What an ended run adds to the usage of its account and user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpusched.model.job import Job, Run
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Usage
+from gpusched.policy.draft import Layout
+from gpusched.policy.usage import charged, footprint
+
+from .holdings import holding
+
+
+def charge(
+    usage: Mapping[tuple[str, str], Usage], job: Job, run: Run, layout: Layout, settings: Settings, now: float
+) -> Usage | None:
+    """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
+
+    A run that stood still is charged for the time that it moved, all of what it books.
+    """
+    qos = settings.qos.get(job.spec.qos)
+    factor = 1.0 if qos is None else qos.usage_factor
+    if run.start_at is None or run.end_at is None or factor <= 0:
+        return None
+    held = holding(replace(job, suspended_at=None), run, settings.life.grace_s)
+    booking = layout.booking(job.uid, held)
+    if booking is None:
+        return None
+    mark = (job.spec.account, job.user)
+    return charged(
+        usage.get(mark),
+        *mark,
+        footprint(layout, booking),
+        held.start_at,
+        run.end_at,
+        now,
+        settings.priority.half_life_s,
+        factor,
+    )

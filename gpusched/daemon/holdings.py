@@ -1,0 +1,79 @@
+"""What a run holds, as the policy sees it: from its row and its job's to an Allocation."""
+
+from __future__ import annotations
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.job import Job, Run
+
+
+def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: float | None = None) -> Allocation:
+    """What an open run holds; `stopping_at` is since when it is being ended, if it is.
+
+    A run that stands still keeps memory, GPUs and what is counted by number, and gives its cores back.
+    Its start is moved on by the time it has stood still, which neither its limit nor its usage counts.
+    """
+    if job is None:
+        # A run whose job nobody knows is ended at the next adoption; until then it holds what it booked.
+        return _bare(run)
+    spec = job.spec
+    start_at = (run.start_at if run.start_at is not None else run.intent_at) + run.suspended_s
+    grace_s = default_grace_s if spec.launch.grace_s is None else spec.launch.grace_s
+    is_suspended = job.suspended_at is not None
+    expected_end_at = None if spec.time_limit_s is None or is_suspended else start_at + spec.time_limit_s
+    if stopping_at is not None:
+        expected_end_at = stopping_at + grace_s
+    request = spec.request
+    return Allocation(
+        job_id=run.job_id,
+        uid=job.uid,
+        node=run.node,
+        gpus=run.gpus,
+        cpus=0.0 if is_suspended else run.cpus,
+        mem_mib=run.mem_mib,
+        start_at=start_at,
+        expected_end_at=expected_end_at,
+        user=job.user,
+        account=spec.account,
+        queue=spec.queue,
+        qos=spec.qos,
+        resources=request.resources,
+        licenses=request.licenses,
+        is_exclusive=request.is_exclusive,
+        reservation=spec.reservation,
+        is_stopping=stopping_at is not None,
+        is_suspended=is_suspended,
+        can_requeue=spec.retry.requeue,
+        can_suspend=not request.gpus,
+        grace_s=grace_s,
+    )
+
+
+def cards_only(held: Allocation, end_at: float) -> Allocation:
+    """What an ended run still holds: its cards, until they are proven clean; they are as good as back.
+
+    It begins where the run ended, for the time before is counted as usage already.
+    """
+    return Allocation(
+        job_id=held.job_id,
+        uid=held.uid,
+        node=held.node,
+        gpus=held.gpus,
+        cpus=0.0,
+        mem_mib=0,
+        start_at=end_at,
+        expected_end_at=end_at,
+        user=held.user,
+        account=held.account,
+        queue=held.queue,
+        qos=held.qos,
+        reservation=held.reservation,
+        is_stopping=True,
+        can_requeue=held.can_requeue,
+        can_suspend=held.can_suspend,
+        grace_s=0.0,
+    )
+
+
+def _bare(run: Run) -> Allocation:
+    start_at = run.start_at if run.start_at is not None else run.intent_at
+    return Allocation(run.job_id, -1, run.node, run.gpus, run.cpus, run.mem_mib, start_at, can_requeue=False)

@@ -1,0 +1,156 @@
+"""When waiting jobs will start, as a range, and how good such ranges have been.
+
+The late end is the promise: every run uses all of its time limit. The early end supposes that runs take
+as long as those like them did. Both suppose that nothing else is submitted, cancelled, held or broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from gpusched.model.calendar import Estimate
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Plan, Prediction, Snapshot
+from gpusched.model.states import ReasonCode
+from gpusched.policy.future import Arrival, Future, Length, by_limit
+from gpusched.policy.place import in_order
+
+Predict = Callable[[int], Prediction | None]
+"""How long a running or waiting job runs, by its id."""
+
+MAX_CYCLES = 100
+"""Plans for each end of the range, at most."""
+
+MANY_CLASSES = 100
+"""With more classes than this, those behind the last wanted job are left out of the play."""
+
+SLACK_S = 60.0
+"""A start this close to its range counts as inside: polls and the cleaning of cards take their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRange:
+    """When a job starts, from when until when at the latest. Unknown is None, never a guess."""
+
+    low_at: float | None
+    """If runs take as long as those like them did. With no `high_at` it may also be as far as one could look."""
+    high_at: float | None
+    """If every run uses all of its time limit; None when a run without one must end first."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing at all can be said."""
+        return self.low_at is None and self.high_at is None
+
+
+UNKNOWN = StartRange(None, None)
+
+
+def forecast_starts(
+    snapshot: Snapshot,
+    settings: Settings,
+    run_s: Predict,
+    wanted: Collection[int],
+    max_cycles: int = MAX_CYCLES,
+    arrivals: Iterable[Arrival] = (),
+) -> dict[int, StartRange]:
+    """The range of each wanted job; jobs that are neither in the snapshot nor among the arrivals are unknown."""
+    arrivals = tuple(arrivals)
+    snapshot = _without_those_behind(snapshot, settings, wanted)
+    late = Future(snapshot, settings, by_limit, arrivals)
+    latest = late.play(wanted, max_cycles)
+    plan = late.first_plan
+    promised = {} if plan is None else {one.job_id: one.start_at for one in plan.reservations}
+    early, earliest = late, latest
+    if _knows_any(snapshot, arrivals, run_s):
+        early = Future(snapshot, settings, _as_usual(run_s), arrivals)
+        earliest = early.play(wanted, max_cycles)
+    seen = {job.id for waiting in snapshot.pending for job in waiting.jobs} | {one.job.id for one in arrivals}
+    loaded = _blocked_by_load(snapshot, plan)
+    ranges: dict[int, StartRange] = {}
+    for job_id in wanted:
+        if job_id not in seen or job_id in loaded:
+            ranges[job_id] = UNKNOWN
+            continue
+        high_at = promised.get(job_id, latest.get(job_id))
+        low_at = earliest.get(job_id)
+        if low_at is None and early.is_cut and early.now > snapshot.now:
+            low_at = early.now
+        if high_at is not None:
+            low_at = high_at if low_at is None else min(low_at, high_at)
+        ranges[job_id] = StartRange(low_at, high_at)
+    return ranges
+
+
+def _knows_any(snapshot: Snapshot, arrivals: Iterable[Arrival], run_s: Predict) -> bool:
+    ids = [held.job_id for held in snapshot.allocations]
+    ids += [job.id for waiting in snapshot.pending for job in waiting.jobs]
+    ids += [one.job.id for one in arrivals]
+    return any(run_s(job_id) is not None for job_id in ids)
+
+
+def _as_usual(run_s: Predict) -> Length:
+    def length(job_id: int, limit_s: float | None, so_far_s: float) -> float | None:
+        usual = run_s(job_id)
+        if usual is None:
+            return limit_s
+        # A run that has outlived the middle of those like it is compared with the long ones, then with its limit.
+        found = next((long_s for long_s in (usual.median_s, usual.high_s) if long_s > so_far_s), limit_s)
+        return found if limit_s is None or found is None else min(found, limit_s)
+
+    return length
+
+
+def _blocked_by_load(snapshot: Snapshot, plan: Plan | None) -> set[int]:
+    """Jobs that measured load keeps from starting: when that ends, no time limit tells."""
+    reasons = {} if plan is None else plan.reasons
+    return {
+        job.id
+        for waiting in snapshot.pending
+        if (reason := reasons.get(waiting.key)) is not None and reason.code is ReasonCode.LOAD_CEILING
+        for job in waiting.jobs
+    }
+
+
+def _without_those_behind(snapshot: Snapshot, settings: Settings, wanted: Collection[int]) -> Snapshot:
+    """Leave out the classes whose first job comes after every wanted one; they could only fill gaps."""
+    if len(snapshot.pending) <= MANY_CLASSES:
+        return snapshot
+    left = set(wanted) & {job.id for waiting in snapshot.pending for job in waiting.jobs}
+    kept = set()
+    for key, job in in_order(snapshot, settings):
+        if not left:
+            break
+        kept.add(key)
+        left.discard(job.id)
+    if left:
+        return snapshot
+    return replace(snapshot, pending=tuple(waiting for waiting in snapshot.pending if waiting.key in kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How good the first estimates of jobs that have started were."""
+
+    count: int
+    """Estimates with both ends whose jobs have started."""
+    inside: float
+    """Share of those that started inside their range, a minute more or less."""
+    median_error_s: float
+    """Half of them started at most this long before or after the early end."""
+
+
+def accuracy(estimates: Iterable[Estimate]) -> Accuracy | None:
+    """What became of the estimates; None when there is nothing to judge by."""
+    inside = 0
+    errors_s = []
+    for one in estimates:
+        if one.start_at is None or one.high_at is None:
+            continue
+        inside += one.low_at - SLACK_S <= one.start_at <= one.high_at + SLACK_S
+        errors_s.append(abs(one.start_at - one.low_at))
+    if not errors_s:
+        return None
+    errors_s.sort()
+    return Accuracy(len(errors_s), inside / len(errors_s), errors_s[len(errors_s) // 2])

@@ -1,0 +1,285 @@
+"""The future played on paper: decide, let the starts hold what they got, move to the next end, decide again.
+
+What is not known is not guessed: a run that nobody can tell the length of never ends here, measured load
+counts for the first plan only, and a class of which only the front can be seen ends the play when that is
+used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.job import Request
+from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.snapshot import (
+    ClassKey,
+    PendingClass,
+    PendingJob,
+    Placement,
+    Plan,
+    Preempt,
+    PreemptMode,
+    Snapshot,
+    Start,
+)
+from gpusched.policy.cycle import decide
+
+Length = Callable[[int, float | None, float], float | None]
+"""Seconds that a run lasts in all, by job id, time limit (None without) and seconds that it has run so far.
+None when nobody knows."""
+
+
+def by_limit(job_id: int, limit_s: float | None, run_s: float) -> float | None:
+    """Every run uses all of its time limit."""
+    return limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that becomes eligible at a known instant."""
+
+    at: float
+    key: ClassKey
+    job: PendingJob
+
+
+@dataclass(slots=True)
+class _Running:
+    pieces: tuple[Allocation, ...]
+    end_at: float | None
+    key: ClassKey | None = None
+    """Known for jobs that started in the play."""
+    queued_at: float = 0.0
+    whole: tuple[Allocation, ...] = ()
+    """What a suspended job held before; empty while it moves."""
+    left_s: float | None = None
+    """Of a suspended job, what is left of its run."""
+    comes_back: bool = False
+    """It is preempted: at its end it waits again."""
+
+
+class Future:
+    """The state of the play. `now` is its clock; `first_plan` is the plan of the present."""
+
+    def __init__(
+        self, snapshot: Snapshot, settings: Settings, length: Length, arrivals: Iterable[Arrival] = ()
+    ) -> None:
+        self.now = snapshot.now
+        self.first_plan: Plan | None = None
+        self.is_cut = False
+        """The play ended because the bound was reached or no more of a class could be seen."""
+        self._snapshot = snapshot
+        self._settings = settings
+        self._length = length
+        self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
+        self._arrivals = sorted(arrivals, key=lambda one: (one.at, one.job.id), reverse=True)
+        ordered = sorted(snapshot.allocations, key=lambda held: held.job_id)
+        self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
+
+    def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
+        """When each of these jobs starts, as far as at most so many plans tell."""
+        left = set(wanted)
+        started: dict[int, float] = {}
+        for _ in range(cycles):
+            plan = decide(self._view(), self._settings)
+            if self.first_plan is None:
+                self.first_plan = plan
+                self._settings = replace(self._settings, ceiling=CeilingSettings())
+            self._carry_out(plan)
+            for start in plan.starts:
+                if start.job_id in left:
+                    left.discard(start.job_id)
+                    started[start.job_id] = self.now
+            if not left:
+                return started
+            if any(not waiting.jobs for waiting in self._pending.values()):
+                break
+            if not (plan.has_more and plan.starts) and not self._move_on():
+                return started
+        self.is_cut = True
+        return started
+
+    # --- the snapshot of one instant --------------------------------------------------------------
+
+    def _view(self) -> Snapshot:
+        pending = sorted(self._pending.values(), key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
+        return replace(
+            self._snapshot,
+            now=self.now,
+            allocations=tuple(piece for job_id in sorted(self._running) for piece in self._running[job_id].pieces),
+            pending=tuple(pending),
+            windows=tuple(window for window in self._snapshot.windows if window.end_at > self.now),
+        )
+
+    def _found(self, pieces: tuple[Allocation, ...]) -> _Running:
+        """A job that runs at the beginning of the play."""
+        first = pieces[0]
+        expected = first.expected_end_at
+        if first.is_stopping:
+            return _Running(pieces, self.now if expected is None else expected)
+        limit_s = None if expected is None else expected - first.start_at
+        if limit_s is not None and expected is not None and expected <= self.now:
+            return _Running(pieces, self.now)
+        run_s = self.now - first.start_at
+        length = self._length(first.job_id, limit_s, run_s)
+        end_at = None if length is None else max(self.now, first.start_at + length)
+        if first.is_suspended:
+            left_s = None if end_at is None else end_at - self.now
+            return _Running(pieces, None, whole=pieces, left_s=left_s)
+        return _Running(pieces, end_at)
+
+    # --- carrying out a plan ----------------------------------------------------------------------
+
+    def _carry_out(self, plan: Plan) -> None:
+        self._start(plan.starts)
+        for preempt in plan.preempts:
+            self._preempt(preempt)
+        for resume in plan.resumes:
+            run = self._running.get(resume.job_id)
+            if run is not None and run.whole:
+                run.end_at = None if run.left_s is None else self.now + run.left_s
+                run.pieces = tuple(replace(piece, is_suspended=False) for piece in run.whole)
+                run.whole = ()
+
+    def _start(self, starts: Iterable[Start]) -> None:
+        places = {start.job_id: start.placement for start in starts}
+        if not places:
+            return
+        for key, waiting in list(self._pending.items()):
+            begun = [job for job in waiting.jobs if job.id in places]
+            if not begun:
+                continue
+            for job in begun:
+                self._running[job.id] = self._begun(key, job, places[job.id])
+            rest = tuple(job for job in waiting.jobs if job.id not in places)
+            total = waiting.total - len(begun)
+            if total:
+                self._pending[key] = PendingClass(key, rest, total)
+            else:
+                del self._pending[key]
+
+    def _begun(self, key: ClassKey, job: PendingJob, place: Placement) -> _Running:
+        length = self._length(job.id, key.time_limit_s, 0.0)
+        end_at = None if length is None else self.now + length
+        limit_at = None if key.time_limit_s is None else self.now + key.time_limit_s
+        pieces = tuple(self._hold(key, job.id, piece, limit_at) for piece in (place, *place.others))
+        return _Running(pieces, end_at, key, job.queued_at)
+
+    def _hold(self, key: ClassKey, job_id: int, place: Placement, limit_at: float | None) -> Allocation:
+        return Allocation(
+            job_id=job_id,
+            uid=key.uid,
+            node=place.node,
+            gpus=place.gpus,
+            cpus=place.cpus,
+            mem_mib=place.mem_mib,
+            start_at=self.now,
+            expected_end_at=limit_at,
+            user=key.user,
+            account=key.account,
+            queue=key.queue,
+            qos=key.qos,
+            resources=place.resources,
+            licenses=place.licenses,
+            is_exclusive=place.is_exclusive,
+            reservation=key.reservation,
+            can_requeue=key.can_requeue,
+            can_suspend=key.can_suspend,
+            grace_s=self._settings.life.grace_s,
+        )
+
+    def _preempt(self, preempt: Preempt) -> None:
+        run = self._running.get(preempt.job_id)
+        if run is None or run.whole or run.pieces[0].is_stopping:
+            return
+        if preempt.mode == PreemptMode.SUSPEND:
+            run.left_s = None if run.end_at is None else max(0.0, run.end_at - self.now)
+            run.end_at, run.whole = None, run.pieces
+            run.pieces = tuple(replace(piece, cpus=0.0, is_suspended=True) for piece in run.pieces)
+            return
+        end_at = self.now + run.pieces[0].grace_s
+        run.comes_back = preempt.mode == PreemptMode.REQUEUE
+        run.end_at = end_at if run.end_at is None else min(run.end_at, end_at)
+        run.pieces = tuple(replace(piece, is_stopping=True, expected_end_at=run.end_at) for piece in run.pieces)
+
+    # --- moving on --------------------------------------------------------------------------------
+
+    def _move_on(self) -> bool:
+        """Go to the next instant at which something changes; False when there is none."""
+        instants = [run.end_at for run in self._running.values() if run.end_at is not None]
+        for window in self._snapshot.windows:
+            instants.extend(at for at in (window.start_at, window.end_at) if at > self.now)
+        if self._arrivals:
+            instants.append(self._arrivals[-1].at)
+        instants.extend(self._safe_until())
+        if not instants:
+            return False
+        self.now = max(self.now, min(instants))
+        over = [job_id for job_id, run in self._running.items() if run.end_at is not None and run.end_at <= self.now]
+        for job_id in over:
+            run = self._running.pop(job_id)
+            if run.comes_back:
+                self._queue_again(job_id, run)
+        while self._arrivals and self._arrivals[-1].at <= self.now:
+            arrival = self._arrivals.pop()
+            self._enqueue(arrival.key, arrival.job)
+        return True
+
+    def _safe_until(self) -> list[float]:
+        """When runs may be preempted that are too young for it now."""
+        settings = self._settings
+        if settings.preempt.mode == "off" or not (settings.queue or settings.qos):
+            return []
+        ends = []
+        for run in self._running.values():
+            held = run.pieces[0]
+            qos = settings.qos.get(held.qos)
+            safe_s = settings.preempt.min_run_s if qos is None or qos.min_run_s is None else qos.min_run_s
+            ends.append(held.start_at + safe_s)
+        return [at for at in ends if at > self.now]
+
+    def _queue_again(self, job_id: int, run: _Running) -> None:
+        key = run.key or _key_of(run.pieces)
+        queued_at = run.queued_at if run.key is not None else run.pieces[0].start_at
+        self._enqueue(replace(key, is_front=True), PendingJob(job_id, queued_at))
+
+    def _enqueue(self, key: ClassKey, job: PendingJob) -> None:
+        waiting = self._pending.get(key)
+        jobs = (job,) if waiting is None else (*waiting.jobs, job)
+        total = 1 if waiting is None else waiting.total + 1
+        self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+
+
+def _key_of(pieces: tuple[Allocation, ...]) -> ClassKey:
+    """What a running job would wait for again, as far as one can tell from what it holds."""
+    held = pieces[0]
+    share = held.gpus[0] if held.gpus else None
+    limit_s = None if held.expected_end_at is None else int(held.expected_end_at - held.start_at)
+    request = Request(
+        gpus=len(held.gpus),
+        gpu_fraction=share.fraction if share else None,
+        vram_mib=share.vram_mib if share and share.fraction is None else None,
+        cpus=held.cpus,
+        mem_mib=held.mem_mib,
+        nodes=len(pieces),
+        is_exclusive=held.is_exclusive,
+        licenses=held.licenses,
+        resources=held.resources,
+    )
+    return ClassKey(
+        uid=held.uid,
+        account=held.account,
+        queue=held.queue,
+        nice=0,
+        time_limit_s=limit_s,
+        request=request,
+        user=held.user,
+        qos=held.qos,
+        reservation=held.reservation,
+        is_front=True,
+        can_requeue=held.can_requeue,
+        can_suspend=held.can_suspend,
+    )

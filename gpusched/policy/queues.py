@@ -1,0 +1,148 @@
+"""The tree of queues as the settings give it, and the whole numbers that quotas are counted in.
+
+Amounts are kept in millionths, so that taking one away again leaves exactly what was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpusched.model.resources import Resources
+from gpusched.model.settings import QueueSettings, Settings
+
+MICRO = 1_000_000
+"""One GPU, core or MiB in the unit of quotas."""
+
+GPUS, CPUS, MEM = 0, 1, 2
+KINDS = (GPUS, CPUS, MEM)
+"""What queues are guaranteed and limited in. VRAM has no limit of its own: a slice is a part of a GPU."""
+
+NAMES = ("gpus", "cpus", "mem_mib")
+
+Amount = tuple[int, int, int]
+"""GPUs, cores and MiB of memory in millionths."""
+
+ZERO: Amount = (0, 0, 0)
+
+
+def amount_of(resources: Resources) -> Amount:
+    """Resources in the unit of quotas."""
+    return round(resources.gpus * MICRO), round(resources.cpus * MICRO), round(resources.mem_mib * MICRO)
+
+
+def resources_of(amount: Iterable[int]) -> Resources:
+    """The other way round, without VRAM."""
+    gpus, cpus, mem = amount
+    return Resources(gpus=gpus / MICRO, cpus=cpus / MICRO, mem_mib=mem / MICRO)
+
+
+def micros_up_to(limit: float | None) -> int | None:
+    """A limit in the unit of quotas; None stays none."""
+    return None if limit is None else round(limit * MICRO)
+
+
+def cells_gpus(cells: Iterable[str]) -> int:
+    """Cards in groups that are promised whole, `NODE:SIZE` or `SIZE`, all together."""
+    sizes = (cell.rpartition(":")[2].strip() for cell in cells)
+    return sum(int(size) for size in sizes if size.isdecimal())
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNode:
+    """One queue in its place in the tree."""
+
+    name: str
+    settings: QueueSettings
+    parent: str | None
+    children: tuple[str, ...]
+    guaranteed: Amount
+    """Its own guarantee, or that of all below it where that is more; 0 is none."""
+    most: tuple[int | None, int | None, int | None]
+    """Its own maxima."""
+    is_configured: bool = True
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Whether anything is guaranteed to it."""
+        return any(self.guaranteed)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it can turn a job away."""
+        return self.limits_all or self.limits_jobs or self.limits_users
+
+    @property
+    def limits_all(self) -> bool:
+        """Whether what all its jobs hold together has a maximum."""
+        return any(limit is not None for limit in self.most)
+
+    @property
+    def limits_jobs(self) -> bool:
+        """Whether one job may be too large for it."""
+        return self.settings.max_gpus_per_job is not None
+
+    @property
+    def limits_users(self) -> bool:
+        """Whether what each user holds in it counts."""
+        return self.settings.max_gpus_per_user is not None or self.settings.max_running_per_user is not None
+
+
+def implied(name: str) -> QueueNode:
+    """A queue that jobs are in though no setting names it: at the top, without limits or guarantee."""
+    return QueueNode(name, QueueSettings(name), None, (), ZERO, (None, None, None), False)
+
+
+def plant(queues: Mapping[str, QueueSettings]) -> dict[str, QueueNode]:
+    """Every configured queue by name. A parent that is not there, or a circle, counts as no parent."""
+    parents = {name: _parent(queues, name) for name in queues}
+    children: dict[str, list[str]] = {name: [] for name in queues}
+    for name in sorted(queues):
+        above = parents[name]
+        if above is not None:
+            children[above].append(name)
+    nodes: dict[str, QueueNode] = {}
+
+    def guaranteed(name: str) -> Amount:
+        below = [guaranteed(child) for child in children[name]]
+        settings = queues[name]
+        own = own_guarantee(settings)
+        made = tuple(max(own[kind], sum(amount[kind] for amount in below)) for kind in KINDS)
+        most = (
+            micros_up_to(settings.max_gpus),
+            micros_up_to(settings.max_cpus),
+            micros_up_to(settings.max_mem_mib),
+        )
+        total = (made[0], made[1], made[2])
+        nodes[name] = QueueNode(name, settings, parents[name], tuple(children[name]), total, most)
+        return total
+
+    for name in queues:
+        if parents[name] is None:
+            guaranteed(name)
+    return nodes
+
+
+def own_guarantee(queue: QueueSettings) -> Amount:
+    """What the settings of the queue itself guarantee. Cells are part of its GPUs, and at least so many."""
+    gpus = max(queue.guaranteed_gpus, cells_gpus(queue.cells))
+    return amount_of(Resources(gpus=gpus, cpus=queue.guaranteed_cpus, mem_mib=queue.guaranteed_mem_mib))
+
+
+def _parent(queues: Mapping[str, QueueSettings], name: str) -> str | None:
+    above = queues[name].parent
+    if above is None or above not in queues:
+        return None
+    passed, up = {name}, above
+    while up in queues and up not in passed:
+        passed.add(up)
+        up = queues[up].parent or ""
+    return None if up in passed else above
+
+
+def is_capacity(settings: Settings) -> bool:
+    """Whether queues divide the machines among them: any has a guarantee, a weight or an order of its own."""
+    return any(
+        any(own_guarantee(queue)) or queue.weight is not None or queue.order is not None
+        for queue in settings.queue.values()
+    )

@@ -1,0 +1,235 @@
+"""Queues, guarantees and limits: who may take how much more, and who goes first.
+
+One `Quotas` lives through one cycle. It knows what the running jobs hold, is told of every start, and
+answers for the next job. Guarantees are lent while they lie idle, and down the tree: what is guaranteed
+to a queue is there for all below it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from gpusched.model.resources import Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey
+from gpusched.policy import ledger, queues
+from gpusched.policy.draft import Layout
+from gpusched.policy.ledger import Loan
+from gpusched.policy.limits import (
+    JOBS,
+    NONE_HELD,
+    Denial,
+    Held,
+    has_limits,
+    over_job_limit,
+    over_maximum,
+    over_qos_limit,
+    over_user_limit,
+)
+from gpusched.policy.queues import KINDS, Amount, QueueNode, amount_of, resources_of
+from gpusched.policy.quota_problems import problems
+from gpusched.policy.usage import capacity_of
+
+__all__ = ["Denial", "Loan", "Quotas", "problems"]
+
+
+class Quotas:
+    """What every queue, user and QOS holds, against what it may hold and what it is guaranteed."""
+
+    __slots__ = (
+        "_by_qos",
+        "_by_qos_user",
+        "_by_queue",
+        "_by_queue_user",
+        "_capacity",
+        "_chains",
+        "_nodes",
+        "_reclaims",
+        "_settings",
+        "_unlimited",
+        "is_capacity",
+    )
+
+    def __init__(self, settings: Settings, layout: Layout) -> None:
+        self._settings = settings
+        self._capacity = amount_of(capacity_of(layout))
+        self._nodes = queues.plant(settings.queue)
+        self._chains: dict[str, tuple[QueueNode, ...]] = {}
+        self._unlimited: dict[tuple[str, str], bool] = {}
+        self._by_queue: dict[str, Held] = {}
+        self._by_queue_user: dict[tuple[str, str], Held] = {}
+        self._by_qos: dict[str, Held] = {}
+        self._by_qos_user: dict[tuple[str, str], Held] = {}
+        self._reclaims = settings.preempt.reclaim
+        self.is_capacity = queues.is_capacity(settings)
+        """Whether queues divide the machines among them, so that `rank` decides which goes first."""
+
+    def copy(self) -> Quotas:
+        """An independent one that holds the same."""
+        twin = Quotas.__new__(Quotas)
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin._by_queue = self._by_queue.copy()
+        twin._by_queue_user = self._by_queue_user.copy()
+        twin._by_qos = self._by_qos.copy()
+        twin._by_qos_user = self._by_qos_user.copy()
+        return twin
+
+    def add(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
+        """Count a running job, a gang with all of it at once; or, with `jobs=0`, a further piece of one."""
+        self._count(queue, user, qos, amount_of(amount), jobs, 1)
+
+    def remove(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
+        """Undo `add`, exactly."""
+        self._count(queue, user, qos, amount_of(amount), jobs, -1)
+
+    def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int) -> None:
+        gpus, cpus, mem, jobs = sign * amount[0], sign * amount[1], sign * amount[2], sign * jobs
+        for node in self._chain(queue):
+            g, c, m, j = self._by_queue.get(node.name, NONE_HELD)
+            self._by_queue[node.name] = (g + gpus, c + cpus, m + mem, j + jobs)
+            g, c, m, j = self._by_queue_user.get((node.name, user), NONE_HELD)
+            self._by_queue_user[node.name, user] = (g + gpus, c + cpus, m + mem, j + jobs)
+        if qos:
+            g, c, m, j = self._by_qos.get(qos, NONE_HELD)
+            self._by_qos[qos] = (g + gpus, c + cpus, m + mem, j + jobs)
+            g, c, m, j = self._by_qos_user.get((qos, user), NONE_HELD)
+            self._by_qos_user[qos, user] = (g + gpus, c + cpus, m + mem, j + jobs)
+
+    def _chain(self, queue: str) -> tuple[QueueNode, ...]:
+        """The queue and all above it, from the bottom up."""
+        known = self._chains.get(queue)
+        if known is not None:
+            return known
+        made: list[QueueNode] = []
+        node: QueueNode | None = self._nodes.get(queue) or queues.implied(queue)
+        while node is not None:
+            made.append(node)
+            node = None if node.parent is None else self._nodes[node.parent]
+        self._chains[queue] = tuple(made)
+        return self._chains[queue]
+
+    def used(self, queue: str) -> Resources:
+        """What the jobs in a queue and all below it hold, without VRAM."""
+        return resources_of(self._by_queue.get(queue, NONE_HELD)[:JOBS])
+
+    def running(self, queue: str) -> int:
+        """How many jobs run in a queue and all below it."""
+        return self._by_queue.get(queue, NONE_HELD)[JOBS]
+
+    def guaranteed(self, queue: str) -> Resources:
+        """What a queue is guaranteed, by itself or through those below it."""
+        return resources_of(self._chain(queue)[0].guaranteed)
+
+    # Limits
+
+    def why_not(self, key: ClassKey, amount: Resources) -> Denial | None:
+        """The first limit in the way of a job of this class that would take this much; None when it may start.
+
+        Order: limits of one job, of one user, maxima of the queues from the bottom up, the QOS.
+        """
+        mark = (key.queue, key.qos)
+        is_unlimited = self._unlimited.get(mark)
+        if is_unlimited is None:
+            is_unlimited = self._unlimited[mark] = self._is_unlimited(*mark)
+        if is_unlimited:
+            return None
+        needed = amount_of(amount)
+        chain = self._chain(key.queue)
+        for node in chain:
+            if node.limits_jobs and (denial := over_job_limit(node, needed)):
+                return denial
+        for node in chain:
+            if node.limits_users:
+                by_user = self._by_queue_user.get((node.name, key.user), NONE_HELD)
+                if denial := over_user_limit(node, key.user, by_user, needed):
+                    return denial
+        for node in chain:
+            if node.limits_all and (denial := over_maximum(node, self._by_queue.get(node.name, NONE_HELD), needed)):
+                return denial
+        qos = self._settings.qos.get(key.qos)
+        if qos is None:
+            return None
+        by_user = self._by_qos_user.get((qos.name, key.user), NONE_HELD)
+        return over_qos_limit(qos, key.user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
+
+    def _is_unlimited(self, queue: str, qos: str) -> bool:
+        if any(node.is_limited for node in self._chain(queue)):
+            return False
+        limits = self._settings.qos.get(qos)
+        return limits is None or not has_limits(limits)
+
+    # Guarantees
+
+    def is_within_guarantee(self, queue: str, amount: Resources) -> bool:
+        """Whether the queue, or any above it, has so much of its guarantee left.
+
+        Only what is needed counts, and only kinds that are guaranteed: with nothing but GPUs guaranteed,
+        the cores of a job do not matter, and a job without GPUs is not within it.
+        """
+        needed = amount_of(amount)
+        return any(self._is_within(node, needed) for node in self._chain(queue))
+
+    def _is_within(self, node: QueueNode, needed: Amount) -> bool:
+        kinds = [kind for kind in KINDS if needed[kind] and node.guaranteed[kind]]
+        held = self._by_queue.get(node.name, NONE_HELD)
+        return bool(kinds) and all(held[kind] + needed[kind] <= node.guaranteed[kind] for kind in kinds)
+
+    def rank(self, queue: str, amount: Resources) -> tuple[tuple[int, float, str], ...]:
+        """Sort key between all queues, smaller first, for a job that would take this much.
+
+        Per level from the top: within its guarantee (0), beyond it (1), without settings although others
+        have them (2); then the part of the guarantee in use, or the dominant share of what is held beyond
+        it over the weight; then the name. It grows with what the queue holds and never shrinks.
+        """
+        needed = amount_of(amount)
+        return tuple(self._rank_of(node, needed) for node in reversed(self._chain(queue)))
+
+    def _rank_of(self, node: QueueNode, needed: Amount) -> tuple[int, float, str]:
+        held = self._by_queue.get(node.name, NONE_HELD)
+        if self._is_within(node, needed):
+            parts = [held[kind] / node.guaranteed[kind] for kind in KINDS if node.guaranteed[kind]]
+            return 0, max(parts), node.name
+        borrowed = max(
+            max(0, held[kind] - node.guaranteed[kind]) / self._capacity[kind] if self._capacity[kind] else 0.0
+            for kind in KINDS
+        )
+        weight = 1.0 if node.settings.weight is None else node.settings.weight
+        share = borrowed / weight if weight > 0 else inf
+        return (1 if node.is_configured or not self._nodes else 2), share, node.name
+
+    def may_reclaim(self, claimant: str, amount: Resources, victim: str, victim_amount: Resources) -> bool:
+        """Whether a job of the claimant queue may have what a job of the victim queue holds.
+
+        Seen from the queue that is above both, the claimant's side stays within its guarantee with the
+        amount. Every queue on the victim's side is preemptible, holds more than its guarantee of something
+        that the claimant is guaranteed and needs, and falls below its guarantee of nothing.
+        """
+        if not self._reclaims:
+            return False
+        ours, theirs = list(self._chain(claimant)), list(self._chain(victim))
+        while ours and theirs and ours[-1].name == theirs[-1].name:
+            ours.pop()
+            theirs.pop()
+        if not ours or not theirs:
+            return False
+        needed, lost = amount_of(amount), amount_of(victim_amount)
+        if not self._is_within(ours[-1], needed):
+            return False
+        wanted = [kind for kind in KINDS if needed[kind] and lost[kind] and ours[-1].guaranteed[kind]]
+        return all(self._can_give(node, wanted, lost) for node in theirs)
+
+    def _can_give(self, node: QueueNode, wanted: list[int], lost: Amount) -> bool:
+        held = self._by_queue.get(node.name, NONE_HELD)
+        over = [kind for kind in KINDS if held[kind] > node.guaranteed[kind]]
+        return (
+            node.settings.preemptible
+            and any(kind in over for kind in wanted)
+            and all(held[kind] - lost[kind] >= node.guaranteed[kind] for kind in over)
+        )
+
+    def ledger(self) -> tuple[Loan, ...]:
+        """Who lends what to whom now."""
+        tops = [name for name, node in self._nodes.items() if node.parent is None]
+        tops += [name for name in self._by_queue if name not in self._nodes]
+        return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), self._capacity)

@@ -1,0 +1,113 @@
+"""A scheduler turned by hand: memory store, simulated engine, a clock that moves when told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpusched.daemon.commands import Caller, Command, Submit
+from gpusched.daemon.launch import Site, pack_environment
+from gpusched.daemon.tick import Scheduler
+from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.errors import GpuschedError, StoreFull
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading, GpuSample, HostSample
+from gpusched.model.job import Job, JobSpec
+from gpusched.model.settings import GpuSettings, NodeSettings, Settings
+from gpusched.ports import Changes, JobFilter
+from gpusched.store.memory import MemoryStore
+from gpusched.testing import FakeClock, launch, spec
+
+ANN = Caller(1000, "ann")
+BOB = Caller(1001, "bob")
+ENV = pack_environment({"PATH": "/bin"})
+
+
+class Recording(MemoryStore):
+    """Counts commits and can refuse them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits = 0
+        self.is_full = False
+
+    def commit(self, changes: Changes) -> None:
+        if self.is_full:
+            raise StoreFull("the disk is full", "free some")
+        self.commits += 1
+        super().commit(changes)
+
+
+class Lab:
+    """A scheduler with its edges at hand. `sections` are sections of the settings beside `node` and `gpu`."""
+
+    def __init__(self, gpus: int = 2, cpus: float = 8, outcome: Outcome | None = None, **sections: Any) -> None:
+        self.clock = FakeClock()
+        self.store = Recording()
+        self.outcome = outcome or Outcome(runs_s=10)
+        self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcome)
+        self.gpus = gpus
+        self.used: dict[int, int] = {}
+        self.lost: set[int] = set()
+        self.steps: list[str] = []
+        base = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
+        self.settings = replace(base, **sections)
+        self.scheduler = self.restart()
+
+    def restart(self) -> Scheduler:
+        host = HostSample(self.clock.now(), "n1", 8, 65536, 60000, boot_id="simulated")
+        self.scheduler = Scheduler(
+            store=self.store,
+            engine=self.engine,
+            tracker=GpuTracker(self.settings.gpu),
+            settings=self.settings,
+            clock=self.clock,
+            site=Site("n1", "/sock"),
+            boot_id="simulated",
+            host=host,
+            step=self.steps.append,
+        )
+        self.read()
+        return self.scheduler
+
+    def read(self) -> None:
+        samples = tuple(
+            GpuSample(
+                f"GPU-{index}",
+                index,
+                "A100",
+                vram_total_mib=81920,
+                vram_used_mib=self.used.get(index, 0),
+                utilisation=0.0,
+                processes=(),
+                is_lost=index in self.lost,
+            )
+            for index in range(self.gpus)
+        )
+        self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples))
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.clock.advance(seconds)
+        self.read()
+        self.scheduler.tick()
+
+    def ask(self, *commands: Command) -> list[Any]:
+        answers: list[Any] = []
+        for command in commands:
+            self.scheduler.submit(command, answers.append)
+        self.turn()
+        return answers
+
+    def submit(self, **parts: Any) -> int:
+        (answer,) = self.ask(self.submission(**parts))
+        if isinstance(answer, GpuschedError):
+            raise answer
+        return int(answer["ids"][0])
+
+    def submission(self, caller: Caller = ANN, **parts: Any) -> Submit:
+        made: JobSpec = spec(**{"launch": launch("true", env_sha="e"), **parts})
+        return Submit(caller, [made], {"e": ENV})
+
+    def job(self, job_id: int) -> Job:
+        (found,) = self.store.jobs(JobFilter(ids=frozenset({job_id})))
+        return found

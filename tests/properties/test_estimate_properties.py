@@ -1,0 +1,81 @@
+"""What must hold of every range of starts, whatever the machines and the queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import settings, snapshots
+
+from gpusched import testing
+from gpusched.model.job import Job, Request
+from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.snapshot import PendingClass, Prediction, Snapshot
+from gpusched.policy.cycle import decide
+from gpusched.policy.estimates import forecast_starts
+from gpusched.testing import NOW, job
+
+predictions = st.dictionaries(
+    st.integers(1, 120), st.floats(0, 5000).map(lambda m: Prediction(m / 2, m, m * 2, 5)), max_size=30
+)
+
+
+def with_one_more(snapshot: Snapshot, newcomer: Job) -> Snapshot:
+    (waiting,) = testing.pending([newcomer])
+    classes = {one.key: one for one in snapshot.pending}
+    before = classes.get(waiting.key)
+    if before is not None:
+        waiting = PendingClass(before.key, (*before.jobs, *waiting.jobs), before.total + 1)
+    classes[waiting.key] = waiting
+    ordered = sorted(classes.values(), key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
+    return replace(snapshot, pending=tuple(ordered))
+
+
+@given(snapshots(), settings(), predictions)
+def test_the_early_end_is_not_after_the_late_end_nor_before_now(
+    case: tuple[Snapshot, list[Job]], chosen: Settings, known: dict[int, Prediction]
+) -> None:
+    snapshot, waiting = case
+    found = forecast_starts(snapshot, chosen, known.get, [one.id for one in waiting])
+    assert set(found) == {one.id for one in waiting}
+    for one in found.values():
+        assert one.low_at is None or one.low_at >= snapshot.now
+        if one.high_at is not None:
+            assert one.low_at is not None
+            assert one.low_at <= one.high_at
+
+
+@given(snapshots(), settings(), predictions)
+def test_what_starts_in_the_plan_starts_now(
+    case: tuple[Snapshot, list[Job]], chosen: Settings, known: dict[int, Prediction]
+) -> None:
+    snapshot, waiting = case
+    found = forecast_starts(snapshot, chosen, known.get, [one.id for one in waiting])
+    for start in decide(snapshot, chosen).starts:
+        assert (found[start.job_id].low_at, found[start.job_id].high_at) == (snapshot.now, snapshot.now)
+
+
+@given(snapshots(), settings(), st.sampled_from([None, 60, 3600]), st.integers(0, 2))
+def test_a_later_lower_job_does_not_move_the_promise_of_the_first_that_waits(
+    case: tuple[Snapshot, list[Job]], chosen: Settings, limit_s: int | None, gpus: int
+) -> None:
+    snapshot, _ = case
+    chosen = replace(chosen, priority=replace(chosen.priority, backfill_depth=1))
+    first = decide(snapshot, chosen).first_blocked
+    if first is None:
+        return
+    newcomer = job(900, uid=1002, request=Request(gpus=gpus), time_limit_s=limit_s, nice=9000, submit_at=NOW)
+    before = forecast_starts(snapshot, chosen, lambda job_id: None, [first])
+    after = forecast_starts(with_one_more(snapshot, newcomer), chosen, lambda job_id: None, [first])
+    assert after[first].high_at == before[first].high_at
+
+
+@given(snapshots())
+def test_equal_questions_get_equal_answers(case: tuple[Snapshot, list[Job]]) -> None:
+    snapshot, waiting = case
+    usual = Settings(priority=PrioritySettings())
+    ids = [one.id for one in waiting]
+    assert forecast_starts(snapshot, usual, lambda job_id: None, ids) == forecast_starts(
+        snapshot, usual, lambda job_id: None, ids
+    )
