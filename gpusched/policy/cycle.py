@@ -248,7 +248,7 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
     """Preempt for it, keep room for it, or let it wait behind those for whom room is kept."""
     key, preemption = head.key, cycle.preemption
     if not cycle.waits_for_others(need, guard):
-        cycle.block(head)
+        cycle.block(head, _turned_down(cycle, need, guard))
         return
     if preemption.frees_soon(cycle.draft, need, guard):
         cycle.claim(head, need, guard)
@@ -263,6 +263,14 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
         cycle.keep(head, need, guard)
     else:
         cycle.block(head)
+
+
+def _turned_down(cycle: Cycle, need: Need, guard: Guard | None) -> Reason | None:
+    """The word of the guard when it alone is against the best place."""
+    booking = None if guard is None else find(cycle.draft, need, cycle.ceilings)
+    if guard is None or booking is None:
+        return None
+    return Reason(ReasonCode.PLUGIN, guard.why_not(booking) or "a plug-in is against every node with room")
 
 
 def _may_preempt_at_all(cycle: Cycle, key: ClassKey, need: Need) -> bool:
