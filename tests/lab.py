@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from gpusched.daemon.commands import Caller, Command, Submit
 from gpusched.daemon.launch import Site, pack_environment
+from gpusched.daemon.reloading import Reload
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import GpuschedError, StoreFull
@@ -52,6 +54,8 @@ class Lab:
         self.steps: list[str] = []
         base = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
         self.settings = replace(base, **sections)
+        self.config: Callable[[], Settings] = lambda: self.settings
+        """What a reload reads."""
         self.scheduler = self.restart()
 
     def restart(self) -> Scheduler:
@@ -66,6 +70,7 @@ class Lab:
             boot_id="simulated",
             host=host,
             step=self.steps.append,
+            read_settings=lambda: self.config(),
         )
         self.read()
         return self.scheduler
@@ -91,7 +96,7 @@ class Lab:
         self.read()
         self.scheduler.tick()
 
-    def ask(self, *commands: Command) -> list[Any]:
+    def ask(self, *commands: Command | Reload) -> list[Any]:
         answers: list[Any] = []
         for command in commands:
             self.scheduler.submit(command, answers.append)

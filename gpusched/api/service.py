@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon.commands import Caller, Command
+from gpusched.daemon.reloading import Reload
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
@@ -40,7 +41,7 @@ class Service:
         """The daemon's settings."""
         return self.scheduler.settings
 
-    async def ask(self, command: Command) -> dict[str, Any]:
+    async def ask(self, command: Command | Reload) -> dict[str, Any]:
         """Have the next tick apply a command; returns after its commit. Raises: what the command raised."""
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 

@@ -14,6 +14,7 @@ from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, Service, recent_percentiles_ms, service_of
 from gpusched.daemon import commands
 from gpusched.daemon.checks import daemon_checks
+from gpusched.daemon.reloading import Reload
 from gpusched.errors import UsageError
 from gpusched.model.cluster import GpuView
 from gpusched.model.units import printable
@@ -138,6 +139,11 @@ async def undrain(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets")
     return respond(**await service.ask(commands.Drain(caller, _targets(body), None)))
+
+
+async def reload(request: web.Request) -> web.Response:
+    """POST /v1/reload"""
+    return respond(**await service_of(request).ask(Reload(caller_of(request))))
 
 
 async def status(request: web.Request) -> web.Response:

@@ -34,6 +34,8 @@ def body(words: list[str]) -> int:
     action, rest = operands[0], operands[1:]
     if "message" in values and action != "drain":
         raise UsageError(f"-m goes with drain, not with {action}", "see: gctl --help")
+    if action == "reload":
+        return _reload(rest, values)
     if not rest:
         raise UsageError(f"{action} needs to know what", ACTIONS[action])
     request: dict[str, Any]
@@ -61,6 +63,23 @@ def body(words: list[str]) -> int:
             sys.stdout.write(f"{done[action]} {printable(str(name))}\n")
         for name in answer.get("unchanged", ()):
             output.note("gctl", f"{name} was {done[action]} already" if action == "hold" else f"{name} was not held")
+    return 0
+
+
+def _reload(rest: list[str], values: dict[str, Any]) -> int:
+    if rest:
+        raise UsageError(f"reload takes no operand, not {printable(rest[0], 40)!r}", ACTIONS["reload"])
+    with connect() as client:
+        answer = client.call("POST", "/v1/reload", {})
+    if values.get("json"):
+        output.print_json(answer)
+        return 0
+    for path in answer["changed"]:
+        sys.stdout.write(f"{printable(path)}\n" if values.get("quiet") else f"reloaded {printable(path)}\n")
+    if not answer["changed"] and not values.get("quiet"):
+        output.note("gctl", "no setting that can change while the daemon runs is another one now")
+    for path in answer["needs_restart"]:
+        output.note("gctl", f"{printable(path)} counts after a restart: gpusched daemon stop, gpusched daemon start")
     return 0
 
 

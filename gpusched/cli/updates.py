@@ -17,6 +17,7 @@ ACTIONS = {
     "update": "change what jobs ask for: gctl update 41 time=2h nice=5 gpus=2",
     "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
     "undrain": "let work back: gctl undrain 3",
+    "reload": "read the config file again: gctl reload",
 }
 
 

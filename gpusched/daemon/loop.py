@@ -13,6 +13,8 @@ from logging import getLogger
 
 from aiohttp import web
 
+from gpusched.daemon.commands import Caller
+from gpusched.daemon.reloading import Reload
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
@@ -63,7 +65,7 @@ class Loop:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         try:
@@ -81,6 +83,11 @@ class Loop:
             await runner.cleanup()
             loop.remove_reader(self._worker.fileno())
             _unlink(socket_path)
+
+    def _reload(self) -> None:
+        """SIGHUP: whoever may send it is the owner or root. The tick logs what comes of it."""
+        self._scheduler.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: None)
+        self.wake()
 
     def _turn(self) -> None:
         self._due = None

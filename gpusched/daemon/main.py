@@ -172,7 +172,9 @@ def _serve(settings: Settings, report: _Report) -> None:
             boot_id=sample.boot_id,
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),
+            read_settings=lambda: load_settings(paths.config_file(), os.environ).settings,
         )
+        scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         # Adopted first: processes of runs that go on are not foreign.
         adopt_open_runs(scheduler.world, engine)
         _first_readings(worker, scheduler, store)

@@ -50,6 +50,7 @@ from . import commands
 from .accounting import charge
 from .launch import Site, make_ticket, output_paths
 from .payloads import PayloadCache
+from .reloading import Reload, reread
 from .turn import Turn
 from .waiting import waiting_reason
 from .world import Rules, World
@@ -79,6 +80,7 @@ class Scheduler:
         boot_id: str,
         host: HostSample,
         step: Callable[[str], None] = lambda name: None,
+        read_settings: Callable[[], Settings] | None = None,
         plugins: Plugins | None = None,
     ) -> None:
         self.store = store
@@ -96,10 +98,13 @@ class Scheduler:
         """Why the last commit failed; None when the table is writable."""
         self.listeners: list[Callable[[Iterable[int]], None]] = []
         """Called after a commit with the ids of all jobs whose row changed."""
+        self.settings_listeners: list[Callable[[Settings], None]] = []
+        """Called with the new settings when they were read again."""
         self._clock = clock
         self._boot_id = boot_id
         self._step = step
-        self._queue: deque[tuple[commands.Command, Reply]] = deque()
+        self._read_settings = read_settings
+        self._queue: deque[tuple[commands.Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
         self._carried = Changes()
         self._payloads = PayloadCache(store)
@@ -113,7 +118,7 @@ class Scheduler:
 
     # --- what the edges call --------------------------------------------------------------------
 
-    def submit(self, command: commands.Command, reply: Reply) -> None:
+    def submit(self, command: commands.Command | Reload, reply: Reply) -> None:
         """Queue a client's command for the next tick; `reply` is called after its commit."""
         self._queue.append((command, reply))
 
@@ -199,7 +204,7 @@ class Scheduler:
         self._step("collect")
         now = self._clock.now()
         events, self._backlog = self._backlog + self.engine.events(), []
-        queue, self._queue = self._queue, deque()
+        queue = self._take_commands()
         turn = Turn(self.world, self.store, self.settings, self.nodes(now), now)
         turn.changes, self._carried = self._carried, Changes()
         try:
@@ -213,6 +218,34 @@ class Scheduler:
             raise
         self.ticks += 1
         self.recent_tick_s.append(perf_counter() - began)
+
+    def _take_commands(self) -> list[tuple[commands.Command, Reply]]:
+        """The commands of this turn; new settings are put in place before it begins."""
+        taken, self._queue = self._queue, deque()
+        queue: list[tuple[commands.Command, Reply]] = []
+        for command, reply in taken:
+            if isinstance(command, Reload):
+                reply(self._reload_settings(command))
+            else:
+                queue.append((command, reply))
+        return queue
+
+    def _reload_settings(self, command: Reload) -> dict[str, Any] | GpuschedError:
+        try:
+            reloaded = reread(command, self.settings, self._read_settings)
+        except GpuschedError as error:
+            log.error("the settings were not reloaded: %s", error.message)
+            return error
+        self.settings = reloaded.settings
+        self.world.adopt(Rules.of(self.settings))
+        self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
+        for listener in self.settings_listeners:
+            listener(self.settings)
+        self._look_again = True
+        log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
+        if reloaded.fixed:
+            log.warning("these settings count after a restart only: %s", ", ".join(reloaded.fixed))
+        return reloaded.answer()
 
     def _turn(self, turn: Turn, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]]) -> None:
         self._step("apply")

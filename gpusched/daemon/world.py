@@ -108,6 +108,18 @@ class World:
                 world.begin_release(run)
         return world
 
+    def adopt(self, rules: Rules) -> None:
+        """Go on by other rules."""
+        if rules == self.rules:
+            return
+        self.rules = rules
+        self._inheritance = Inheritance(self._urgency_of, rules.tiers)
+        for job_id in sorted(self._expressions):
+            self._pass_on(self.jobs[job_id])
+        self._reorder(self._children)
+        for run in self.open_runs.values():
+            self._hold(run)
+
     # --- jobs -----------------------------------------------------------------------------------
 
     def put_job(self, job: Job, now: float) -> None:

@@ -38,6 +38,10 @@ class Card:
         """(instant, foreign MiB, foreign pids), falling: the first is the peak of the window."""
         self._owned: dict[str, dict[int, float | None]] = {}
 
+    def adopt(self, settings: GpuSettings) -> None:
+        """Judge by these settings from now on."""
+        self._settings = settings
+
     # --- folding --------------------------------------------------------------------------------
 
     def fold(self, at: float, sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> None:

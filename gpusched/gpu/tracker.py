@@ -34,14 +34,20 @@ class GpuTracker:
     """All GPUs of one node. `poll_s` is the longest regular time between two readings."""
 
     def __init__(self, settings: GpuSettings, poll_s: float = 5.0) -> None:
-        self._settings = settings
-        self._stale_after_s = max(3 * poll_s, 2 * settings.deadline_s)
         self._cards: dict[str, Card] = {}
+        self.adopt(settings, poll_s)
         self._early: dict[str, dict[str, Release]] = {}
         """Releases on cards that have not been read yet."""
         self._drains: Mapping[str, str] = {}
         self._meters: dict[str, Meter] = {}
         self._now = 0.0
+
+    def adopt(self, settings: GpuSettings, poll_s: float) -> None:
+        """Judge by these settings from now on."""
+        self._settings = settings
+        self._stale_after_s = max(3 * poll_s, 2 * settings.deadline_s)
+        for card in self._cards.values():
+            card.adopt(settings)
 
     # --- what comes in --------------------------------------------------------------------------
 

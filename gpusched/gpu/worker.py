@@ -122,6 +122,10 @@ class GpuWorker:
         ready, self._ready = self._ready, None
         return ready
 
+    def adopt(self, settings: GpuSettings) -> None:
+        """Wait for readings as long as these settings say; the source of readings stays."""
+        self._deadline_s = settings.deadline_s
+
     def fileno(self) -> int:
         """Descriptor to watch for reading."""
         return self._answers

@@ -1,0 +1,97 @@
+"""New settings for a daemon that runs: read anew, checked, put in place of the old ones between two ticks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from gpusched.errors import Forbidden, Refused
+from gpusched.model.settings import Settings
+
+from .commands import Caller
+
+FIXED = (
+    "gpu.source",
+    "gpu.fake",
+    "node.name",
+    "daemon.log_level",
+    "daemon.log_mib",
+    "daemon.log_files",
+    "plugins.load",
+)
+"""Settings that count from the daemon's start until its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Read the config file again. Answers with what changed, and with what a restart has to change."""
+
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Settings to go on with."""
+
+    settings: Settings
+    changed: tuple[str, ...]
+    """Paths whose value is another one now."""
+    fixed: tuple[str, ...]
+    """Paths that have another value in the file, which counts after a restart only."""
+
+    def answer(self) -> dict[str, Any]:
+        """For the client."""
+        return {"changed": list(self.changed), "needs_restart": list(self.fixed)}
+
+
+def reread(command: Reload, running: Settings, read: Callable[[], Settings] | None) -> Reloaded:
+    """The settings that are to run from now on. Raises: Forbidden, Refused, UsageError; the running ones stay."""
+    caller = command.caller
+    if caller.uid not in (0, os.geteuid()):
+        raise Forbidden(
+            f"only the owner of this daemon may reload its settings, not {caller.user}", "ask the administrator"
+        )
+    if read is None:
+        raise Refused("this scheduler was not started from a config file", "restart it with other settings")
+    wanted = read()
+    differing = _differing(running, wanted)
+    fixed = tuple(path for path in differing if path in FIXED)
+    settings = wanted
+    for path in fixed:
+        settings = _with(settings, path, _value(running, path))
+    return Reloaded(settings, tuple(path for path in differing if path not in FIXED), fixed)
+
+
+def _differing(one: Settings, other: Settings) -> list[str]:
+    """Paths of settings with two values: `daemon.poll_s`, `queue.vision`, `plugins.load`."""
+    paths: list[str] = []
+    for section in fields(Settings):
+        before, after = getattr(one, section.name), getattr(other, section.name)
+        if isinstance(before, tuple):
+            paths += [f"{section.name}.load"] if before != after else []
+            continue
+        old, new = _named(before), _named(after)
+        names = [name for name in (*old, *(new.keys() - old.keys())) if old.get(name) != new.get(name)]
+        paths += [f"{section.name}.{name}" for name in names]
+    return sorted(paths)
+
+
+def _named(section: Any) -> Mapping[str, Any]:
+    """What a section holds, by name: its settings, or one value for each queue, QOS, account, licence."""
+    if isinstance(section, Mapping):
+        return section
+    return {part.name: getattr(section, part.name) for part in fields(section)}
+
+
+def _value(settings: Settings, path: str) -> Any:
+    section, _, name = path.partition(".")
+    return settings.plugins if section == "plugins" else getattr(getattr(settings, section), name)
+
+
+def _with(settings: Settings, path: str, value: Any) -> Settings:
+    section, _, name = path.partition(".")
+    if section == "plugins":
+        return replace(settings, plugins=value)
+    return replace(settings, **{section: replace(getattr(settings, section), **{name: value})})

@@ -1,0 +1,312 @@
+"""What the queues, accounts and QOS refuse at submission: what no waiting would change, and too many jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from gpusched.model.job import JobSpec, Request
+from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.policy.capacity import Refusal
+from gpusched.policy.shortage import plural
+
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Jobs that wait or run now, without the one that asks; queues by the name the jobs were submitted to."""
+
+    by_queue: Mapping[str, int] = field(default_factory=dict)
+    by_queue_user: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    by_qos_user: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+def default_account(user: str, settings: Settings) -> str | None:
+    """The account of a user who names none: the only one that names the user; None when there is not exactly one."""
+    named = _accounts_of(user, settings)
+    return named[0] if len(named) == 1 else None
+
+
+def qos_of(spec: JobSpec, settings: Settings) -> str:
+    """The QOS that a job has: its own, or the default; empty for none."""
+    return spec.qos or settings.default.qos
+
+
+def time_limit(spec: JobSpec, settings: Settings) -> int | None:
+    """The time limit that a job gets: what it asks for, else the default or what is allowed, in seconds."""
+    if spec.time_limit_s is not None:
+        return spec.time_limit_s
+    limits = [limit for limit, _ in _time_limits(spec, settings)]
+    if settings.default.time_limit_s is not None:
+        limits.append(settings.default.time_limit_s)
+    return min(limits, default=None)
+
+
+def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> Refusal | None:
+    """Refuse a submission that its queue, account or QOS does not admit; None when they do.
+
+    Names first, then who may use them, then how much one job may ask for, then how many jobs there may
+    be. What machines can hold is not looked at here.
+    """
+    account = spec.account or default_account(user, settings) or user
+    qos_name = qos_of(spec, settings)
+    refused = (
+        _wrong_queue(spec.queue, settings)
+        or _wrong_qos(qos_name, spec, settings)
+        or _wrong_account(account, user, settings)
+    )
+    if refused is not None:
+        return refused
+    chain = list(_chain(spec.queue, settings.queue))
+    qos = settings.qos.get(qos_name)
+    return (
+        _not_admitted_to_queue(chain, user, account, settings)
+        or (qos and _not_admitted_to_qos(qos, user, account, settings))
+        or _too_large(spec.request, chain, qos)
+        or _too_long(spec, settings)
+        or _too_many(chain, qos, user, settings, tally)
+        or None
+    )
+
+
+# Names
+
+
+def _wrong_queue(name: str, settings: Settings) -> Refusal | None:
+    if not settings.queue:
+        return None
+    leaves = _leaves(settings.queue)
+    if name not in settings.queue:
+        return _unknown("queue", name, leaves, "-q")
+    below = sorted(queue.name for queue in settings.queue.values() if queue.parent == name)
+    if not below:
+        return None
+    return Refusal(f"queue {name} takes no jobs itself, only the queues below it do", _choose(below, "-q"))
+
+
+def _wrong_qos(name: str, spec: JobSpec, settings: Settings) -> Refusal | None:
+    if not name or name in settings.qos:
+        return None
+    if settings.qos:
+        return _unknown("QOS", name, settings.qos, "--qos")
+    hint = "submit without --qos" if spec.qos else "set [default] qos to nothing in the config file"
+    return Refusal(f"there is no QOS {name!r}, because none is configured", hint)
+
+
+def _wrong_account(name: str, user: str, settings: Settings) -> Refusal | None:
+    if not settings.account or name in settings.account:
+        return None
+    if name != user:
+        return _unknown("account", name, settings.account, "-A")
+    named = _accounts_of(user, settings)
+    if not named:
+        return Refusal(f"user {user} is in none of the accounts", _choose(settings.account, "-A"))
+    return Refusal(f"user {user} is in {len(named)} accounts, so one must be named", _choose(named, "-A"))
+
+
+def _unknown(what: str, name: str, known: Iterable[str], option: str) -> Refusal:
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {option} {near[0]}?" if near else _choose(names, option)
+    return Refusal(f"there is no {what} {name!r}", hint)
+
+
+def _choose(names: Iterable[str], option: str) -> str:
+    """`name it: -q nlp`, `name one of them: -q nlp, -q vision`."""
+    ordered = sorted(names)
+    shown = ", ".join(f"{option} {name}" for name in ordered[:_MOST_NAMES])
+    more = f" and {len(ordered) - _MOST_NAMES} more" if len(ordered) > _MOST_NAMES else ""
+    return f"name {'it' if len(ordered) == 1 else 'one of them'}: {shown}{more}"
+
+
+def _accounts_of(user: str, settings: Settings) -> list[str]:
+    return sorted(account.name for account in settings.account.values() if user in account.users)
+
+
+def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:
+    parents = {queue.parent for queue in queues.values()}
+    return sorted(name for name in queues if name not in parents)
+
+
+def _chain(name: str, queues: Mapping[str, QueueSettings]) -> Iterator[QueueSettings]:
+    """The queue and all above it, from the bottom up; none when it is not configured."""
+    passed: set[str] = set()
+    above: str | None = name
+    while above is not None and above in queues and above not in passed:
+        passed.add(above)
+        yield queues[above]
+        above = queues[above].parent
+
+
+# Who
+
+
+def _not_admitted_to_queue(
+    chain: Iterable[QueueSettings], user: str, account: str, settings: Settings
+) -> Refusal | None:
+    """The nearest queue that says who may use it decides, from the bottom up."""
+    for queue in chain:
+        if queue.users or queue.accounts:
+            if _admits(queue.users, queue.accounts, user, account, settings):
+                return None
+            others = [
+                name
+                for name in _leaves(settings.queue)
+                if not _not_admitted_to_queue(_chain(name, settings.queue), user, account, settings)
+            ]
+            hint = _choose(others, "-q") if others else "see who may use which with: ginfo queues"
+            return Refusal(f"user {user} of account {printable(account)} may not submit to queue {queue.name}", hint)
+    return None
+
+
+def _not_admitted_to_qos(qos: QosSettings, user: str, account: str, settings: Settings) -> Refusal | None:
+    if not (qos.users or qos.accounts) or _admits(qos.users, qos.accounts, user, account, settings):
+        return None
+    others = [other.name for other in settings.qos.values() if not _not_admitted_to_qos(other, user, account, settings)]
+    hint = _choose(others, "--qos") if others else "submit without --qos"
+    return Refusal(f"user {user} of account {printable(account)} may not use QOS {qos.name}", hint)
+
+
+def _admits(users: Collection[str], accounts: Collection[str], user: str, account: str, settings: Settings) -> bool:
+    """Whether this user, this account or any account above it is named."""
+    return user in users or any(name in accounts for name in (account, *_accounts_above(account, settings.account)))
+
+
+def _accounts_above(name: str, accounts: Mapping[str, AccountSettings]) -> Iterator[str]:
+    passed = {name}
+    above = accounts[name].parent if name in accounts else None
+    while above is not None and above in accounts and above not in passed:
+        passed.add(above)
+        yield above
+        above = accounts[above].parent
+
+
+# How much
+
+
+def _too_large(request: Request, chain: Iterable[QueueSettings], qos: QosSettings | None) -> Refusal | None:
+    """More than a job, a user or all jobs together may ever hold."""
+    for where, limits in _limited(chain, qos):
+        found = [
+            (limit, who)
+            for limit, who in (
+                (limits.max_gpus_per_job, f"a job in {where}"),
+                (limits.max_gpus_per_user, f"a user in {where}"),
+                (limits.max_gpus, where),
+            )
+            if limit is not None
+        ]
+        if not found or not request.gpus:
+            continue
+        limit, who = min(found, key=lambda one: one[0])
+        if not limit:
+            return Refusal(
+                f"asked for {plural(request.gpus, 'GPU')}; {who} may hold none", "name another one, or ask for no GPU"
+            )
+        asked = _gpus(request)
+        if asked > limit:
+            return _too_much(plural(asked, "GPU"), who, plural(limit, "GPU"), f"-g {limit:g}", request)
+    return _too_much_else(request, chain)
+
+
+def _limited(
+    chain: Iterable[QueueSettings], qos: QosSettings | None
+) -> Iterator[tuple[str, QueueSettings | QosSettings]]:
+    for queue in chain:
+        yield f"queue {queue.name}", queue
+    if qos is not None:
+        yield f"QOS {qos.name}", qos
+
+
+def _gpus(request: Request) -> float:
+    """GPUs that the request counts as at least; slices by memory count nothing before there is a card."""
+    if request.vram_mib is not None:
+        return 0.0
+    return request.nodes * (request.gpus if request.gpu_fraction is None else request.gpu_fraction)
+
+
+def _too_much_else(request: Request, chain: Iterable[QueueSettings]) -> Refusal | None:
+    cpus, mem_mib = request.cpus * request.nodes, request.mem_mib * request.nodes
+    for queue in chain:
+        who = f"queue {queue.name}"
+        if queue.max_cpus is not None and cpus > queue.max_cpus:
+            return _too_much(plural(cpus, "CPU"), who, plural(queue.max_cpus, "CPU"), f"-c {queue.max_cpus:g}", request)
+        if queue.max_mem_mib is not None and mem_mib > queue.max_mem_mib:
+            most = f"{format_size_mib(queue.max_mem_mib)} of memory"
+            asked = f"{format_size_mib(mem_mib)} of memory"
+            return _too_much(asked, who, most, f"-m {queue.max_mem_mib}M", request)
+    return None
+
+
+def _too_much(asked: str, who: str, most: str, option: str, request: Request) -> Refusal:
+    text = f"asked for {asked}; {who} may hold at most {most}"
+    if request.nodes > 1:
+        return Refusal(
+            f"asked for {asked} on {request.nodes} nodes; {who} may hold at most {most}",
+            f"ask for fewer nodes, or for at most {option} on all of them together",
+        )
+    return Refusal(text, f"ask for less: {option}")
+
+
+# How long
+
+
+def _time_limits(spec: JobSpec, settings: Settings) -> list[tuple[int, str]]:
+    qos = settings.qos.get(qos_of(spec, settings))
+    return [
+        (limits.max_time_s, where)
+        for where, limits in _limited(_chain(spec.queue, settings.queue), qos)
+        if limits.max_time_s is not None
+    ]
+
+
+def _too_long(spec: JobSpec, settings: Settings) -> Refusal | None:
+    limits = _time_limits(spec, settings)
+    if not limits or spec.time_limit_s is None:
+        return None
+    most_s, where = min(limits)
+    if spec.time_limit_s <= most_s:
+        return None
+    asked, most = format_duration(spec.time_limit_s), format_duration(most_s)
+    return Refusal(f"asked for a time limit of {asked}; {where} allows at most {most}", f"ask for less: -t {most}")
+
+
+# How many
+
+
+def _too_many(
+    chain: Iterable[QueueSettings], qos: QosSettings | None, user: str, settings: Settings, tally: Tally
+) -> Refusal | None:
+    for queue in chain:
+        if queue.max_jobs is None and queue.max_jobs_per_user is None:
+            continue
+        names = _below(queue.name, settings.queue)
+        all_jobs = sum(tally.by_queue.get(name, 0) for name in names)
+        if queue.max_jobs is not None and all_jobs >= queue.max_jobs:
+            return Refusal(
+                f"queue {queue.name} may hold {plural(queue.max_jobs, 'job')} and holds {all_jobs}",
+                f"wait until some have ended, or cancel some: gq -q {queue.name}",
+            )
+        own_jobs = sum(tally.by_queue_user.get((name, user), 0) for name in names)
+        if queue.max_jobs_per_user is not None and own_jobs >= queue.max_jobs_per_user:
+            return _too_many_of_user(f"queue {queue.name}", user, queue.max_jobs_per_user, own_jobs)
+    if qos is not None and qos.max_jobs_per_user is not None:
+        own_jobs = tally.by_qos_user.get((qos.name, user), 0)
+        if own_jobs >= qos.max_jobs_per_user:
+            return _too_many_of_user(f"QOS {qos.name}", user, qos.max_jobs_per_user, own_jobs)
+    return None
+
+
+def _too_many_of_user(where: str, user: str, most: int, held: int) -> Refusal:
+    return Refusal(
+        f"user {user} may have {plural(most, 'job')} in {where} and has {held}",
+        f"wait until some have ended, or cancel some: gq -u {user}",
+    )
+
+
+def _below(name: str, queues: Mapping[str, QueueSettings]) -> list[str]:
+    """The queue and all below it, whose jobs are its own too."""
+    return [other for other in queues if any(queue.name == name for queue in _chain(other, queues))]

@@ -1,0 +1,126 @@
+"""Settings read again while the daemon runs: what changes, what stays, and that a bad file changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lab import ANN, Lab
+
+from gpusched.daemon.commands import Caller
+from gpusched.daemon.reloading import FIXED, Reload, reread
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import Forbidden, Refused, UsageError
+from gpusched.model.settings import (
+    DaemonSettings,
+    DefaultSettings,
+    GpuSettings,
+    LifeSettings,
+    NodeSettings,
+    QosSettings,
+    QueueSettings,
+    Settings,
+)
+from gpusched.model.snapshot import Urgency
+from gpusched.model.states import JobState
+from gpusched.testing import request
+
+ROOT = Caller(0, "root")
+
+
+def reload(lab: Lab, **sections: Any) -> Any:
+    wanted = replace(lab.scheduler.settings, **sections)
+    lab.config = lambda: wanted
+    (answer,) = lab.ask(Reload(ROOT))
+    return answer
+
+
+def test_new_settings_count_at_once() -> None:
+    lab = Lab(cpus=1, outcome=Outcome(runs_s=1000))
+    first, second = lab.submit(), lab.submit()
+    assert lab.job(second).state is JobState.PENDING
+    answer = reload(lab, node=NodeSettings(name="n1", cpus=2.0), default=DefaultSettings(queue="q"))
+    assert answer == {"changed": ["default.queue", "node.cpus"], "needs_restart": []}
+    assert [lab.job(job_id).state for job_id in (first, second)] == [JobState.RUNNING] * 2
+
+
+def test_each_changed_queue_is_named_also_one_that_is_gone() -> None:
+    lab = Lab(queue={"a": QueueSettings("a"), "b": QueueSettings("b")})
+    answer = reload(lab, queue={"b": QueueSettings("b", max_gpus=1), "c": QueueSettings("c")})
+    assert answer["changed"] == ["queue.a", "queue.b", "queue.c"]
+
+
+def test_what_cannot_change_is_named_and_stays() -> None:
+    lab = Lab()
+    gpu = GpuSettings(source="none", free_polls=1, foreign_mib=7)
+    daemon = DaemonSettings(log_level="debug", poll_s=3.0)
+    answer = reload(lab, gpu=gpu, daemon=daemon, node=NodeSettings(name="other", cpus=8))
+    assert answer == {
+        "changed": ["daemon.poll_s", "gpu.foreign_mib"],
+        "needs_restart": ["daemon.log_level", "gpu.source", "node.name"],
+    }
+    running = lab.scheduler.settings
+    assert (running.gpu.source, running.node.name, running.daemon.log_level) == ("auto", "n1", "info")
+    assert (running.gpu.foreign_mib, running.daemon.poll_s) == (7, 3.0)
+
+
+def test_every_fixed_setting_is_one_that_exists() -> None:
+    for path in FIXED:
+        section, _, name = path.partition(".")
+        assert path == "plugins.load" or hasattr(getattr(Settings(), section), name)
+
+
+def test_a_bad_file_is_refused_with_its_sentence_and_nothing_changes() -> None:
+    lab = Lab()
+    before = lab.scheduler.settings
+
+    def broken() -> Settings:
+        raise UsageError("daemon.poll_s is -1 in file x; it must be above 0", "see the reference")
+
+    lab.config = broken
+    (answer, other) = lab.ask(Reload(ROOT), lab.submission())
+    assert isinstance(answer, UsageError)
+    assert "daemon.poll_s is -1" in answer.message
+    assert lab.scheduler.settings is before
+    assert other["ids"] == [1]
+
+
+def test_only_the_owner_and_root_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    monkeypatch.setattr("os.geteuid", lambda: 500)
+    (refused, own, root) = lab.ask(Reload(ANN), Reload(Caller(500, "daemon")), Reload(ROOT))
+    assert isinstance(refused, Forbidden)
+    assert "ann" in refused.message
+    assert own == root == {"changed": [], "needs_restart": []}
+
+
+def test_a_scheduler_without_a_file_says_so() -> None:
+    with pytest.raises(Refused, match="config file"):
+        reread(Reload(ROOT), Settings(), None)
+
+
+def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), qos={"a": QosSettings("a", tier=1)})
+    lab.submit(request=request(gpus=1))
+    parent = lab.submit(request=request(gpus=1))
+    lab.submit(request=request(gpus=1), qos="b", dependency=f"afterok:{parent}")
+    world = lab.scheduler.world
+    assert (world.holds["1.1"].grace_s, world.inherited(parent)) == (30.0, None)
+    reload(lab, life=LifeSettings(grace_s=5.0), qos={"b": QosSettings("b", tier=1)})
+    assert (world.holds["1.1"].grace_s, world.inherited(parent)) == (5.0, Urgency(0, "b"))
+    key = world.class_of(parent)
+    assert key is not None
+    assert key.inherited == Urgency(0, "b")
+
+
+def test_cards_are_judged_by_the_new_settings() -> None:
+    lab = Lab(gpus=1)
+    lab.used[0] = 500
+    lab.turn()
+    (view,) = lab.scheduler.nodes(lab.clock.now())[0].gpus
+    assert view.why_not_whole is None
+    reload(lab, gpu=replace(lab.scheduler.settings.gpu, foreign_mib=100))
+    lab.turn(1)
+    (view,) = lab.scheduler.nodes(lab.clock.now())[0].gpus
+    assert view.why_not_whole is not None
