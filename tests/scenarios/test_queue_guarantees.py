@@ -1,0 +1,194 @@
+"""Queues with guarantees: what is lent, who goes first, and how it is taken back."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import HOUR, Scenario, running, settings, wants
+
+from gpusched.testing import node
+
+FOUR = [node(gpus=4)]
+HALVES = {"vision": {"guaranteed_gpus": 2.0}, "nlp": {"guaranteed_gpus": 2.0}}
+
+
+def halves(**preempt):
+    return settings(queue=HALVES, preempt={"min_run_s": 60.0, **preempt})
+
+
+def has(job_id, where, queue, **parts):
+    return running(job_id, where, queue=queue, user=parts.pop("user", queue), **parts)
+
+
+def asks(job_id, gpus, queue, **parts):
+    return wants(job_id, gpus, queue=queue, user=parts.pop("user", queue), **parts)
+
+
+def test_an_idle_guarantee_is_lent():
+    jobs = [asks(number, 1, "vision") for number in range(1, 5)]
+    assert list(Scenario(FOUR, jobs, settings=halves()).outcome().starts) == [1, 2, 3, 4]
+
+
+def test_a_queue_within_its_guarantee_goes_before_one_that_borrows():
+    held = [has(8, "n1:0", "vision"), has(9, "n1:1", "vision")]
+    jobs = [asks(1, 1, "vision", nice=-10_000), asks(2, 1, "nlp")]
+    assert list(Scenario([node(gpus=3)], jobs, held, halves()).outcome().starts) == [2]
+
+
+def test_queues_take_turns_in_what_is_beyond_their_guarantees_by_weight():
+    chosen = settings(queue={"vision": {"weight": 3.0}, "nlp": {"weight": 1.0}})
+    jobs = [asks(number, 1, "vision" if number % 2 else "nlp") for number in range(1, 17)]
+    outcome = Scenario([node(gpus=8)], jobs, settings=chosen).outcome()
+    queues = ["vision" if number % 2 else "nlp" for number in outcome.starts]
+    assert (queues.count("vision"), queues.count("nlp")) == (6, 2)
+
+
+TAKING_BACK = {
+    "what was lent is taken back": (
+        [has(7, "n1:0,1", "vision"), has(8, "n1:2", "vision"), has(9, "n1:3", "vision")],
+        asks(1, 1, "nlp"),
+        1,
+    ),
+    "as much as is needed": (
+        [has(number, f"n1:{number - 6}", "vision") for number in (6, 7, 8, 9)],
+        asks(1, 2, "nlp"),
+        2,
+    ),
+    "but no more than is guaranteed": (
+        [has(number, f"n1:{number - 6}", "vision") for number in (6, 7, 8, 9)],
+        asks(1, 3, "nlp"),
+        0,
+    ),
+    "nothing while there is room": ([has(8, "n1:0,1,2", "vision")], asks(1, 1, "nlp"), 0),
+    "nothing from a queue within its own guarantee": (
+        [has(8, "n1:0,1", "vision"), has(9, "n1:2,3", "other")],
+        asks(1, 1, "nlp"),
+        0,
+    ),
+    "nothing for a queue that borrows itself": (
+        [has(6, "n1:0,1", "nlp"), has(8, "n1:2", "vision"), has(9, "n1:3", "vision")],
+        asks(1, 1, "nlp"),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("held", "job", "victims"), TAKING_BACK.values(), ids=TAKING_BACK)
+def test_taking_back(held, job, victims):
+    chosen = settings(queue={**HALVES, "other": {"guaranteed_gpus": 2.0}}, preempt={"min_run_s": 60.0})
+    outcome = Scenario(FOUR, [job], held, chosen).outcome()
+    assert len(outcome.preempts) == victims
+    if victims:
+        assert outcome.codes == {1: "Preempting"}
+        assert "takes back what queue vision has borrowed" in outcome.plan.preempts[0].text
+
+
+def test_a_job_that_is_partly_on_borrowed_gpus_is_taken_only_when_no_other_will_do():
+    straddling = has(8, "n1:0,1,2,3", "vision")
+    assert set(Scenario(FOUR, [asks(1, 2, "nlp")], [straddling], halves()).outcome().preempts) == {8}
+    held = [has(7, "n1:0,1,2", "vision", since=HOUR), has(8, "n1:3", "vision", since=9 * HOUR)]
+    assert set(Scenario(FOUR, [asks(1, 1, "nlp")], held, halves()).outcome().preempts) == {8}
+
+
+def test_a_preempted_job_does_not_take_its_place_back():
+    # Job 8 waits again; it asks for more than is guaranteed, so it preempts nobody.
+    held = [has(1, "n1:0,1", "nlp")]
+    outcome = Scenario(FOUR, [asks(8, 4, "vision", is_front=True)], held, halves()).outcome()
+    assert outcome.preempts == {}
+
+
+def test_a_queue_may_be_spared():
+    chosen = settings(
+        queue={**HALVES, "vision": {"guaranteed_gpus": 2.0, "preemptible": False}}, preempt={"min_run_s": 0.0}
+    )
+    held = [has(8, "n1:0,1", "vision"), has(9, "n1:2,3", "vision")]
+    assert Scenario(FOUR, [asks(1, 1, "nlp")], held, chosen).outcome().preempts == {}
+
+
+@pytest.mark.parametrize("off", [{"reclaim": False}, {"mode": "off"}])
+def test_taking_back_can_be_turned_off(off):
+    held = [has(8, "n1:0,1", "vision"), has(9, "n1:2,3", "vision")]
+    assert Scenario(FOUR, [asks(1, 1, "nlp")], held, halves(**off)).outcome().preempts == {}
+
+
+def test_borrowed_capacity_is_taken_before_a_lower_qos():
+    chosen = settings(
+        queue=HALVES,
+        qos={"urgent": {"tier": 1, "preempts": ("normal",)}, "normal": {}},
+        preempt={"min_run_s": 0.0},
+    )
+    held = [
+        has(6, "n1:0", "nlp", qos="normal"),
+        has(7, "n1:1", "vision", qos="urgent", since=99 * HOUR),
+        has(8, "n1:2", "vision", qos="urgent", since=98 * HOUR),
+        has(9, "n1:3", "vision", qos="urgent", since=97 * HOUR),
+    ]
+    outcome = Scenario(FOUR, [asks(1, 1, "nlp", qos="urgent")], held, chosen).outcome()
+    assert set(outcome.preempts) == {9}
+
+
+LIMITS = {
+    "the maximum of a queue": (
+        {"vision": {"max_gpus": 2.0}},
+        asks(1, 1, "vision"),
+        [has(9, "n1:0,1", "vision")],
+        "QueueMaxLimit",
+    ),
+    "the maximum of the queue above": (
+        {"lab": {"max_gpus": 2.0}, "vision": {"parent": "lab"}, "nlp": {"parent": "lab"}},
+        asks(1, 1, "vision"),
+        [has(9, "n1:0,1", "nlp")],
+        "QueueMaxLimit",
+    ),
+    "the limit of a user in a queue": (
+        {"vision": {"max_gpus_per_user": 1.0}},
+        asks(1, 1, "vision"),
+        [has(9, "n1:0", "vision")],
+        "QueueMaxPerUserLimit",
+    ),
+    "the number of jobs of a user in a queue": (
+        {"vision": {"max_running_per_user": 1}},
+        asks(1, 0, "vision"),
+        [has(9, "n1:0", "vision")],
+        "QueueMaxPerUserLimit",
+    ),
+}
+
+
+@pytest.mark.parametrize(("queues", "job", "held", "code"), LIMITS.values(), ids=LIMITS)
+def test_a_job_over_a_limit_waits_and_holds_up_nobody(queues, job, held, code):
+    other = wants(2, 2, queue="free", user="other")
+    outcome = Scenario(FOUR, [job, other], held, settings(queue={**queues, "free": {}})).outcome()
+    assert outcome.codes == {1: code}
+    assert list(outcome.starts) == [2]
+
+
+def test_limits_count_what_starts_in_the_same_cycle():
+    chosen = settings(queue={"vision": {"max_gpus": 3.0}})
+    jobs = [asks(number, 1, "vision") for number in range(1, 5)]
+    outcome = Scenario(FOUR, jobs, settings=chosen).outcome()
+    assert list(outcome.starts) == [1, 2, 3]
+    assert outcome.codes == {4: "QueueMaxLimit"}
+
+
+QOS_LIMITS = {
+    "GPUs of all its jobs": ({"max_gpus": 1.0}, "QOSGrpGRES"),
+    "GPUs of a user": ({"max_gpus_per_user": 1.0}, "QOSMaxGRESPerUser"),
+    "jobs of a user": ({"max_running_per_user": 1}, "QOSMaxJobsPerUserLimit"),
+    "GPUs of a job": ({"max_gpus_per_job": 0.5}, "QOSMaxGRESPerJob"),
+}
+
+
+@pytest.mark.parametrize(("limits", "code"), QOS_LIMITS.values(), ids=QOS_LIMITS)
+def test_limits_of_a_qos(limits, code):
+    held = [running(9, "n1:0", qos="capped", user="ann")]
+    chosen = settings(qos={"capped": limits})
+    assert Scenario(FOUR, [wants(1, 1, qos="capped")], held, chosen).outcome().codes == {1: code}
+    assert Scenario(FOUR, [wants(1, 1)], held, chosen).outcome().starts
+
+
+def test_a_queue_may_have_its_own_order():
+    chosen = settings(queue={"short": {"order": "sjf"}, "plain": {}})
+    jobs = [asks(1, 1, "short", limit=2 * HOUR), asks(2, 1, "short", limit=HOUR)]
+    assert list(Scenario([node(gpus=1)], jobs, settings=chosen).outcome().starts) == [2]
+    jobs = [asks(1, 1, "plain", limit=2 * HOUR), asks(2, 1, "plain", limit=HOUR)]
+    assert list(Scenario([node(gpus=1)], jobs, settings=chosen).outcome().starts) == [1]
