@@ -127,7 +127,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def read_submission(
-    spec_json: Any, batch: Any, settings: Settings, user: str, request_cache: dict[Request, Request]
+    spec_json: Any, batch: Any, settings: Settings, request_cache: dict[Request, Request]
 ) -> Submission:
     """Check one submission: a spec, or a spec that many shell lines share. Raises: UsageError, Refused."""
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
@@ -145,7 +145,7 @@ def read_submission(
         for line in batch:
             _check_text("batch", line)
         values.setdefault("argv", ["/bin/sh"])
-    base = _read_spec(values, settings, user, payloads)
+    base = _read_spec(values, settings, payloads)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:
@@ -158,17 +158,14 @@ def read_submission(
     return Submission(tuple(specs), payloads)
 
 
-def _read_spec(values: dict[str, Any], settings: Settings, user: str, payloads: dict[str, bytes]) -> JobSpec:
+def _read_spec(values: dict[str, Any], settings: Settings, payloads: dict[str, bytes]) -> JobSpec:
     launch = _read_launch(values, settings, payloads)
     command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
     name = values.get("name") or launch.script_name or command or "job"
     if len(name) > MAX_NAME:
         raise UsageError(f"the job name has {len(name)} characters; at most {MAX_NAME} are kept", "use -J")
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
-    job.setdefault("account", user)
     job.setdefault("queue", settings.default.queue)
-    if "time_limit_s" not in job and settings.default.time_limit_s is not None:
-        job["time_limit_s"] = settings.default.time_limit_s
     check_words(job)
     return JobSpec(
         name=name,

@@ -35,6 +35,7 @@ from .alarms import Alarms
 from .classes import ClassQueue
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
+from .tally import JobCounts
 
 _JUST_AFTER_S = 0.001
 
@@ -69,6 +70,8 @@ class World:
         self.usage: dict[tuple[str, str], Usage] = {}
         """Of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
+        self.active = JobCounts()
+        """How many jobs wait or run, for the limits on their number."""
         self.next_id = 1
         self._classes: dict[ClassKey, ClassQueue] = {}
         self._class_of: dict[int, ClassKey] = {}
@@ -96,6 +99,8 @@ class World:
         ended = [run for run in store.runs(completing) if run.id not in open_ids]
         known = {job.id: job for job in jobs}
         world.jobs.update(known)
+        for job in jobs:
+            world.active.add(job.spec, job.user)
         named = (parse_dependency(job.spec.dependency).job_ids for job in jobs if job.spec.dependency)
         world.learn_parents(store, chain.from_iterable(named))
         for job in jobs:
@@ -125,6 +130,7 @@ class World:
     def put_job(self, job: Job, now: float) -> None:
         """Take in a new or changed job; a final one leaves the memory."""
         self._unqueue(job.id)
+        self._count(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
             self._stopping_at.pop(job.id, None)
@@ -140,6 +146,16 @@ class World:
         if children:
             self._parents[job.id] = (job.state, job.start_at)
             self._touched.update(children)
+
+    def _count(self, job: Job) -> None:
+        before = self.jobs.get(job.id)
+        after = None if job.state.is_final else job
+        if before is not None and after is not None and before.spec is after.spec:
+            return
+        if before is not None:
+            self.active.add(before.spec, before.user, -1)
+        if after is not None:
+            self.active.add(after.spec, after.user)
 
     def _follow_run(self, job: Job, now: float) -> None:
         """A job that is stopped, suspended or given another limit holds its run's resources in another way."""
