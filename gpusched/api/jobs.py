@@ -48,7 +48,9 @@ async def submit(request: web.Request) -> web.Response:
     caller = caller_of(request)
     body = await read_body(request)
     check_keys(body, "spec", "batch", "dry_run")
-    submission = validate.read_submission(body.get("spec"), body.get("batch"), service.settings, service.requests)
+    submission = validate.read_submission(
+        body.get("spec"), body.get("batch"), service.settings, caller.user, service.requests
+    )
     if body.get("dry_run"):
         return respond(dry_run=plain(forecast(submission.specs[0], caller, service.scheduler)))
     answer = await service.ask(commands.Submit(caller, submission.specs, submission.payloads))

@@ -20,6 +20,7 @@ from gpusched.api.schema import (
     UPDATE_FIELDS,
     Field,
 )
+from gpusched.daemon.admitting import completed
 from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
@@ -127,7 +128,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def read_submission(
-    spec_json: Any, batch: Any, settings: Settings, request_cache: dict[Request, Request]
+    spec_json: Any, batch: Any, settings: Settings, user: str, request_cache: dict[Request, Request]
 ) -> Submission:
     """Check one submission: a spec, or a spec that many shell lines share. Raises: UsageError, Refused."""
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
@@ -145,7 +146,7 @@ def read_submission(
         for line in batch:
             _check_text("batch", line)
         values.setdefault("argv", ["/bin/sh"])
-    base = _read_spec(values, settings, payloads)
+    base = completed(_read_spec(values, settings, payloads), user, settings)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:

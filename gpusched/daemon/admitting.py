@@ -26,6 +26,23 @@ def completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
     return replace(spec, account=account, qos=qos, time_limit_s=limit_s)
 
 
+def complete_all(specs: Sequence[JobSpec], user: str, settings: Settings) -> list[JobSpec]:
+    """Each submission `completed`; what is filled in is worked out once for all that say the same."""
+    known: dict[tuple[object, ...], JobSpec] = {}
+    done = []
+    for spec in specs:
+        mark = (spec.account, spec.queue, spec.qos, spec.time_limit_s)
+        made = known.get(mark)
+        if made is None:
+            made = known[mark] = completed(spec, user, settings)
+        filled = (made.account, made.qos, made.time_limit_s)
+        if filled == (spec.account, spec.qos, spec.time_limit_s):
+            done.append(spec)
+        else:
+            done.append(replace(spec, account=made.account, qos=made.qos, time_limit_s=made.time_limit_s))
+    return done
+
+
 def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
     """Refuse completed submissions of one user. Raises: Refused."""
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}

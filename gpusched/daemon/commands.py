@@ -18,7 +18,7 @@ from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import parse_dependency
 
-from .admitting import check_submission, check_update, completed
+from .admitting import check_submission, check_update, complete_all, completed
 from .turn import Turn
 
 
@@ -128,7 +128,7 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
             f"of {settings.limit.jobs}",
             "wait for jobs to end, or raise [limit] jobs in the config file",
         )
-    specs = [completed(spec, command.caller.user, settings) for spec in command.specs]
+    specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
     first = world.next_id
     for offset, spec in enumerate(specs):
