@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.policy.cycle import decide
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 
 BUDGET = 25
 """Plans that one question may cost, beside that of the present."""
@@ -36,6 +37,7 @@ class Trial:
     key: ClassKey
     job: PendingJob
     allowed: Callable[[ClassKey], bool]
+    extensions: Extensions = NO_EXTENSIONS
     left: int = BUDGET + 1
     known: dict[ClassKey, float | None] = field(default_factory=dict)
     later: list[tuple[Change, float]] = field(default_factory=list)
@@ -44,7 +46,12 @@ class Trial:
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, settings: Settings, job_id: int, allowed: Callable[[ClassKey], bool]
+        cls,
+        snapshot: Snapshot,
+        settings: Settings,
+        job_id: int,
+        allowed: Callable[[ClassKey], bool],
+        extensions: Extensions = NO_EXTENSIONS,
     ) -> Trial | None:
         """None when the job is not in the snapshot."""
         for at, waiting in enumerate(snapshot.pending):
@@ -53,7 +60,7 @@ class Trial:
                 rest = tuple(one for one in waiting.jobs if one.id != job_id)
                 classes = list(snapshot.pending)
                 classes[at : at + 1] = [PendingClass(waiting.key, rest, waiting.total - 1)] if rest else []
-                return cls(replace(snapshot, pending=tuple(classes)), settings, waiting.key, job, allowed)
+                return cls(replace(snapshot, pending=tuple(classes)), settings, waiting.key, job, allowed, extensions)
         return None
 
     def start_of(self, key: ClassKey) -> float | None:
@@ -63,7 +70,7 @@ class Trial:
         if self.left <= 0:
             return None
         self.left -= 1
-        plan = decide(self._with(key), self.settings)
+        plan = decide(self._with(key), self.settings, self.extensions)
         found: float | None = None
         if any(start.job_id == self.job.id for start in plan.starts):
             found = self.snapshot.now

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Snapshot
 from gpusched.policy import changes
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.shortage import about
 from gpusched.policy.trial import Change, Trial
 
@@ -50,13 +51,14 @@ def alternatives(
     settings: Settings,
     job_id: int,
     allowed: Callable[[ClassKey], bool] = lambda key: True,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> tuple[Alternative, ...]:
     """Changes that make a waiting job start now, or clearly sooner, the smallest first.
 
     `allowed` says whether a job with this key would be admitted. Empty when the job is not in the
     snapshot, when it starts anyway, and when nothing that was tried helps.
     """
-    trial = Trial.of(snapshot, settings, job_id, allowed)
+    trial = Trial.of(snapshot, settings, job_id, allowed, extensions)
     if trial is None or trial.start_of(trial.key) == snapshot.now:
         return ()
     found = [one for change in _CHANGES for one in change(trial)]
