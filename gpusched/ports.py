@@ -161,13 +161,16 @@ class Engine(Protocol):
     """
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        """Take over runs recorded before a restart. Each will yield an event, RunStarted if alive."""
+        """Take over runs recorded before a restart. Each will yield an event, RunStarted if alive.
+
+        Whether a run stands still afterwards is said by its pending order, whatever it did before.
+        """
 
     def start(self, tickets: Sequence[Ticket]) -> None:
         """Ask for these runs; returns at once. A handle that was claimed before is not started again."""
 
     def order(self, run: str, order: Order) -> None:
-        """Stop, signal or re-limit a run. Unknown and ended runs are ignored."""
+        """Stop, signal, re-limit, suspend or resume a run. Unknown and ended runs are ignored."""
 
     def events(self) -> list[EngineEvent]:
         """What happened since the last call, in order per run; does not block."""

@@ -22,6 +22,7 @@ from gpusched.model.execution import (
     RunNeverStarted,
     RunStarted,
     StopOrder,
+    SuspendOrder,
     Ticket,
 )
 from gpusched.ports import Engine
@@ -266,7 +267,11 @@ def outcome(does: Does) -> Outcome:
 
 
 def open_run(
-    run: str, started: RunStarted | None = None, *, boot: str = BOOT, stop: StopOrder | None = None
+    run: str,
+    started: RunStarted | None = None,
+    *,
+    boot: str = BOOT,
+    order: StopOrder | SuspendOrder | None = None,
 ) -> OpenRun:
     """What the store would know of a run."""
     return OpenRun(
@@ -274,5 +279,5 @@ def open_run(
         boot,
         started.supervisor_pid if started else None,
         started.supervisor_start_ticks if started else None,
-        stop,
+        order,
     )

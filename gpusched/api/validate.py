@@ -20,6 +20,7 @@ from gpusched.api.schema import (
     UPDATE_FIELDS,
     Field,
 )
+from gpusched.daemon.admitting import completed
 from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
@@ -145,7 +146,7 @@ def read_submission(
         for line in batch:
             _check_text("batch", line)
         values.setdefault("argv", ["/bin/sh"])
-    base = _read_spec(values, settings, user, payloads)
+    base = completed(_read_spec(values, settings, payloads), user, settings)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:
@@ -158,17 +159,14 @@ def read_submission(
     return Submission(tuple(specs), payloads)
 
 
-def _read_spec(values: dict[str, Any], settings: Settings, user: str, payloads: dict[str, bytes]) -> JobSpec:
+def _read_spec(values: dict[str, Any], settings: Settings, payloads: dict[str, bytes]) -> JobSpec:
     launch = _read_launch(values, settings, payloads)
     command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
     name = values.get("name") or launch.script_name or command or "job"
     if len(name) > MAX_NAME:
         raise UsageError(f"the job name has {len(name)} characters; at most {MAX_NAME} are kept", "use -J")
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
-    job.setdefault("account", user)
     job.setdefault("queue", settings.default.queue)
-    if "time_limit_s" not in job and settings.default.time_limit_s is not None:
-        job["time_limit_s"] = settings.default.time_limit_s
     check_words(job)
     return JobSpec(
         name=name,

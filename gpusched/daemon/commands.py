@@ -13,12 +13,12 @@ from typing import Any
 
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.execution import LimitOrder, SignalOrder, StopOrder
-from gpusched.model.job import Job, JobEvent, JobSpec
+from gpusched.model.job import Job, JobEvent, JobSpec, Request
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
-from gpusched.policy.capacity import refusal
-from gpusched.policy.dependencies import find_cycle, parse_dependency
+from gpusched.policy.dependencies import parse_dependency
 
+from .admitting import check_submission, check_update, complete_all, completed
 from .turn import Turn
 
 
@@ -99,7 +99,9 @@ class Drain:
 Command = Submit | Cancel | Hold | Release | Update | Drain
 
 UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
-_REQUEST_FIELDS = frozenset({"gpus", "gpu_fraction", "gpu_type", "vram_mib", "min_vram_mib", "cpus", "mem_mib"})
+_REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
+_FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
+"""What a submission gets by default, and a change of it anew."""
 
 
 def apply(command: Command, turn: Turn) -> dict[str, Any]:
@@ -126,12 +128,10 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
             f"of {settings.limit.jobs}",
             "wait for jobs to end, or raise [limit] jobs in the config file",
         )
-    for spec in {id(spec.request): spec for spec in command.specs}.values():
-        check_can_fit(spec, turn)
-    for dependency in {spec.dependency for spec in command.specs if spec.dependency}:
-        check_dependency(dependency, turn)
+    specs = complete_all(command.specs, command.caller.user, settings)
+    check_submission(specs, command.caller.user, turn)
     first = world.next_id
-    for offset, spec in enumerate(command.specs):
+    for offset, spec in enumerate(specs):
         job = new_job(first + offset, command.caller, spec, now)
         if spec.dependency:
             turn.world.learn_parents(turn.store, parse_dependency(spec.dependency).job_ids)
@@ -156,32 +156,6 @@ def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
         eligible_at=queued_at,
         hold="user" if spec.hold else None,
     )
-
-
-def check_can_fit(spec: JobSpec, turn: Turn) -> None:
-    """Refuse what no state of these nodes could ever hold."""
-    found = refusal(spec.request, turn.nodes, turn.settings)
-    if found is not None:
-        raise Refused(found.text, found.hint)
-
-
-def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> None:
-    """Refuse a dependency on unknown jobs, or one that closes a circle."""
-    try:
-        wanted = set(parse_dependency(dependency).job_ids)
-    except ValueError as error:
-        raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
-    lookup = turn.world.lookup_parents(turn.store, wanted)
-    for parent_id in sorted(wanted):
-        if lookup(parent_id) is None and parent_id not in turn.changes.jobs:
-            raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
-    if job_id is not None:
-        cycle = find_cycle({**turn.world.dependency_edges(), job_id: frozenset(wanted)})
-        if cycle:
-            raise Refused(
-                "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
-                f"see what they wait for with: gshow {cycle[0]}",
-            )
 
 
 def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
@@ -285,13 +259,9 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
                     f"cancel it and submit it anew: gcancel {job.id}",
                 )
         after = _changed(job, command.changes)
-        problem = after.spec.request.contradiction()
-        if problem:
-            raise Refused(f"job {job.id} cannot be changed so: {problem}", f"see it with: gshow {job.id}")
-        if after.spec.request != job.spec.request:
-            check_can_fit(after.spec, turn)
-        if after.spec.dependency and after.spec.dependency != job.spec.dependency:
-            check_dependency(after.spec.dependency, turn, job.id)
+        if not _FILLED_IN.isdisjoint(command.changes):
+            after = replace(after, spec=completed(after.spec, after.user, turn.settings))
+        check_update(job, after, turn)
         updated.append((job, after))
     for before, after in updated:
         if after.spec.dependency != before.spec.dependency:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpusched.daemon.commands import Caller, check_can_fit, check_dependency, new_job
+from gpusched.daemon.admitting import check_submission, completed
+from gpusched.daemon.commands import Caller, new_job
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.turn import Turn
 from gpusched.errors import Refused
@@ -37,10 +38,9 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast:
     now = scheduler.now()
     snapshot = scheduler.snapshot(now)
     turn = Turn(scheduler.world, scheduler.store, scheduler.settings, snapshot.nodes, now)
+    spec = completed(spec, caller.user, scheduler.settings)
     try:
-        check_can_fit(spec, turn)
-        if spec.dependency:
-            check_dependency(spec.dependency, turn)
+        check_submission([spec], caller.user, turn)
     except Refused as error:
         return Forecast("refused", error.message, "Refused")
     job = new_job(scheduler.world.next_id, caller, spec, now)

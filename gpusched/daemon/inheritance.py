@@ -34,8 +34,8 @@ class Inheritance:
 
     def inherited(self, job_id: int) -> Urgency | None:
         """What makes a job more urgent than it is by itself; None when nothing does."""
-        own = self._own(job_id)
-        if own is None or job_id not in self._received:
+        own = self._own(job_id) if job_id in self._received else None
+        if own is None:
             return None
         joined = self._joined(job_id, own)
         return None if joined == own else joined

@@ -35,8 +35,10 @@ from .alarms import Alarms
 from .classes import ClassQueue
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
+from .tally import JobCounts
 
 _JUST_AFTER_S = 0.001
+_FREE = Satisfied()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class World:
         self.usage: dict[tuple[str, str], Usage] = {}
         """Of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
+        self.active = JobCounts()
+        """How many jobs wait or run, for the limits on their number."""
         self.next_id = 1
         self._classes: dict[ClassKey, ClassQueue] = {}
         self._class_of: dict[int, ClassKey] = {}
@@ -96,6 +100,8 @@ class World:
         ended = [run for run in store.runs(completing) if run.id not in open_ids]
         known = {job.id: job for job in jobs}
         world.jobs.update(known)
+        for job in jobs:
+            world.active.add(job.spec, job.user)
         named = (parse_dependency(job.spec.dependency).job_ids for job in jobs if job.spec.dependency)
         world.learn_parents(store, chain.from_iterable(named))
         for job in jobs:
@@ -115,7 +121,7 @@ class World:
         self.rules = rules
         self._inheritance = Inheritance(self._urgency_of, rules.tiers)
         for job_id in sorted(self._expressions):
-            self._pass_on(self.jobs[job_id])
+            self._pass_on(self.jobs[job_id], self.dependency_state(self.jobs[job_id]))
         self._reorder(self._children)
         for run in self.open_runs.values():
             self._hold(run)
@@ -125,21 +131,35 @@ class World:
     def put_job(self, job: Job, now: float) -> None:
         """Take in a new or changed job; a final one leaves the memory."""
         self._unqueue(job.id)
+        self._count(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
             self._stopping_at.pop(job.id, None)
             self._forget_dependency(job.id)
         else:
             self.jobs[job.id] = job
+            verdict: Verdict = _FREE
             if job.state is JobState.PENDING:
                 self._await_deadline(job)
-                self._enqueue(job, now)
-            self._pass_on(job)
+                self._watch_dependency(job)
+                verdict = self.dependency_state(job)
+                self._enqueue(job, verdict, now)
+            self._pass_on(job, verdict)
             self._follow_run(job, now)
         children = self._children.get(job.id)
         if children:
             self._parents[job.id] = (job.state, job.start_at)
             self._touched.update(children)
+
+    def _count(self, job: Job) -> None:
+        before = self.jobs.get(job.id)
+        after = None if job.state.is_final else job
+        if before is not None and after is not None and before.spec is after.spec:
+            return
+        if before is not None:
+            self.active.add(before.spec, before.user, -1)
+        if after is not None:
+            self.active.add(after.spec, after.user)
 
     def _follow_run(self, job: Job, now: float) -> None:
         """A job that is stopped, suspended or given another limit holds its run's resources in another way."""
@@ -151,10 +171,8 @@ class World:
         if run is not None:
             self._hold(run)
 
-    def _enqueue(self, job: Job, now: float) -> None:
-        if job.spec.dependency and job.id not in self._expressions:
-            self._watch_dependency(job.id, parse_dependency(job.spec.dependency))
-        if job.hold or not isinstance(self.dependency_state(job), Satisfied):
+    def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
+        if job.hold or not isinstance(verdict, Satisfied):
             return
         if job.eligible_at > now:
             self._timed.set(job.eligible_at, job.id)
@@ -190,7 +208,7 @@ class World:
         for job_id in self._timed.until(now):
             job = self.jobs.get(job_id)
             if job and job.state is JobState.PENDING and job_id not in self._class_of:
-                self._enqueue(job, now)
+                self._enqueue(job, self.dependency_state(job), now)
                 found = True
         return found
 
@@ -239,16 +257,14 @@ class World:
         job = self.jobs.get(job_id)
         return None if job is None else Urgency(job.spec.nice, job.spec.qos)
 
-    def _pass_on(self, job: Job) -> None:
+    def _pass_on(self, job: Job, verdict: Verdict) -> None:
         """Let the jobs that this one waits for be as urgent as it is, as long as it waits for them."""
-        expression = self._expressions.get(job.id)
-        if expression is None:
+        if job.id not in self._expressions:
             return
-        targets: tuple[int, ...] = ()
         # A held job would not start if they had ended, so nobody has to hurry for it.
-        if job.state is JobState.PENDING and job.hold is None:
-            verdict = self.dependency_state(job)
-            targets = verdict.ids if isinstance(verdict, Waiting) else ()
+        targets: tuple[int, ...] = ()
+        if isinstance(verdict, Waiting) and job.state is JobState.PENDING and job.hold is None:
+            targets = verdict.ids
         self._reorder(self._inheritance.settle(job.id, targets))
 
     def _reorder(self, changed: Iterable[int]) -> None:
@@ -282,7 +298,11 @@ class World:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
         return {job_id: (job.state, job.start_at) for job_id, job in found.items()}
 
-    def _watch_dependency(self, job_id: int, expression: Expression) -> None:
+    def _watch_dependency(self, job: Job) -> None:
+        job_id = job.id
+        if not job.spec.dependency or job_id in self._expressions:
+            return
+        expression = parse_dependency(job.spec.dependency)
         self._expressions[job_id] = expression
         self._touched.add(job_id)
         for parent_id in expression.job_ids:
@@ -312,7 +332,7 @@ class World:
     def dependency_state(self, job: Job) -> Verdict:
         """Satisfied, Waiting or Never, as of what is known of the parents."""
         expression = self._expressions.get(job.id)
-        return Satisfied() if expression is None else evaluate(expression, self._parents.get)
+        return _FREE if expression is None else evaluate(expression, self._parents.get)
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
@@ -335,8 +355,8 @@ class World:
                 hopeless.append((job, state))
                 continue
             if isinstance(state, Satisfied) and job_id not in self._class_of:
-                self._enqueue(job, now)
-            self._pass_on(job)
+                self._enqueue(job, state, now)
+            self._pass_on(job, state)
         return hopeless
 
     # --- runs -----------------------------------------------------------------------------------

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.engine.remains import RUN_VARIABLE, SPOOL_VARIABLE
+from gpusched.engine.spool import SUSPEND_LINE
 from gpusched.model.execution import (
     LimitOrder,
     Order,
+    ResumeOrder,
     RunEnded,
+    RunResumed,
     RunStarted,
     RunStopping,
+    RunSuspended,
     SignalOrder,
     StopOrder,
+    SuspendOrder,
     Ticket,
 )
 
@@ -48,17 +53,25 @@ def order_line(order: Order) -> str:
         return f"stop {order.why} {number} {'-' if order.grace_s is None else order.grace_s} ."
     if isinstance(order, SignalOrder):
         return f"signal {int(order.signal)} {'main' if order.main_only else 'tree'} ."
+    if isinstance(order, SuspendOrder):
+        return SUSPEND_LINE
+    if isinstance(order, ResumeOrder):
+        return "resume ."
     assert isinstance(order, LimitOrder)
     return f"limit {'-' if order.time_limit_s is None else order.time_limit_s} ."
 
 
-def event_from(facts: dict[str, Any]) -> RunStarted | RunStopping | RunEnded:
+def event_from(facts: dict[str, Any]) -> RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded:
     """An event of the pipe or a result. Raises: KeyError for a kind that supervisors do not send."""
     kind = facts.pop("event")
     if kind == "started":
         return RunStarted(**facts)
     if kind == "stopping":
         return RunStopping(**facts)
+    if kind == "suspended":
+        return RunSuspended(**facts)
+    if kind == "resumed":
+        return RunResumed(**facts)
     if kind != "ended":
         raise KeyError(kind)
     leftovers = facts.pop("leftovers")

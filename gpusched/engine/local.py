@@ -34,6 +34,7 @@ from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
     Order,
+    ResumeOrder,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -111,6 +112,9 @@ class LocalEngine:
             self._settle(watched, "it was not started before the daemon ended")
             if known.pending_order is not None:
                 self.order(known.run, known.pending_order)
+            elif files.was_suspended(self._spool, known.run):
+                # Its order to go on may never have been written.
+                self.order(known.run, ResumeOrder())
         for run in sorted(files.runs_in(self._spool)):
             if run not in self._runs:
                 self._sweep(run)

@@ -17,6 +17,8 @@ else:
 HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 KILL_ROUNDS = 50
 """How often a growing tree is frozen again before the kill; a fork bomb stands still after two or three."""
+FREEZE_ROUNDS = 5
+"""Looks in a row; who is inside a system call that cannot be interrupted stands still only after it."""
 
 
 class Process:
@@ -123,6 +125,20 @@ def signal_tree(root: int, number: int, spared: int | None = None) -> None:
             send(process, number)
             told.add((process.pid, process.start_ticks))
         found = descendants(root)
+
+
+def freeze_tree(root: int) -> bool:
+    """STOP everything below `root`. Whether all of it stands still now; if not, callers repeat it.
+
+    What stands still bears no children, so one look that finds nobody running is the last one.
+    """
+    for _ in range(FREEZE_ROUNDS):
+        running = [process for process in descendants(root).values() if process.state not in "Tt"]
+        if not running:
+            return True
+        for process in running:
+            send(process, signal.SIGSTOP)
+    return False
 
 
 def kill_tree(root: int) -> dict[int, Process]:

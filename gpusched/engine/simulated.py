@@ -17,13 +17,17 @@ from gpusched.model.execution import (
     LimitOrder,
     OpenRun,
     Order,
+    ResumeOrder,
     RunEnded,
     RunLost,
     RunNeverStarted,
+    RunResumed,
     RunStarted,
     RunStopping,
+    RunSuspended,
     SignalOrder,
     StopOrder,
+    SuspendOrder,
     Ticket,
 )
 from gpusched.ports import Clock
@@ -73,11 +77,14 @@ class SimulatedRun:
     """When the stop signal has taken effect, or when leftovers are gone."""
     kill_at: float = NEVER
     lingering: bool = False
+    still_since: float | None = None
+    """Since when it stands still; nothing of its own happens meanwhile."""
+    suspended_s: float = 0.0
     end: EngineEvent | None = None
 
     def due_at(self) -> float:
         """When something happens next if nobody interferes."""
-        if self.end is not None:
+        if self.end is not None or self.still_since is not None:
             return NEVER
         if self.lingering:
             return min(self.gone_at, self.kill_at)
@@ -122,6 +129,8 @@ class SimulatedEngine:
                 self._events.append(self._started(run))
                 if known.pending_order is not None:
                     self.order(known.run, known.pending_order)
+                else:
+                    self.order(known.run, ResumeOrder())
         self._ring()
 
     def start(self, tickets: Sequence[Ticket]) -> None:
@@ -157,11 +166,16 @@ class SimulatedEngine:
             self._stop(found, now, order)
         elif isinstance(order, LimitOrder):
             limit_s = order.time_limit_s
-            found.limit_at = NEVER if limit_s is None else found.start_at + limit_s
+            found.limit_at = NEVER if limit_s is None else found.start_at + found.suspended_s + limit_s
+        elif isinstance(order, SuspendOrder):
+            self._suspend(found, now)
+        elif isinstance(order, ResumeOrder):
+            self._resume(found, now)
         else:
             assert isinstance(order, SignalOrder)
             self.signals.append((run, order))
             if order.signal == signal.SIGKILL:
+                self._resume(found, now)
                 found.finish_at = now
                 found.outcome = Outcome(signal=signal.SIGKILL)
         self._schedule(found)
@@ -241,6 +255,9 @@ class SimulatedEngine:
 
     def _stop(self, run: SimulatedRun, at: float, order: StopOrder) -> None:
         ticket = run.ticket
+        if order.why == "preempt" and run.stopped_by is not None:
+            return
+        self._resume(run, at)
         run.kill_at = min(run.kill_at, at + (ticket.grace_s if order.grace_s is None else order.grace_s))
         if run.lingering:
             return
@@ -251,6 +268,21 @@ class SimulatedEngine:
             self._events.append(RunStopping(ticket.run, at, order.why))
         elif order.why == "cancel" and run.stopped_by == "preempt":
             run.stopped_by = "cancel"
+
+    def _suspend(self, run: SimulatedRun, at: float) -> None:
+        if run.still_since is None and run.stopped_by is None and not run.lingering:
+            run.still_since = at
+            self._events.append(RunSuspended(run.ticket.run, at))
+
+    def _resume(self, run: SimulatedRun, at: float) -> None:
+        if run.still_since is None:
+            return
+        passed_s = at - run.still_since
+        run.still_since = None
+        run.suspended_s += passed_s
+        run.finish_at += passed_s
+        run.limit_at += passed_s
+        self._events.append(RunResumed(run.ticket.run, at, run.suspended_s))
 
     def _finish(self, run: SimulatedRun, at: float, number: int | None, leftovers: tuple[str, ...] = ()) -> None:
         outcome = run.outcome
@@ -267,6 +299,7 @@ class SimulatedEngine:
                 cpu_s=outcome.cpu_s,
                 peak_mem_mib=outcome.peak_mem_mib,
                 leftovers=leftovers,
+                suspended_s=run.suspended_s,
             ),
         )
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HOLE_MEANS = b"\nstop cancel - - .\n"
+SUSPEND_LINE = "suspend ."
 CLAIM_TRIES = 200
 CLAIM_PAUSE_S = 0.005
 
@@ -216,6 +217,11 @@ def order_cancel(spool: str, run: str) -> None:
 def has_orders(spool: str, run: str) -> bool:
     """Whether anything was ordered."""
     return os.path.exists(order_path(spool, run))
+
+
+def was_suspended(spool: str, run: str) -> bool:
+    """Whether a suspension was ever ordered; whether it lasts is for the supervisor to know."""
+    return SUSPEND_LINE in read_orders(spool, run, 0)[0]
 
 
 def runs_in(spool: str) -> set[str]:

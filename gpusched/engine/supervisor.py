@@ -13,6 +13,7 @@ import time
 
 from gpusched.engine import launch, proctree
 from gpusched.engine import spool as files
+from gpusched.engine.standstill import Standstill
 from gpusched.engine.wire import TEXT_LIMIT, encode_event
 
 TYPE_CHECKING = False
@@ -87,6 +88,7 @@ class Supervisor:
         "start_at",
         "started",
         "status",
+        "still",
         "stopped_by",
         "stopping",
         "ticket",
@@ -112,6 +114,7 @@ class Supervisor:
         self.leftovers: dict[int, str] = {}
         self.limit_at: float | None = None
         self.notice_at: float | None = None
+        self.still = Standstill()
         self.linger_until: float | None = None
         self.kills_at: float | None = None
         self.kill_pause_s = KILL_AGAIN_S[0]
@@ -161,6 +164,8 @@ class Supervisor:
         # The environment is of no more use, and the script may be 10 MB.
         self.ticket["script"] = self.ticket["env"] = None
         self.set_limit(self.ticket["time_limit_s"])
+        if self.still.is_wanted:
+            self.suspend()
         return None
 
     def reap(self) -> bool:
@@ -176,13 +181,14 @@ class Supervisor:
             self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
             if pid == self.job_pid and self.status is None:
                 self.status = status
-                self.limit_at = self.notice_at = None
+                self.limit_at = self.notice_at = self.still.look_at = None
                 if self.stopping is None:
                     self.linger_until = time.monotonic() + LINGER_S
 
     def wait(self) -> None:
         """Sleep until a child ends, an order comes or something is due."""
-        due = [at for at in (self.limit_at, self.notice_at, self.linger_until, self.kills_at) if at is not None]
+        moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
+        due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
         if due:
             info = signal.sigtimedwait(AWAITED, max(0.0, min(due) - time.monotonic()))
         else:
@@ -195,16 +201,19 @@ class Supervisor:
             self.stop("cancel", None, None)
 
     def act(self, now: float) -> None:
-        """Do what is due."""
-        if self.notice_at is not None and now >= self.notice_at:
+        """Do what is due. For a run that stands still neither its notice nor its limit is."""
+        moves = self.still.since is None
+        if moves and self.notice_at is not None and now >= self.notice_at:
             self.notice_at = None
             notice = self.ticket["notice"]
             if self.stopping is None:
                 self.deliver(notice[0], main_only=notice[2])
-        if self.limit_at is not None and now >= self.limit_at:
+        if moves and self.limit_at is not None and now >= self.limit_at:
             self.limit_at = None
             if self.stopping is None:
                 self.stop("timeout", None, None)
+        if self.still.look_at is not None and now >= self.still.look_at:
+            self.freeze(now)
         if self.linger_until is not None and now >= self.linger_until:
             self.linger_until = None
             self.end_leftovers(now)
@@ -216,6 +225,41 @@ class Supervisor:
             self.kills_at = now + self.kill_pause_s
             self.kill_pause_s = min(2 * self.kill_pause_s, KILL_AGAIN_S[1])
 
+    # --- standing still ---------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Give notice, and stop the clocks; what still runs soon after is stopped by force."""
+        if self.start_at is None:
+            self.still.is_wanted = True
+        elif self.stopping is None and self.status is None and self.still.since is None:
+            self.still.begin(time.monotonic())
+            self.deliver(signal.SIGTSTP, main_only=False)
+
+    def freeze(self, now: float) -> None:
+        """One round of STOP, and say so."""
+        self.still.look_again(now, proctree.freeze_tree(self.home.pid))
+        if not self.still.is_told:
+            self.still.is_told = True
+            self.tell("suspended", at=time.time())
+
+    def resume(self) -> None:
+        """Let all go on."""
+        self.still.is_wanted = False
+        if self.still.since is not None:
+            self.thaw()
+            self.deliver(signal.SIGCONT, main_only=False)
+
+    def thaw(self) -> None:
+        """Let the clocks go on; what is due later is due so much later."""
+        if self.still.since is None:
+            return
+        passed_s = self.still.end(time.monotonic())
+        if self.limit_at is not None:
+            self.limit_at += passed_s
+        if self.notice_at is not None:
+            self.notice_at += passed_s
+        self.tell("resumed", at=time.time(), suspended_s=self.still.total_s)
+
     # --- ending -----------------------------------------------------------------------------------
 
     def stop(self, why: str, number: int | None, grace_s: float | None) -> None:
@@ -223,6 +267,10 @@ class Supervisor:
         if self.start_at is None:
             self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
             return
+        if why == "preempt" and self.stopping is not None:
+            # Sent again by a new daemon: the job is busy saving its work and has been told why.
+            return
+        self.thaw()
         kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
         if self.stopping is None and self.status is None:
             self.stopping = self.stopped_by = why
@@ -239,6 +287,7 @@ class Supervisor:
 
     def end_leftovers(self, now: float) -> None:
         """The job's first process is gone and others are not: end and name them."""
+        self.thaw()
         lingering = proctree.descendants(self.home.pid)
         self.name_leftovers(lingering)
         self.stopping = "leftovers"
@@ -295,7 +344,9 @@ class Supervisor:
                 continue
 
     def obey(self, words: list[str]) -> None:
-        """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`."""
+        """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`, `suspend .`,
+        `resume .`.
+        """
         if words[-1] != ".":
             return
         if words[0] == "stop":
@@ -303,6 +354,10 @@ class Supervisor:
             self.stop(words[1], number, None if words[3] == "-" else float(words[3]))
         elif words[0] == "signal" and self.start_at is not None:
             self.deliver(int(words[1]), main_only=words[2] == "main")
+        elif words[0] == "suspend":
+            self.suspend()
+        elif words[0] == "resume":
+            self.resume()
         elif words[0] == "limit":
             limit_s = None if words[1] == "-" else float(words[1])
             self.ticket["time_limit_s"] = limit_s
@@ -311,11 +366,12 @@ class Supervisor:
 
     def set_limit(self, limit_s: float | None) -> None:
         """Set the instants of limit and notice, both on the monotonic clock."""
-        self.limit_at = None if limit_s is None else self.started + limit_s
+        began = self.started + self.still.total_s
+        self.limit_at = None if limit_s is None else began + limit_s
         self.notice_at = None
         notice = self.ticket["notice"]
         if notice is not None and self.limit_at is not None:
-            self.notice_at = max(self.started, self.limit_at - notice[1])
+            self.notice_at = max(began, self.limit_at - notice[1])
 
     # --- telling ----------------------------------------------------------------------------------
 
@@ -360,6 +416,7 @@ class Supervisor:
             cpu_s=None if status is None else self.cpu_s,
             peak_mem_mib=None if status is None else self.peak_kib / 1024,
             leftovers=joined(list(self.leftovers.values())),
+            suspended_s=self.still.so_far_s(time.monotonic()),
         )
         pause_s = RESULT_RETRY_S[0]
         for _ in range(RESULT_RETRIES):

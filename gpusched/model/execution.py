@@ -69,7 +69,17 @@ class LimitOrder:
     time_limit_s: float | None
 
 
-Order = StopOrder | SignalOrder | LimitOrder
+@dataclass(frozen=True, slots=True)
+class SuspendOrder:
+    """Let the whole tree of a run stand still: TSTP as a notice, then STOP. Its limit and notice wait with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOrder:
+    """Let a run that stands still go on."""
+
+
+Order = StopOrder | SignalOrder | LimitOrder | SuspendOrder | ResumeOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,24 @@ class RunStopping:
 
 
 @dataclass(frozen=True, slots=True)
+class RunSuspended:
+    """Every process of the run was told to stand still and cannot refuse."""
+
+    run: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """The run moves again, or is being ended."""
+
+    run: str
+    at: float
+    suspended_s: float
+    """How long it has stood still so far, all times together."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """No process of the run is left, and this is how it ended. Comes from the result file."""
 
@@ -113,6 +141,8 @@ class RunEnded:
     peak_mem_mib: float | None = None
     leftovers: tuple[str, ...] = ()
     """`name(pid)` of processes that had to be ended after the job's first process was gone."""
+    suspended_s: float = 0.0
+    """How long it stood still, all times together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +163,7 @@ class RunNeverStarted:
     detail: str
 
 
-EngineEvent = RunStarted | RunStopping | RunEnded | RunLost | RunNeverStarted
+EngineEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded | RunLost | RunNeverStarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,5 +174,5 @@ class OpenRun:
     boot_id: str
     supervisor_pid: int | None
     supervisor_start_ticks: int | None
-    pending_order: StopOrder | None = None
-    """A stop that was recorded; the engine sends it again."""
+    pending_order: StopOrder | SuspendOrder | None = None
+    """A stop or suspension that was recorded, to be sent again. None: the run is to move, also if it stands still."""

@@ -275,6 +275,6 @@ class JobEvent:
     job_id: int
     at: float
     kind: str
-    """One word: submitted, started, stopping, ended, retry, requeued, held, released, updated, note."""
+    """One word: submitted, started, stopping, ended, retry, requeued, suspended, resumed, held, released, updated, note."""
     text: str
     run: int | None = None

@@ -106,6 +106,7 @@ class ReasonCode(str, Enum):
     SUPERVISOR_LOST = "SupervisorLost"
     GPU_FAILED = "GpuFailed"
     PREEMPTED = "Preempted"
+    REQUEUED = "Requeued"
     DEADLINE = "DeadLine"
 
     __str__ = str.__str__

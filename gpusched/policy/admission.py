@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
@@ -187,7 +187,7 @@ def _accounts_above(name: str, accounts: Mapping[str, AccountSettings]) -> Itera
 # How much
 
 
-def _too_large(request: Request, chain: Iterable[QueueSettings], qos: QosSettings | None) -> Refusal | None:
+def _too_large(request: Request, chain: Sequence[QueueSettings], qos: QosSettings | None) -> Refusal | None:
     """More than a job, a user or all jobs together may ever hold."""
     for where, limits in _limited(chain, qos):
         found = [
@@ -203,12 +203,11 @@ def _too_large(request: Request, chain: Iterable[QueueSettings], qos: QosSetting
             continue
         limit, who = min(found, key=lambda one: one[0])
         if not limit:
-            return Refusal(
-                f"asked for {plural(request.gpus, 'GPU')}; {who} may hold none", "name another one, or ask for no GPU"
-            )
-        asked = _gpus(request)
-        if asked > limit:
-            return _too_much(plural(asked, "GPU"), who, plural(limit, "GPU"), f"-g {limit:g}", request)
+            asked = plural(request.gpus, "GPU")
+            return Refusal(f"asked for {asked}; {who} may hold none", "name another one, or ask for no GPU")
+        most, count = plural(limit, "GPU"), _gpus(request)
+        if count > limit:
+            return _too_much(plural(count, "GPU"), who, most, f"-g {limit:g}", request)
     return _too_much_else(request, chain)
 
 

@@ -6,20 +6,21 @@ as long as those like them did. Both suppose that nothing else is submitted, can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Prediction, Snapshot
 from gpusched.model.states import ReasonCode
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.future import Arrival, Future, Length, by_limit
 from gpusched.policy.place import in_order
 
 Predict = Callable[[int], Prediction | None]
 """How long a running or waiting job runs, by its id."""
 
-MAX_CYCLES = 100
+MAX_CYCLES = 80
 """Plans for each end of the range, at most."""
 
 MANY_CLASSES = 100
@@ -54,23 +55,25 @@ def forecast_starts(
     wanted: Collection[int],
     max_cycles: int = MAX_CYCLES,
     arrivals: Iterable[Arrival] = (),
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> dict[int, StartRange]:
     """The range of each wanted job; jobs that are neither in the snapshot nor among the arrivals are unknown."""
     arrivals = tuple(arrivals)
-    snapshot = _without_those_behind(snapshot, settings, wanted)
-    late = Future(snapshot, settings, by_limit, arrivals)
+    snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
+    late = Future(snapshot, settings, by_limit, arrivals, extensions)
     latest = late.play(wanted, max_cycles)
     plan = late.first_plan
     promised = {} if plan is None else {one.job_id: one.start_at for one in plan.reservations}
+    missing = _miss_their_deadline(snapshot, promised)
     early, earliest = late, latest
     if _knows_any(snapshot, arrivals, run_s):
-        early = Future(snapshot, settings, _as_usual(run_s), arrivals)
+        early = Future(snapshot, settings, _as_usual(run_s), arrivals, extensions)
         earliest = early.play(wanted, max_cycles)
     seen = {job.id for waiting in snapshot.pending for job in waiting.jobs} | {one.job.id for one in arrivals}
     loaded = _blocked_by_load(snapshot, plan)
     ranges: dict[int, StartRange] = {}
     for job_id in wanted:
-        if job_id not in seen or job_id in loaded:
+        if job_id not in seen or job_id in loaded or job_id in missing:
             ranges[job_id] = UNKNOWN
             continue
         high_at = promised.get(job_id, latest.get(job_id))
@@ -102,6 +105,17 @@ def _as_usual(run_s: Predict) -> Length:
     return length
 
 
+def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None]) -> set[int]:
+    """Jobs whose reservation is too late for them: they are ended before, unless something ends early."""
+    return {
+        job.id
+        for waiting in snapshot.pending
+        if waiting.key.deadline_at is not None
+        for job in waiting.jobs
+        if (at := promised.get(job.id)) is not None and at + (waiting.key.time_limit_s or 0) > waiting.key.deadline_at
+    }
+
+
 def _blocked_by_load(snapshot: Snapshot, plan: Plan | None) -> set[int]:
     """Jobs that measured load keeps from starting: when that ends, no time limit tells."""
     reasons = {} if plan is None else plan.reasons
@@ -113,13 +127,15 @@ def _blocked_by_load(snapshot: Snapshot, plan: Plan | None) -> set[int]:
     }
 
 
-def _without_those_behind(snapshot: Snapshot, settings: Settings, wanted: Collection[int]) -> Snapshot:
+def _without_those_behind(
+    snapshot: Snapshot, settings: Settings, wanted: Collection[int], extensions: Extensions
+) -> Snapshot:
     """Leave out the classes whose first job comes after every wanted one; they could only fill gaps."""
     if len(snapshot.pending) <= MANY_CLASSES:
         return snapshot
     left = set(wanted) & {job.id for waiting in snapshot.pending for job in waiting.jobs}
     kept = set()
-    for key, job in in_order(snapshot, settings):
+    for key, job in in_order(snapshot, settings, extensions):
         if not left:
             break
         kept.add(key)

@@ -2,7 +2,7 @@
 
 What is not known is not guessed: a run that nobody can tell the length of never ends here, measured load
 counts for the first plan only, and a class of which only the front can be seen ends the play when that is
-used up.
+used up. Ends that are close together count as one, at the last of them, so that few plans reach far.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ from gpusched.model.snapshot import (
     Start,
 )
 from gpusched.policy.cycle import decide
+from gpusched.policy.draft import Layout
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.policy.usage import charged, footprint
+
+TOGETHER = 0.01
+"""Ends within this part of the time that lies between them and the present are taken together."""
 
 Length = Callable[[int, float | None, float], float | None]
 """Seconds that a run lasts in all, by job id, time limit (None without) and seconds that it has run so far.
@@ -53,8 +59,6 @@ class _Running:
     key: ClassKey | None = None
     """Known for jobs that started in the play."""
     queued_at: float = 0.0
-    whole: tuple[Allocation, ...] = ()
-    """What a suspended job held before; empty while it moves."""
     left_s: float | None = None
     """Of a suspended job, what is left of its run."""
     comes_back: bool = False
@@ -65,7 +69,12 @@ class Future:
     """The state of the play. `now` is its clock; `first_plan` is the plan of the present."""
 
     def __init__(
-        self, snapshot: Snapshot, settings: Settings, length: Length, arrivals: Iterable[Arrival] = ()
+        self,
+        snapshot: Snapshot,
+        settings: Settings,
+        length: Length,
+        arrivals: Iterable[Arrival] = (),
+        extensions: Extensions = NO_EXTENSIONS,
     ) -> None:
         self.now = snapshot.now
         self.first_plan: Plan | None = None
@@ -73,6 +82,9 @@ class Future:
         """The play ended because the bound was reached or no more of a class could be seen."""
         self._snapshot = snapshot
         self._settings = settings
+        self._extensions = extensions
+        self._layout = Layout(snapshot.nodes, settings)
+        self._usage = {(one.account, one.user): one for one in snapshot.usage}
         self._length = length
         self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
         self._arrivals = sorted(arrivals, key=lambda one: (one.at, one.job.id), reverse=True)
@@ -84,7 +96,7 @@ class Future:
         left = set(wanted)
         started: dict[int, float] = {}
         for _ in range(cycles):
-            plan = decide(self._view(), self._settings)
+            plan = decide(self._view(), self._settings, self._extensions)
             if self.first_plan is None:
                 self.first_plan = plan
                 self._settings = replace(self._settings, ceiling=CeilingSettings())
@@ -111,6 +123,7 @@ class Future:
             now=self.now,
             allocations=tuple(piece for job_id in sorted(self._running) for piece in self._running[job_id].pieces),
             pending=tuple(pending),
+            usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
             windows=tuple(window for window in self._snapshot.windows if window.end_at > self.now),
         )
 
@@ -128,7 +141,7 @@ class Future:
         end_at = None if length is None else max(self.now, first.start_at + length)
         if first.is_suspended:
             left_s = None if end_at is None else end_at - self.now
-            return _Running(pieces, None, whole=pieces, left_s=left_s)
+            return _Running(pieces, None, left_s=left_s)
         return _Running(pieces, end_at)
 
     # --- carrying out a plan ----------------------------------------------------------------------
@@ -139,10 +152,12 @@ class Future:
             self._preempt(preempt)
         for resume in plan.resumes:
             run = self._running.get(resume.job_id)
-            if run is not None and run.whole:
+            if run is not None and run.pieces[0].is_suspended:
                 run.end_at = None if run.left_s is None else self.now + run.left_s
-                run.pieces = tuple(replace(piece, is_suspended=False) for piece in run.whole)
-                run.whole = ()
+                run.pieces = tuple(
+                    replace(piece, cpus=piece.cpus + piece.suspended_cpus, is_suspended=False, suspended_cpus=0.0)
+                    for piece in run.pieces
+                )
 
     def _start(self, starts: Iterable[Start]) -> None:
         places = {start.job_id: start.placement for start in starts}
@@ -193,12 +208,15 @@ class Future:
 
     def _preempt(self, preempt: Preempt) -> None:
         run = self._running.get(preempt.job_id)
-        if run is None or run.whole or run.pieces[0].is_stopping:
+        if run is None or run.pieces[0].is_suspended or run.pieces[0].is_stopping:
             return
         if preempt.mode == PreemptMode.SUSPEND:
             run.left_s = None if run.end_at is None else max(0.0, run.end_at - self.now)
-            run.end_at, run.whole = None, run.pieces
-            run.pieces = tuple(replace(piece, cpus=0.0, is_suspended=True) for piece in run.pieces)
+            run.end_at = None
+            run.pieces = tuple(
+                replace(piece, cpus=0.0, suspended_cpus=piece.cpus, is_suspended=True, expected_end_at=None)
+                for piece in run.pieces
+            )
             return
         end_at = self.now + run.pieces[0].grace_s
         run.comes_back = preempt.mode == PreemptMode.REQUEUE
@@ -217,16 +235,35 @@ class Future:
         instants.extend(self._safe_until())
         if not instants:
             return False
-        self.now = max(self.now, min(instants))
+        first = max(self.now, min(instants))
+        together = first + TOGETHER * (first - self._snapshot.now)
+        self.now = max(self.now, *(at for at in instants if at <= together))
         over = [job_id for job_id, run in self._running.items() if run.end_at is not None and run.end_at <= self.now]
         for job_id in over:
             run = self._running.pop(job_id)
+            self._charge(run)
             if run.comes_back:
                 self._queue_again(job_id, run)
         while self._arrivals and self._arrivals[-1].at <= self.now:
             arrival = self._arrivals.pop()
             self._enqueue(arrival.key, arrival.job)
+        for key in [key for key in self._pending if _is_too_late(key, self.now)]:
+            del self._pending[key]
         return True
+
+    def _charge(self, run: _Running) -> None:
+        """What an ended run has used counts on, or its user would seem to have used nothing."""
+        for held in run.pieces:
+            booking = self._layout.booking(held.uid, held)
+            if booking is None:
+                continue
+            qos = self._settings.qos.get(held.qos)
+            mark = (held.account, held.user)
+            rate, half_life_s = footprint(self._layout, booking), self._settings.priority.half_life_s
+            factor = 1.0 if qos is None else qos.usage_factor
+            self._usage[mark] = charged(
+                self._usage.get(mark), *mark, rate, held.start_at, self.now, self.now, half_life_s, factor
+            )
 
     def _safe_until(self) -> list[float]:
         """When runs may be preempted that are too young for it now."""
@@ -251,6 +288,11 @@ class Future:
         jobs = (job,) if waiting is None else (*waiting.jobs, job)
         total = 1 if waiting is None else waiting.total + 1
         self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+
+
+def _is_too_late(key: ClassKey, now: float) -> bool:
+    """Whether jobs of this class can no longer end by their deadline: they are ended in place of being started."""
+    return key.deadline_at is not None and now + (key.time_limit_s or 0) > key.deadline_at
 
 
 def _key_of(pieces: tuple[Allocation, ...]) -> ClassKey:

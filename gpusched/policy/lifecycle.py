@@ -1,10 +1,16 @@
 """The state machine of a job: events in, new values out.
 
-    PENDING ----start----> RUNNING ----stop, leftovers, GPUs not clean----> COMPLETING
-       ^                      |                                                 |
-       |                      +-----------------> finish <----------------------+
-       |                                            |
-       +--- retry, requeue, never started ----------+----> a final state
+                          SUSPENDED
+                           ^     |
+                      suspend   resume
+                           |     v
+    PENDING ----start----> RUNNING ----stop, preempt, leftovers, GPUs not clean----> COMPLETING
+       ^                      |                                                          |
+       |                      +------------------> finish <------------------------------+
+       |                                             |
+       +--- retry, requeue, never started -----------+----> a final state
+
+A run that is SUSPENDED may come to its end in every way in which one that is RUNNING may.
 
 Every function takes values and returns new ones, with the lines that belong into the job's story.
 `TRANSITIONS` lists every legal move; anything else raises BrokenInvariant. A final state never moves.
@@ -15,7 +21,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
+from gpusched.model.execution import (
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunResumed,
+    RunStarted,
+    RunStopping,
+    RunSuspended,
+)
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
@@ -33,16 +47,19 @@ _ENDS = (
     JobState.PREEMPTED,
 )
 
+_ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED)
+_LIVE = (JobState.RUNNING, JobState.SUSPENDED)
+
 TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
     {
         (JobState.PENDING, JobState.RUNNING),
         (JobState.PENDING, JobState.CANCELLED),
         (JobState.PENDING, JobState.DEADLINE),
-        (JobState.RUNNING, JobState.COMPLETING),
-        (JobState.RUNNING, JobState.PENDING),
-        (JobState.COMPLETING, JobState.PENDING),
-        *((JobState.RUNNING, end) for end in _ENDS),
-        *((JobState.COMPLETING, end) for end in _ENDS),
+        (JobState.RUNNING, JobState.SUSPENDED),
+        (JobState.SUSPENDED, JobState.RUNNING),
+        *((live, JobState.COMPLETING) for live in _LIVE),
+        *((live, JobState.PENDING) for live in (*_LIVE, JobState.COMPLETING)),
+        *((live, end) for live in (*_LIVE, JobState.COMPLETING) for end in _ENDS),
     }
 )
 
@@ -73,7 +90,8 @@ def start_run(
     stderr_path: str | None = None,
 ) -> Step:
     """Record the intent to start the job's next run on this placement."""
-    check_transition(job, JobState.RUNNING)
+    if job.state is not JobState.PENDING:
+        raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({_story(job)})")
     run = Run(
         job_id=job.id,
         number=job.run + 1,
@@ -96,6 +114,8 @@ def start_run(
         signal=None,
         reason=None,
         reason_text=None,
+        preempt_at=None,
+        is_front=False,
     )
     return job, run, (JobEvent(job.id, now, "started", f"started on {_where(placement)}", run.number),)
 
@@ -123,7 +143,7 @@ def run_started(job: Job, run: Run, event: RunStarted) -> Step:
 def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     """The run is being ended: the job is COMPLETING until its end comes."""
     _check_open(job, run)
-    if job.state is not JobState.RUNNING:
+    if job.state not in _LIVE:
         return job, run, ()
     words = {
         "cancel": "is being cancelled",
@@ -133,7 +153,19 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "leftovers": "its first process ended; waiting for others that it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
-    return _move(job, JobState.COMPLETING), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
+    return _completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
+
+
+def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
+    """The run stands still. Job and run are returned unchanged: it was recorded when it was decided."""
+    _check_open(job, run)
+    return job, run, (JobEvent(job.id, event.at, "note", "none of its processes moves", run.number),)
+
+
+def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
+    """The run moves again; how long it has stood still is now known to the millisecond."""
+    _check_open(job, run)
+    return job, replace(run, suspended_s=event.suspended_s), ()
 
 
 def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool) -> Step:
@@ -152,6 +184,7 @@ def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: floa
         reason_text=text,
         cpu_s=event.cpu_s,
         peak_mem_mib=event.peak_mem_mib,
+        suspended_s=event.suspended_s,
     )
     events = [JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
     if event.leftovers:
@@ -162,19 +195,25 @@ def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: floa
     if gpus_clean:
         job, more = finish(job, run, settings, now)
         return job, run, (*events, *more)
-    if job.state is JobState.RUNNING:
-        job = _move(job, JobState.COMPLETING)
+    if job.state in _LIVE:
+        job = _completing(job)
     return job, run, tuple(events)
 
 
 def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
-    """Outcome, reason and sentence of a run's end. What stopped a run outweighs how it then exited."""
+    """Outcome, reason and sentence of a run's end.
+
+    What stopped a run outweighs how it then exited, but for a run that was to make room and came to its own
+    good end within its grace.
+    """
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
     if event.stopped_by == "cancel":
         return JobState.CANCELLED, ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
-    if event.stopped_by == "preempt":
-        return JobState.PREEMPTED, ReasonCode.NONE, "made room for a job that goes first"
+    if event.stopped_by == "preempt" and event.exit_code != 0:
+        if job.reason in _ROOM and job.reason_text is not None:
+            return JobState.PREEMPTED, job.reason, job.reason_text
+        return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"
     if event.stopped_by == "gpu_lost":
         return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"
     if event.stopped_by == "timeout":
@@ -217,13 +256,14 @@ def run_lost(
         outcome=JobState.NODE_FAIL,
         reason=ReasonCode.NODE_DOWN if rebooted else ReasonCode.SUPERVISOR_LOST,
         reason_text=event.detail,
+        suspended_s=run.suspended_s + _still_s(job, event.at),
     )
     lost = JobEvent(job.id, event.at, "ended", f"{run.outcome}: {event.detail}", run.number)
     if gpus_clean:
         job, events = finish(job, run, settings, now)
         return job, run, (lost, *events)
-    if job.state is JobState.RUNNING:
-        job = _move(job, JobState.COMPLETING)
+    if job.state in _LIVE:
+        job = _completing(job)
     return job, run, (lost,)
 
 
@@ -244,13 +284,16 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
         reason_text=text,
     )
     requeued = JobEvent(job.id, event.at, "requeued", text, run.number)
-    job = replace(job, start_at=None)
+    was_preempted = job.preempt_at is not None
+    job = replace(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
     if job.cancel_at is not None:
         return _end(job, JobState.CANCELLED, run), run, (requeued,)
     job = replace(
         _move(job, JobState.PENDING),
         eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
+        reason=None,
         reason_text=text,
+        is_front=was_preempted,
     )
     return job, run, (requeued,)
 
@@ -265,13 +308,28 @@ def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tup
     if run.outcome is None or run.end_at is None:
         raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({_story(job)})")
     rule = job.spec.retry
-    job = replace(job, exit_code=run.exit_code, signal=run.signal, reason=run.reason, reason_text=run.reason_text)
+    job = replace(
+        job,
+        exit_code=run.exit_code,
+        signal=run.signal,
+        reason=run.reason,
+        reason_text=run.reason_text,
+        preempt_at=None,
+        suspended_at=None,
+        suspended_by=None,
+    )
     is_lost = run.outcome is JobState.NODE_FAIL
+    is_preempted = run.outcome is JobState.PREEMPTED
     has_requeue = rule.requeue and job.requeues < settings.life.max_requeues
-    if (is_lost and has_requeue) or (run.outcome is JobState.PREEMPTED and rule.requeue):
+    if (is_lost and has_requeue) or (is_preempted and rule.requeue):
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
-        job = replace(_move(job, JobState.PENDING), eligible_at=now, requeues=job.requeues + is_lost)
+        job = replace(
+            _move(job, JobState.PENDING),
+            eligible_at=now,
+            requeues=job.requeues + is_lost,
+            is_front=is_preempted,
+        )
         return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
     can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)
     if failure is not None and can_retry and wants_retry(rule, failure):
@@ -300,9 +358,57 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
         return job, ()
     if job.state is not JobState.COMPLETING:
-        job = _move(job, JobState.COMPLETING)
+        job = _completing(job)
     job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
+
+
+def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Have a job's run make room: it is COMPLETING until the run has ended, and then waits again.
+
+    One that does not accept to be run again ends as PREEMPTED. One that is being ended already is left alone.
+    `text` says for whom, in words that follow "preempted: ".
+    """
+    return _make_room(job, now, ReasonCode.PREEMPTED, text, f"preempted: {text}")
+
+
+def requeue(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """As `preempt`, for somebody who wants the job to begin anew."""
+    text = f"requeued by {by}"
+    return _make_room(job, now, ReasonCode.REQUEUED, text, text)
+
+
+def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    if job.state is JobState.COMPLETING:
+        return job, ()
+    job = replace(_completing(job), preempt_at=now, reason=reason, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", told, job.run),)
+
+
+def counts_for_usage(run: Run) -> bool:
+    """Whether an ended run is charged: not when the policy took its resources, so that its work was lost.
+
+    A run that its owner had requeued is charged: the time was the owner's to use.
+    """
+    return run.reason is not ReasonCode.PREEMPTED
+
+
+def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Let a running job stand still. `by` is `user` or `policy`, `text` says why; a second time changes nothing."""
+    if job.state is JobState.SUSPENDED:
+        return job, ()
+    reason = ReasonCode.PREEMPTED if by == "policy" else None
+    job = replace(_move(job, JobState.SUSPENDED), suspended_at=now, suspended_by=by, reason=reason, reason_text=text)
+    return job, (JobEvent(job.id, now, "suspended", text, job.run),)
+
+
+def resume(job: Job, run: Run, now: float, text: str) -> Step:
+    """Let a job that stands still go on. The run's account of it is put right when the engine has told."""
+    if job.state is not JobState.SUSPENDED:
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot go on ({_story(job)})")
+    run = replace(run, suspended_s=run.suspended_s + _still_s(job, now))
+    job = replace(_move(job, JobState.RUNNING), suspended_at=None, suspended_by=None, reason=None, reason_text=None)
+    return job, run, (JobEvent(job.id, now, "resumed", text, run.number),)
 
 
 def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
@@ -359,6 +465,15 @@ def _move(job: Job, to: JobState) -> Job:
     return replace(job, state=to)
 
 
+def _completing(job: Job) -> Job:
+    """What stands still is let go on to its end."""
+    return replace(_move(job, JobState.COMPLETING), suspended_at=None, suspended_by=None)
+
+
+def _still_s(job: Job, now: float) -> float:
+    return 0.0 if job.suspended_at is None else max(0.0, now - job.suspended_at)
+
+
 def _end(job: Job, to: JobState, run: Run) -> Job:
     """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
     job = replace(_move(job, to), end_at=run.end_at)
@@ -370,7 +485,7 @@ def _end(job: Job, to: JobState, run: Run) -> Job:
 
 def _check_open(job: Job, run: Run) -> None:
     is_current = run.job_id == job.id and run.number == job.run
-    has_run = job.state in (JobState.RUNNING, JobState.COMPLETING)
+    has_run = job.state in (*_LIVE, JobState.COMPLETING)
     if not is_current or not has_run or run.state is RunState.ENDED:
         raise BrokenInvariant(f"run {run.id} ({run.state}) has news, but job {job.id} is {job.state} ({_story(job)})")
 

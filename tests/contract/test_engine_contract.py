@@ -12,13 +12,17 @@ from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench,
 
 from gpusched.model.execution import (
     LimitOrder,
+    ResumeOrder,
     RunEnded,
     RunLost,
     RunNeverStarted,
+    RunResumed,
     RunStarted,
     RunStopping,
+    RunSuspended,
     SignalOrder,
     StopOrder,
+    SuspendOrder,
 )
 
 SLEEPS = Does(lasts_s=FOREVER)
@@ -182,6 +186,130 @@ def test_a_signal_order_only_signals(bench: Bench) -> None:
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunEnded]
 
 
+# --- standing still --------------------------------------------------------------------------------------
+
+
+def suspended(bench: Bench, run: str) -> RunSuspended:
+    """Let it stand still, and wait until it does."""
+    bench.ready(run)
+    bench.engine.order(run, SuspendOrder())
+    return bench.until(run, RunSuspended)
+
+
+def test_a_suspended_run_goes_on_when_it_is_resumed_and_says_how_long_it_stood(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.3, exit_code=4))
+    suspended(bench, "1.1")
+    bench.let_pass(1.0)
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunSuspended]
+    bench.engine.order("1.1", ResumeOrder())
+    end = bench.end_of("1.1")
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunSuspended, RunResumed, RunEnded]
+    assert (end.exit_code, end.stopped_by) == (4, None)
+    assert 1.0 <= end.suspended_s < 20
+    assert bench.until("1.1", RunResumed).suspended_s == end.suspended_s
+
+
+def test_a_run_that_never_stood_still_says_so(bench: Bench) -> None:
+    bench.start("1.1")
+    assert bench.end_of("1.1").suspended_s == 0
+
+
+def test_the_time_limit_stands_still_with_the_run(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, time_limit_s=1.5)
+    suspended(bench, "1.1")
+    bench.let_pass(2.0)
+    assert not [event for event in bench.of("1.1") if isinstance(event, RunEnded)]
+    bench.engine.order("1.1", ResumeOrder())
+    end = bench.end_of("1.1")
+    assert end.stopped_by == "timeout"
+    assert end.start_at is not None
+    assert end.end_at - end.start_at >= 1.5 + end.suspended_s - 0.01
+    assert end.suspended_s >= 2.0
+
+
+def test_a_limit_that_is_set_meanwhile_counts_from_the_start_without_the_standstill(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    suspended(bench, "1.1")
+    bench.engine.order("1.1", LimitOrder(1.5))
+    bench.let_pass(2.0)
+    assert bench.of("1.1")[-1] is bench.until("1.1", RunSuspended)
+    bench.engine.order("1.1", ResumeOrder())
+    end = bench.end_of("1.1")
+    assert end.stopped_by == "timeout"
+    assert end.start_at is not None
+    assert end.end_at - end.start_at >= 1.5 + end.suspended_s - 0.01
+
+
+def test_two_standstills_add_up(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    for times in (1, 2):
+        bench.engine.order("1.1", SuspendOrder())
+        bench.wait(lambda times=times: len([e for e in bench.of("1.1") if isinstance(e, RunSuspended)]) == times)
+        bench.let_pass(0.3)
+        bench.engine.order("1.1", ResumeOrder())
+        bench.wait(lambda times=times: len([e for e in bench.of("1.1") if isinstance(e, RunResumed)]) == times)
+    bench.engine.order("1.1", StopOrder("cancel"))
+    first, second = (event for event in bench.of("1.1") if isinstance(event, RunResumed))
+    assert first.suspended_s >= 0.3
+    assert second.suspended_s >= first.suspended_s + 0.3
+    assert bench.end_of("1.1").suspended_s == second.suspended_s
+
+
+@pytest.mark.parametrize("why", ["cancel", "preempt"])
+def test_a_suspended_run_can_react_to_its_stop_signal(bench: Bench, why: str) -> None:
+    bench.start("1.1", SLEEPS, grace_s=600)
+    suspended(bench, "1.1")
+    bench.engine.order("1.1", StopOrder(why))
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by) == (signal.SIGTERM, why)
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunSuspended, RunResumed, RunStopping, RunEnded]
+
+
+def test_a_suspended_run_that_ignores_its_stop_signal_is_killed_after_the_grace(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=0.4)
+    suspended(bench, "1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    end = bench.end_of("1.1")
+    assert end.signal == signal.SIGKILL
+    assert end.end_at - bench.until("1.1", RunStopping).at >= 0.4
+
+
+def test_a_run_that_is_being_ended_is_not_suspended(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=1.2)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.engine.order("1.1", SuspendOrder())
+    end = bench.end_of("1.1")
+    assert end.suspended_s == 0
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunStopping, RunEnded]
+
+
+def test_suspending_twice_and_resuming_a_moving_run_change_nothing(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    bench.engine.order("1.1", ResumeOrder())
+    suspended(bench, "1.1")
+    bench.engine.order("1.1", SuspendOrder())
+    bench.let_pass(0.2)
+    bench.engine.order("1.1", ResumeOrder())
+    bench.engine.order("1.1", ResumeOrder())
+    bench.until("1.1", RunResumed)
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    kinds = [RunStarted, RunSuspended, RunResumed, RunStopping, RunEnded]
+    assert [type(event) for event in bench.of("1.1")] == kinds
+
+
+def test_a_second_preempt_does_not_tell_the_run_again(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=0.5)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    bench.engine.order("1.1", StopOrder("preempt", grace_s=0))
+    end = bench.end_of("1.1")
+    assert end.end_at - bench.until("1.1", RunStopping).at >= 0.5
+
+
 def test_orders_to_unknown_and_ended_runs_are_ignored(bench: Bench) -> None:
     bench.engine.order("9.1", StopOrder("cancel"))
     bench.start("1.1")
@@ -239,8 +367,44 @@ def test_a_recorded_stop_is_sent_again_on_adoption(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     first = bench.ready("1.1")
     bench.restart()
-    bench.engine.adopt([open_run("1.1", first, stop=StopOrder("cancel"))])
+    bench.engine.adopt([open_run("1.1", first, order=StopOrder("cancel"))])
     assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+def test_a_suspended_run_stands_still_over_a_restart(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.3))
+    suspended(bench, "1.1")
+    first = bench.until("1.1", RunStarted)
+    bench.restart()
+    bench.seen.clear()
+    bench.engine.adopt([open_run("1.1", first, order=SuspendOrder())])
+    bench.let_pass(0.6)
+    assert bench.of("1.1") == [first]
+    bench.engine.order("1.1", ResumeOrder())
+    assert bench.end_of("1.1").suspended_s > 0.55
+
+
+def test_a_suspension_that_was_recorded_and_never_ordered_is_carried_out_on_adoption(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=1.0))
+    first = bench.ready("1.1")
+    bench.restart()
+    bench.seen.clear()
+    bench.engine.adopt([open_run("1.1", first, order=SuspendOrder())])
+    bench.let_pass(1.5)
+    assert not [event for event in bench.of("1.1") if isinstance(event, RunEnded)]
+    bench.engine.order("1.1", ResumeOrder())
+    assert bench.end_of("1.1").suspended_s > 0
+
+
+def test_a_run_that_is_to_move_is_resumed_on_adoption(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.3, exit_code=2))
+    suspended(bench, "1.1")
+    bench.let_pass(0.2)
+    bench.restart()
+    bench.engine.adopt([open_run("1.1", bench.until("1.1", RunStarted))])
+    end = bench.end_of("1.1")
+    assert end.exit_code == 2
+    assert end.suspended_s > 0
 
 
 # --- around the runs ---------------------------------------------------------------------------------------

@@ -149,6 +149,32 @@ class JobLife(RuleBasedStateMachine):
         assert after.state is self.job.state
         self.become(after, [event])
 
+    @precondition(lambda self: self.has_open_run)
+    @rule(by_owner=st.booleans())
+    def preempt(self, by_owner) -> None:
+        act = lifecycle.requeue if by_owner else lifecycle.preempt
+        counts = self.job.failures, self.job.requeues, self.job.queued_at
+        was_stopping = self.job.state is JobState.COMPLETING
+        after, events = act(self.job, self.now, "job 12")
+        assert after.state is JobState.COMPLETING
+        assert (after is self.job) is was_stopping
+        assert (after.failures, after.requeues, after.queued_at) == counts
+        self.become(after, events)
+
+    @precondition(lambda self: self.job.state in (JobState.RUNNING, JobState.SUSPENDED))
+    @rule(by=st.sampled_from(["user", "policy"]))
+    def suspend(self, by) -> None:
+        self.become(*lifecycle.suspend(self.job, self.now, by, "why"))
+        assert self.job.state is JobState.SUSPENDED
+
+    @precondition(lambda self: self.job.state is JobState.SUSPENDED)
+    @rule()
+    def resume(self) -> None:
+        before = self.run.suspended_s
+        after, run, events = lifecycle.resume(self.job, self.run, self.now, "why")
+        assert run.suspended_s == before + self.now - self.job.suspended_at
+        self.become(after, events, run)
+
     @precondition(lambda self: self.job.state is JobState.PENDING)
     @rule()
     def give_up_on_dependency(self) -> None:
@@ -192,8 +218,15 @@ class JobLife(RuleBasedStateMachine):
     def a_job_runs_exactly_while_it_has_a_run(self) -> None:
         if self.job.state is JobState.PENDING or self.job.state.is_final:
             assert not self.has_open_run
-        if self.job.state is JobState.RUNNING:
+        if self.job.state in (JobState.RUNNING, JobState.SUSPENDED):
             assert self.has_open_run
+
+    @invariant()
+    def marks_of_a_run_go_with_it(self) -> None:
+        assert (self.job.suspended_at is not None) is (self.job.state is JobState.SUSPENDED)
+        assert (self.job.suspended_by is not None) is (self.job.state is JobState.SUSPENDED)
+        assert self.job.preempt_at is None or self.job.state is JobState.COMPLETING
+        assert not self.job.is_front or self.job.state.is_final or self.job.state is JobState.PENDING
 
     @invariant()
     def a_run_number_is_used_once(self) -> None:

@@ -101,7 +101,7 @@ def test_a_scheduler_without_a_file_says_so() -> None:
 
 
 def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), qos={"a": QosSettings("a", tier=1)})
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), qos={"b": QosSettings("b", tier=0)})
     lab.submit(request=request(gpus=1))
     parent = lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1), qos="b", dependency=f"afterok:{parent}")

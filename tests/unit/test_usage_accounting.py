@@ -132,7 +132,7 @@ def test_every_run_of_a_job_is_charged_the_failed_ones_too() -> None:
     lab.turn(10)
     lab.turn(1)
     assert not lab.scheduler.world.jobs
-    assert gpu_seconds(lab) == {("", "ann"): 20}
+    assert gpu_seconds(lab) == {("ann", "ann"): 20}
 
 
 def test_a_cancelled_run_is_charged_until_its_end() -> None:
@@ -141,7 +141,7 @@ def test_a_cancelled_run_is_charged_until_its_end() -> None:
     lab.turn(4)
     lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
     lab.turn()
-    assert gpu_seconds(lab) == {("", "ann"): 4}
+    assert gpu_seconds(lab) == {("ann", "ann"): 4}
 
 
 def test_a_card_that_is_slow_to_come_clean_costs_nobody_anything() -> None:
@@ -150,13 +150,13 @@ def test_a_card_that_is_slow_to_come_clean_costs_nobody_anything() -> None:
     lab.used[0] = 5000
     lab.turn(10)
     assert lab.job(job_id).state is JobState.COMPLETING
-    assert gpu_seconds(lab) == {("", "ann"): 10}
+    assert gpu_seconds(lab) == {("ann", "ann"): 10}
     lab.restart()
     lab.turn(7)
     lab.used.clear()
     lab.turn(1)
     assert lab.job(job_id).state is JobState.COMPLETED
-    assert gpu_seconds(lab) == {("", "ann"): 10}
+    assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
 def test_a_commit_that_fails_charges_nothing_and_the_next_one_charges_once() -> None:
@@ -168,7 +168,7 @@ def test_a_commit_that_fails_charges_nothing_and_the_next_one_charges_once() -> 
     assert gpu_seconds(lab) == {}
     lab.store.is_full = False
     lab.turn()
-    assert gpu_seconds(lab) == {("", "ann"): 10}
+    assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
 class Crash(Exception):
@@ -194,7 +194,7 @@ def test_a_crash_before_any_step_neither_loses_nor_doubles_the_charge(step: str)
     lab.turn()
     lab.turn(1)
     assert not lab.scheduler.world.jobs
-    assert gpu_seconds(lab) == {("", "ann"): 10}
+    assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
 def test_a_job_of_a_free_qos_leaves_no_trace() -> None:

@@ -1,0 +1,150 @@
+"""What a submission or update is checked for before it is recorded: each check refuses with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpusched.errors import Refused
+from gpusched.model.job import Job, JobSpec
+from gpusched.model.settings import Settings
+from gpusched.model.units import format_duration
+from gpusched.policy.admission import default_account, qos_of, time_limit, why_refused
+from gpusched.policy.capacity import Refusal, refusal
+from gpusched.policy.dependencies import find_cycle, parse_dependency
+
+from .turn import Turn
+
+
+def completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
+    """The submission with its account, QOS and time limit filled in, so that nobody need look at settings again."""
+    account = spec.account or default_account(user, settings) or user
+    qos = qos_of(spec, settings)
+    limit_s = time_limit(spec, settings)
+    if (account, qos, limit_s) == (spec.account, spec.qos, spec.time_limit_s):
+        return spec
+    return replace(spec, account=account, qos=qos, time_limit_s=limit_s)
+
+
+def complete_all(specs: Sequence[JobSpec], user: str, settings: Settings) -> list[JobSpec]:
+    """Each submission `completed`; what is filled in is worked out once for all that say the same."""
+    known: dict[tuple[object, ...], JobSpec] = {}
+    done = []
+    for spec in specs:
+        mark = (spec.account, spec.queue, spec.qos, spec.time_limit_s)
+        made = known.get(mark)
+        if made is None:
+            made = known[mark] = completed(spec, user, settings)
+        filled = (made.account, made.qos, made.time_limit_s)
+        if filled == (spec.account, spec.qos, spec.time_limit_s):
+            done.append(spec)
+        else:
+            done.append(replace(spec, account=made.account, qos=made.qos, time_limit_s=made.time_limit_s))
+    return done
+
+
+def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
+    """Refuse completed submissions of one user. Raises: Refused."""
+    kinds: dict[tuple[object, ...], list[JobSpec]] = {}
+    for spec in specs:
+        # Requests are shared: the same object for all jobs of a batch, so that its id says enough.
+        names = (spec.account, spec.queue, spec.qos)
+        mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at)
+        kinds.setdefault(mark, []).append(spec)
+    for alike in kinds.values():
+        check_admitted(alike[0], user, turn, len(alike))
+        check_can_fit(alike[0], turn)
+        check_deadline(alike[0], max(turn.now, alike[0].begin_at or turn.now))
+    for dependency in {spec.dependency for spec in specs if spec.dependency}:
+        check_dependency(dependency, turn)
+
+
+def check_update(before: Job, after: Job, turn: Turn) -> None:
+    """Refuse a change of a job that has not ended. Raises: Refused."""
+    old, new = before.spec, after.spec
+    problem = new.request.contradiction()
+    if problem:
+        raise Refused(f"job {after.id} cannot be changed so: {problem}", f"see it with: gshow {after.id}")
+    if new.request != old.request:
+        check_can_fit(new, turn)
+    if _asks(new) != _asks(old):
+        with turn.world.active.with_more(old, before.user, -1):
+            check_admitted(new, after.user, turn)
+    if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
+        old.deadline_at,
+        old.time_limit_s,
+        before.eligible_at,
+    ):
+        check_deadline(new, max(turn.now, after.eligible_at))
+    if new.dependency and new.dependency != old.dependency:
+        check_dependency(new.dependency, turn, after.id)
+
+
+def _asks(spec: JobSpec) -> tuple[object, ...]:
+    """What queues, accounts and QOS admit or refuse."""
+    return spec.queue, spec.account, spec.qos, spec.time_limit_s, spec.request
+
+
+def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
+    """Refuse so many like jobs when their queue, account or QOS does not admit all of them."""
+
+    def found(others: int) -> Refusal | None:
+        with turn.world.active.with_more(spec, user, others) as tally:
+            return why_refused(spec, user, turn.settings, tally)
+
+    refused = found(0)
+    if refused is not None:
+        raise Refused(refused.text, refused.hint)
+    if jobs == 1 or found(jobs - 1) is None:
+        return
+    fit, too_many = 1, jobs
+    while too_many - fit > 1:
+        middle = (fit + too_many) // 2
+        fit, too_many = (middle, too_many) if found(middle - 1) is None else (fit, middle)
+    refused = found(fit)
+    if refused is not None:
+        raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
+
+
+def check_can_fit(spec: JobSpec, turn: Turn) -> None:
+    """Refuse what no state of these nodes could ever hold."""
+    found = refusal(spec.request, turn.nodes, turn.settings)
+    if found is not None:
+        raise Refused(found.text, found.hint)
+
+
+def check_deadline(spec: JobSpec, eligible_at: float) -> None:
+    """Refuse what could not end by its deadline if it started as soon as it may."""
+    if spec.deadline_at is None:
+        return
+    left_s = spec.deadline_at - eligible_at
+    if left_s < 0:
+        raise Refused(
+            f"the deadline is {format_duration(-left_s)} before the job could start",
+            "name a later one with --deadline",
+        )
+    if left_s < (spec.time_limit_s or 0):
+        raise Refused(
+            f"the job may run {format_duration(spec.time_limit_s)}, but its deadline is "
+            f"{format_duration(left_s)} after it could start",
+            f"ask for less time: -t {format_duration(int(left_s))}" if left_s >= 1 else "name a later --deadline",
+        )
+
+
+def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> None:
+    """Refuse a dependency on unknown jobs, or one that closes a circle."""
+    try:
+        wanted = set(parse_dependency(dependency).job_ids)
+    except ValueError as error:
+        raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
+    lookup = turn.world.lookup_parents(turn.store, wanted)
+    for parent_id in sorted(wanted):
+        if lookup(parent_id) is None and parent_id not in turn.changes.jobs:
+            raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
+    if job_id is not None:
+        cycle = find_cycle({**turn.world.dependency_edges(), job_id: frozenset(wanted)})
+        if cycle:
+            raise Refused(
+                "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
+                f"see what they wait for with: gshow {cycle[0]}",
+            )

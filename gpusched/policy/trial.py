@@ -1,0 +1,120 @@
+"""Trying changes of one waiting job: each is planned by `decide`, and the number of plans is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
+from gpusched.policy.cycle import decide
+from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+
+BUDGET = 25
+"""Plans that one question may cost, beside that of the present."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that is worth a try."""
+
+    key: ClassKey
+    change: Mapping[str, object]
+    option: str
+    update: str
+    size: float
+    without: str = ""
+    """What has to be left out, when the change is not an option to type."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Tries changes of one job, within the budget."""
+
+    snapshot: Snapshot
+    """Without the job."""
+    settings: Settings
+    key: ClassKey
+    job: PendingJob
+    allowed: Callable[[ClassKey], bool]
+    extensions: Extensions = NO_EXTENSIONS
+    left: int = BUDGET + 1
+    known: dict[ClassKey, float | None] = field(default_factory=dict)
+    later: list[tuple[Change, float]] = field(default_factory=list)
+    gaps_s: tuple[float, ...] = ()
+    """How long what is kept for others is still free, longest first."""
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: Snapshot,
+        settings: Settings,
+        job_id: int,
+        allowed: Callable[[ClassKey], bool],
+        extensions: Extensions = NO_EXTENSIONS,
+    ) -> Trial | None:
+        """None when the job is not in the snapshot."""
+        for at, waiting in enumerate(snapshot.pending):
+            job = next((one for one in waiting.jobs if one.id == job_id), None)
+            if job is not None:
+                rest = tuple(one for one in waiting.jobs if one.id != job_id)
+                classes = list(snapshot.pending)
+                classes[at : at + 1] = [PendingClass(waiting.key, rest, waiting.total - 1)] if rest else []
+                return cls(replace(snapshot, pending=tuple(classes)), settings, waiting.key, job, allowed, extensions)
+        return None
+
+    def start_of(self, key: ClassKey) -> float | None:
+        """When the job starts with this key, as far as one plan tells. None also when the budget is used up."""
+        if key in self.known:
+            return self.known[key]
+        if self.left <= 0:
+            return None
+        self.left -= 1
+        plan = decide(self._with(key), self.settings, self.extensions)
+        found: float | None = None
+        if any(start.job_id == self.job.id for start in plan.starts):
+            found = self.snapshot.now
+        else:
+            kept = [one.start_at for one in plan.reservations if one.job_id == self.job.id]
+            # A start that is expected at once is not one: something is in the way that should be gone.
+            found = next((at for at in kept if at is not None and at > self.snapshot.now), None)
+        if key == self.key:
+            others = [one.start_at for one in plan.reservations if one.start_at is not None]
+            self.gaps_s = tuple(sorted({at - self.snapshot.now for at in others}, reverse=True))
+        self.known[key] = found
+        return found
+
+    def _with(self, key: ClassKey) -> Snapshot:
+        classes = {waiting.key: waiting for waiting in self.snapshot.pending}
+        there = classes.get(key)
+        jobs = (self.job,) if there is None else (*there.jobs, self.job)
+        total = 1 if there is None else there.total + 1
+        classes[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+        ordered = sorted(classes.values(), key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
+        return replace(self.snapshot, pending=tuple(ordered))
+
+    def helps(self, one: Change) -> bool:
+        """Whether the job starts now with this; what only makes it sooner is remembered."""
+        if one.key == self.key or one.key.request.contradiction() is not None or not self.allowed(one.key):
+            return False
+        start_at = self.start_of(one.key)
+        if start_at is not None and start_at > self.snapshot.now:
+            self.later.append((one, start_at))
+        return start_at == self.snapshot.now
+
+    def largest(self, tries: Sequence[Change]) -> Change | None:
+        """The last of these, smallest amount first, that helps; more is never easier than less."""
+        if not tries or not self.helps(tries[0]):
+            return None
+        low, high = 0, len(tries)
+        while high - low > 1 and self.left > 0:
+            middle = (low + high) // 2
+            if self.helps(tries[middle]):
+                low = middle
+            else:
+                high = middle
+        return tries[low]
+
+    def request(self, **parts: object) -> ClassKey:
+        """The key with a part of the request changed."""
+        return replace(self.key, request=replace(self.key.request, **parts))  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""The config file read again by a running daemon: by request, by command, by signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+from gpusched.errors import UsageError
+
+BASE = '[gpu]\nsource = "none"\n'
+
+
+def configure(daemon: Daemon, text: str) -> None:
+    (daemon.home / "config.toml").write_text(BASE + text)
+
+
+def log_of(daemon: Daemon) -> str:
+    (path,) = (Path(daemon.call("GET", "/v1/status")["daemon"]["log"]),)
+    return path.read_text()
+
+
+def gctl(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from gpusched.cli.gctl import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], env=daemon.env, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_a_ceiling_that_is_lifted_lets_the_waiting_job_go(daemon: Daemon) -> None:
+    configure(daemon, "[node]\ncpus = 1\n")
+    assert daemon.call("POST", "/v1/reload", {})["changed"] == ["node.cpus"]
+    first = daemon.submit("sleep", "600", cpus=1)
+    daemon.wait_state(first, "RUNNING")
+    second = daemon.submit("true", cpus=1)
+    assert daemon.state(second) == "PENDING"
+    configure(daemon, "[node]\ncpus = 2\n")
+    done = gctl(daemon, "reload")
+    assert (done.returncode, done.stdout) == (0, "reloaded node.cpus\n"), done.stderr
+    daemon.wait(second)
+
+
+def test_a_bad_file_is_refused_and_the_daemon_goes_on_as_before(daemon: Daemon) -> None:
+    configure(daemon, "[daemon]\npoll_s = -3\n")
+    with pytest.raises(UsageError, match="poll_s"):
+        daemon.call("POST", "/v1/reload", {})
+    done = gctl(daemon, "reload")
+    assert done.returncode == 2
+    assert "poll_s" in done.stderr
+    daemon.wait(daemon.submit("true"))
+
+
+def test_what_needs_a_restart_is_named(daemon: Daemon) -> None:
+    configure(daemon, '[node]\nname = "elsewhere"\n')
+    assert daemon.call("POST", "/v1/reload", {}) | {"schema_version": 1} == {
+        "schema_version": 1,
+        "changed": [],
+        "needs_restart": ["node.name"],
+    }
+    done = gctl(daemon, "reload")
+    assert done.returncode == 0
+    assert "node.name counts after a restart" in done.stderr
+    assert daemon.call("GET", "/v1/cluster")["nodes"][0]["name"] != "elsewhere"
+
+
+def test_a_hangup_reloads_and_says_so_in_the_log(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    configure(daemon, "[node]\ncpus = 3\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: daemon.call("GET", "/v1/cluster")["nodes"][0]["cpus"] == 3, what="the new setting")
+    assert "changed: node.cpus" in log_of(daemon)
+    configure(daemon, "[node]\ncpus = 0.5\nwheels = 4\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "wheels" in log_of(daemon), what="the complaint in the log")
+    assert daemon.call("GET", "/v1/cluster")["nodes"][0]["cpus"] == 3

@@ -1,0 +1,218 @@
+"""What one is told to change so that a waiting job starts now. Every answer is checked by a plan of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from scenario import HOUR, MINUTE, Scenario, running, settings, wants
+
+from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, Snapshot
+from gpusched.policy.changes import format_limit
+from gpusched.policy.cycle import decide
+from gpusched.policy.trial import BUDGET
+from gpusched.policy.whatif import Alternative, alternatives
+from gpusched.testing import gpu_view, node
+
+TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})
+
+
+def mixed() -> Any:
+    cards = [gpu_view(0), gpu_view(1), gpu_view(2, name="Tesla T4", vram_total_mib=16 * 1024)]
+    return node(gpus=cards)
+
+
+@dataclass(frozen=True)
+class Case:
+    scenario: Scenario
+    helps: list[str]
+    """Texts after "would start now ", in order."""
+    job_id: int = 1
+    refused: tuple[str, ...] = field(default=())
+    """Queues that would not admit the job."""
+
+
+CASES = {
+    "a job that starts anyway needs no help": Case(Scenario([node(gpus=1)], [wants(1, 1)]), []),
+    "fewer GPUs than the two that are asked for": Case(
+        Scenario([node(gpus=2)], [wants(1, 2)], [running(9, "n1:0", ends_in=HOUR)]), ["with -g 1"]
+    ),
+    "as many GPUs as are free": Case(
+        Scenario([node(gpus=8)], [wants(1, 8)], [running(9, "n1:0", ends_in=HOUR)]), ["with -g 7"]
+    ),
+    "the type is kept when the number is what is too large": Case(
+        Scenario([mixed()], [wants(1, 2, gpu_type="a100")], [running(9, "n1:0")]), ["with -g a100:1"]
+    ),
+    "another type of which there is one free": Case(
+        Scenario([mixed()], [wants(1, 1, gpu_type="a100")], [running(9, "n1:0,1")]), ["with -g t4:1"]
+    ),
+    "nothing helps when every card is taken": Case(
+        Scenario([node(gpus=2)], [wants(1, 1, limit=HOUR)], [running(8, "n1:0"), running(9, "n1:1")]), []
+    ),
+    "a shorter time limit fits before what is kept for the first": Case(
+        Scenario(
+            [node(gpus=2)],
+            [wants(1, 2, limit=HOUR), wants(2, 1, limit=5 * HOUR)],
+            [running(9, "n1:0", ends_in=2 * HOUR)],
+        ),
+        ["with -t 1h55m"],
+        job_id=2,
+    ),
+    "a job without a time limit is told to set one": Case(
+        Scenario([node(gpus=2)], [wants(1, 2, limit=HOUR), wants(2, 1)], [running(9, "n1:0", ends_in=30 * MINUTE)]),
+        ["with -t 25m"],
+        job_id=2,
+    ),
+    "a gap that closes while one types is not proposed": Case(
+        Scenario([node(gpus=2)], [wants(1, 2, limit=HOUR), wants(2, 1)], [running(9, "n1:0", ends_in=5 * MINUTE + 30)]),
+        [],
+        job_id=2,
+    ),
+    "behind a run without a limit, what is as short as that run is old": Case(
+        Scenario([node(gpus=2)], [wants(1, 2), wants(2, 1, limit=5 * HOUR)], [running(9, "n1:0", since=2 * HOUR)]),
+        ["with -t 1h55m"],
+        job_id=2,
+    ),
+    "without backfill no time limit helps": Case(
+        Scenario(
+            [node(gpus=2)],
+            [wants(1, 2, limit=HOUR), wants(2, 1, limit=5 * HOUR)],
+            [running(9, "n1:0", ends_in=2 * HOUR)],
+            settings=settings(priority={"backfill": False}),
+        ),
+        [],
+        job_id=2,
+    ),
+    "fewer cores": Case(Scenario([node()], [wants(1, cpus=12.0)], [running(9, "n1", cpus=10.0)]), ["with -c 6"]),
+    "less memory, but not less than half": Case(
+        Scenario([node()], [wants(1, mem_mib=48 * 1024)], [running(9, "n1", mem_mib=32 * 1024)]), ["with -m 32G"]
+    ),
+    "much less memory is not proposed": Case(
+        Scenario([node()], [wants(1, mem_mib=60 * 1024)], [running(9, "n1", mem_mib=50 * 1024)]), []
+    ),
+    "a smaller slice": Case(
+        Scenario([node(gpus=1)], [wants(1, 1, vram_mib=16 * 1024)], [running(9, "n1:0", vram=12 * 1024)]),
+        ["with --vram 11G"],
+    ),
+    "a slice beside one's own, in place of a whole card": Case(
+        Scenario([node(gpus=1)], [wants(1, 1)], [running(9, "n1:0", vram=8 * 1024)]), ["with --vram 15G"]
+    ),
+    "no slice of a card of somebody else": Case(
+        Scenario([node(gpus=1)], [wants(1, 1)], [running(9, "n1:0", vram=8 * 1024, uid=7)]), []
+    ),
+    "cards that are not so large": Case(
+        Scenario([mixed()], [wants(1, 1, min_vram_mib=20 * 1024)], [running(9, "n1:0,1")]), ["without --min-vram 20G"]
+    ),
+    "half of a wish is not met by two changes at once": Case(
+        Scenario([node(gpus=2)], [wants(1, 2, cpus=16.0)], [running(9, "n1:0", cpus=4.0)]), []
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_would_help(name: str) -> None:
+    case = CASES[name]
+    snapshot = case.scenario.snapshot()
+    found = alternatives(snapshot, case.scenario.settings, case.job_id)
+    assert [one.text.removeprefix("would start now ") for one in found] == case.helps
+    for one in found:
+        assert one.is_now
+        assert one.starts_at == snapshot.now
+        assert starts_with(snapshot, case.scenario.settings, case.job_id, one)
+
+
+def starts_with(snapshot: Snapshot, chosen: Settings, job_id: int, one: Alternative) -> bool:
+    """Whether the job starts in a plan for the snapshot with the change made by hand."""
+    classes: dict[ClassKey, PendingClass] = {}
+    for waiting in snapshot.pending:
+        rest = tuple(job for job in waiting.jobs if job.id != job_id)
+        if rest:
+            classes[waiting.key] = PendingClass(waiting.key, rest, len(rest))
+        if len(rest) < len(waiting.jobs):
+            (job,) = [job for job in waiting.jobs if job.id == job_id]
+            own = {name: value for name, value in one.change.items() if name in ClassKey.__dataclass_fields__}
+            request = {name: value for name, value in one.change.items() if name not in own}
+            key = replace(waiting.key, request=replace(waiting.key.request, **request), **own)
+    jobs = (*classes[key].jobs, job) if key in classes else (job,)
+    classes[key] = PendingClass(key, jobs, len(jobs))
+    ordered = sorted(classes.values(), key=lambda waiting: (waiting.jobs[0].queued_at, waiting.jobs[0].id))
+    plan = decide(replace(snapshot, pending=tuple(ordered)), chosen)
+    return job_id in [start.job_id for start in plan.starts]
+
+
+def test_the_smallest_change_comes_first() -> None:
+    scenario = Scenario(
+        [node(gpus=4)],
+        [wants(1, 4, limit=HOUR), wants(2, 2, limit=5 * HOUR)],
+        [running(9, "n1:0", ends_in=4 * HOUR), running(8, "n1:1", ends_in=30 * MINUTE)],
+    )
+    found = alternatives(scenario.snapshot(), scenario.settings, 2)
+    assert [one.option for one in found][0] == "-t 3h55m"
+    assert [one.update for one in found][0] == "time=3h55m"
+
+
+def test_what_makes_it_only_sooner_is_proposed_when_nothing_else_helps() -> None:
+    scenario = Scenario(
+        [node(gpus=2)],
+        [wants(1, 2)],
+        [running(8, "n1:0", ends_in=HOUR), running(9, "n1:1", ends_in=10 * HOUR)],
+    )
+    (one,) = alternatives(scenario.snapshot(), scenario.settings, 1)
+    assert (one.is_now, one.option, one.starts_at) == (False, "-g 1", scenario.snapshot().now + HOUR)
+    assert one.text == "would start in 1 hour with -g 1" or one.text.startswith("would start in ")
+
+
+def test_a_little_sooner_is_not_worth_a_change() -> None:
+    scenario = Scenario(
+        [node(gpus=2)],
+        [wants(1, 2)],
+        [running(8, "n1:0", ends_in=HOUR), running(9, "n1:1", ends_in=1.5 * HOUR)],
+    )
+    assert alternatives(scenario.snapshot(), scenario.settings, 1) == ()
+
+
+def test_nothing_is_proposed_that_would_not_be_admitted() -> None:
+    scenario = Scenario([node(gpus=2)], [wants(1, 2)], [running(9, "n1:0", ends_in=HOUR)])
+    asked: list[ClassKey] = []
+
+    def nobody(key: ClassKey) -> bool:
+        asked.append(key)
+        return False
+
+    assert alternatives(scenario.snapshot(), scenario.settings, 1, nobody) == ()
+    assert asked
+
+
+def test_the_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpusched.policy.trial as trial
+
+    plans = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal plans
+        plans += 1
+        return decide(*args)
+
+    monkeypatch.setattr(trial, "decide", counted)
+    many = {name: QueueSettings(name) for name in (f"q{number}" for number in range(40))}
+    wish = wants(1, 8, gpu_type="a100", cpus=16.0, mem_mib=64 * 1024, min_vram_mib=1024, limit=90_000)
+    scenario = Scenario([mixed()], [wish], [running(9, "n1:0")], settings=replace(Settings(), queue=many))
+    alternatives(scenario.snapshot(), scenario.settings, 1)
+    assert 20 < plans <= BUDGET + 1
+
+
+def test_a_job_that_is_not_there_gets_no_advice() -> None:
+    scenario = Scenario([node(gpus=1)], [wants(1, 1)], [running(9, "n1:0")])
+    assert alternatives(scenario.snapshot(), scenario.settings, 77) == ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "typed"), [(300, "5m"), (5400, "1h30m"), (7200, "2h"), (86400, "1d"), (90000, "1d1h"), (61, "1m1s")]
+)
+def test_how_a_limit_is_typed(seconds: int, typed: str) -> None:
+    from gpusched.model.units import parse_duration_s
+
+    assert format_limit(seconds) == typed
+    assert parse_duration_s(typed) == seconds

@@ -1,0 +1,274 @@
+"""What the daemon refuses at submission and update, what it fills in, and jobs whose deadline cannot be met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import ANN, BOB, Lab
+
+from gpusched.daemon.commands import Cancel, Hold, Selection, Submit, Update
+from gpusched.daemon.forecast import forecast
+from gpusched.daemon.world import World
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import Refused
+from gpusched.model.job import Job
+from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.ports import JobFilter
+from gpusched.testing import NOW, job, launch, spec
+
+QUEUES = {
+    "default": QueueSettings("default"),
+    "short": QueueSettings("short", max_time_s=60, max_jobs=4, max_jobs_per_user=3),
+    "ours": QueueSettings("ours", users=("bob",)),
+}
+QOS = {"rush": QosSettings("rush", tier=1, max_time_s=30, max_jobs_per_user=2), "day": QosSettings("day")}
+
+
+def a_lab(**sections: Any) -> Lab:
+    return Lab(**{"cpus": 1, "outcome": Outcome(runs_s=1000), "queue": QUEUES, "qos": QOS, **sections})
+
+
+def batch(count: int, **parts: Any) -> Submit:
+    one = spec(**{"launch": launch("true", env_sha="e"), **parts})
+    return Submit(ANN, [replace(one, name=f"job{number}") for number in range(count)], {})
+
+
+# --- what is filled in --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        pytest.param({}, ("ann", "", None), id="nothing but the user's own account"),
+        pytest.param({"queue": "short"}, ("ann", "", 60), id="the longest that the queue allows"),
+        pytest.param({"queue": "short", "qos": "rush"}, ("ann", "rush", 30), id="the smaller of queue and QOS"),
+        pytest.param({"queue": "short", "time_limit_s": 7}, ("ann", "", 7), id="what is asked stays"),
+    ],
+)
+def test_a_submission_is_completed(asked: dict[str, Any], wanted: tuple[str, str, int | None]) -> None:
+    lab = a_lab()
+    made = lab.job(lab.submit(**asked)).spec
+    assert (made.account, made.qos, made.time_limit_s) == wanted
+
+
+def test_defaults_of_the_settings_are_filled_in() -> None:
+    accounts = {"lab": AccountSettings("lab", users={"ann": 1.0}), "other": AccountSettings("other")}
+    lab = a_lab(default=DefaultSettings(qos="day", time_limit_s=3600), account=accounts)
+    made = lab.job(lab.submit()).spec
+    assert (made.account, made.qos, made.time_limit_s) == ("lab", "day", 3600)
+    # The default is no wish of the job: it gives way to the limit of the queue.
+    assert lab.job(lab.submit(queue="short")).spec.time_limit_s == 60
+
+
+def test_an_update_of_the_queue_brings_its_limit() -> None:
+    lab = a_lab()
+    job_id = lab.submit(hold=True)
+    lab.ask(Update(ANN, (job_id,), {"queue": "short"}))
+    assert (lab.job(job_id).spec.queue, lab.job(job_id).spec.time_limit_s) == ("short", 60)
+    lab.ask(Update(ANN, (job_id,), {"account": "", "qos": ""}))
+    assert (lab.job(job_id).spec.account, lab.job(job_id).spec.qos) == ("ann", "")
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"queue": "shrot"}, "no queue 'shrot'"),
+        ({"queue": "ours"}, "may not submit to queue ours"),
+        ({"qos": "x"}, "no QOS 'x'"),
+        ({"queue": "short", "time_limit_s": 61}, "at most 1:00"),
+        ({"deadline_at": NOW - 5}, "before the job could start"),
+        ({"deadline_at": NOW + 50, "time_limit_s": 51}, "its deadline is"),
+        ({"deadline_at": NOW + 50, "queue": "short"}, "may run 1:00"),
+        ({"deadline_at": NOW + 50, "begin_at": NOW + 60.0}, "before the job could start"),
+    ],
+    ids=[
+        "an unknown queue",
+        "a queue of others",
+        "an unknown QOS",
+        "more time than the queue allows",
+        "a deadline that is over",
+        "more time than there is until the deadline",
+        "a limit that came from the queue counts too",
+        "a begin time after the deadline",
+    ],
+)
+def test_refused(asked: dict[str, Any], words: str) -> None:
+    lab = a_lab()
+    with pytest.raises(Refused, match=words):
+        lab.submit(**asked)
+    verdict = forecast(spec(**asked), ANN, lab.scheduler)
+    assert verdict.verdict == "refused"
+    assert words in verdict.text
+    assert lab.store.jobs(JobFilter()) == []
+
+
+def test_jobs_are_counted_until_they_end() -> None:
+    lab = a_lab()
+    ids = [lab.submit(queue="short") for _ in range(3)]
+    with pytest.raises(Refused, match="user ann may have 3 jobs in queue short and has 3"):
+        lab.submit(queue="short")
+    lab.ask(lab.submission(BOB, queue="short"))
+    (answer,) = lab.ask(lab.submission(BOB, queue="short"))
+    assert "queue short may hold 4 jobs and holds 4" in answer.message
+    lab.ask(Cancel(ANN, Selection(ids=(ids[1],))))
+    lab.submit(queue="short")
+
+
+def test_a_batch_is_taken_whole_or_not_at_all_and_says_how_many_would_do() -> None:
+    lab = a_lab()
+    lab.submit(queue="short")
+    (answer,) = lab.ask(batch(3, queue="short"))
+    assert isinstance(answer, Refused)
+    assert answer.message.startswith("only 2 of these 3 jobs would be taken; then user ann may have 3 jobs")
+    assert len(lab.store.jobs(JobFilter())) == 1
+    (answer,) = lab.ask(batch(2, queue="short"))
+    assert len(answer["ids"]) == 2
+
+
+def test_submissions_of_one_tick_count_for_each_other() -> None:
+    lab = a_lab()
+    answers = lab.ask(*(lab.submission(qos="rush") for _ in range(3)))
+    assert [isinstance(answer, Refused) for answer in answers] == [False, False, True]
+
+
+def test_moving_a_job_within_its_full_queue_is_no_new_job() -> None:
+    lab = a_lab()
+    ids = [lab.submit(queue="short", hold=True) for _ in range(3)]
+    (answer,) = lab.ask(Update(ANN, (ids[0],), {"time_limit_s": 5}))
+    assert answer["changed"] == [ids[0]]
+    other = lab.submit(hold=True)
+    (answer,) = lab.ask(Update(ANN, (other,), {"queue": "short"}))
+    assert "has 3" in answer.message
+    assert lab.job(other).spec.queue == "default"
+
+
+def test_an_update_is_refused_what_a_submission_is() -> None:
+    lab = a_lab()
+    job_id = lab.submit(queue="short", hold=True)
+    for changes, words in (
+        ({"time_limit_s": 90}, "at most 1:00"),
+        ({"queue": "ours"}, "may not submit"),
+        ({"deadline_at": NOW + 10}, "its deadline is"),
+    ):
+        (answer,) = lab.ask(Update(ANN, (job_id,), changes))
+        assert isinstance(answer, Refused)
+        assert words in answer.message
+    # What is not touched is not judged anew, whatever the settings say by now.
+    lab.scheduler.settings = replace(lab.settings, queue={"other": QueueSettings("other")})
+    (answer,) = lab.ask(Update(ANN, (job_id,), {"name": "renamed"}))
+    assert answer["changed"] == [job_id]
+
+
+@given(data=st.data())
+def test_the_tally_is_always_that_of_the_active_jobs(data: st.DataObject) -> None:
+    world = World()
+    current: dict[int, Job] = {}
+    for _ in range(data.draw(st.integers(1, 20))):
+        job_id = data.draw(st.integers(1, 5))
+        before = current.get(job_id)
+        if before is not None and before.state.is_final:
+            continue
+        made = job(
+            job_id,
+            user=before.user if before else data.draw(st.sampled_from(["ann", "bob"])),
+            queue=data.draw(st.sampled_from(["a", "b"])),
+            qos=data.draw(st.sampled_from(["", "x"])),
+            state=data.draw(st.sampled_from([JobState.PENDING, JobState.RUNNING, JobState.COMPLETED])),
+        )
+        current[job_id] = made
+        world.put_job(made, NOW)
+    active = [made for made in current.values() if not made.state.is_final]
+    tally = world.active.tally
+    assert dict(tally.by_queue) == count([made.spec.queue for made in active])
+    assert dict(tally.by_queue_user) == count([(made.spec.queue, made.user) for made in active])
+    assert dict(tally.by_qos_user) == count([(made.spec.qos, made.user) for made in active])
+
+
+def count(marks: list[Any]) -> dict[Any, int]:
+    return {mark: marks.count(mark) for mark in marks}
+
+
+# --- deadlines ----------------------------------------------------------------------------------
+
+
+def test_a_job_that_can_no_longer_end_by_its_deadline_ends_then() -> None:
+    lab = a_lab()
+    lab.submit()
+    late = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
+    assert lab.scheduler.world.next_due() == pytest.approx(NOW + 40, abs=0.01)
+    lab.turn(40)
+    assert lab.job(late).state is JobState.PENDING
+    lab.turn(0.5)
+    ended = lab.job(late)
+    assert (ended.state, ended.reason, ended.end_at) == (JobState.DEADLINE, ReasonCode.DEADLINE, NOW + 40.5)
+    assert "time limit is 20s" in str(ended.reason_text) or "0:20" in str(ended.reason_text)
+    assert lab.store.events(late)[-1].kind == "ended"
+    assert lab.scheduler.world.next_due() is None
+
+
+def test_without_a_limit_it_waits_until_the_deadline_itself() -> None:
+    lab = a_lab()
+    lab.submit()
+    late = lab.submit(deadline_at=NOW + 60)
+    lab.turn(60)
+    assert lab.job(late).state is JobState.PENDING
+    lab.turn(1)
+    assert lab.job(late).state is JobState.DEADLINE
+
+
+def test_a_job_that_still_can_starts_at_the_last_instant() -> None:
+    lab = a_lab(outcome=Outcome(runs_s=40))
+    lab.submit()
+    just = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
+    lab.turn(40)
+    assert lab.job(just).state is JobState.RUNNING
+
+
+def test_a_running_job_is_not_ended_by_its_deadline() -> None:
+    lab = a_lab()
+    job_id = lab.submit(deadline_at=NOW + 5)
+    lab.turn(10)
+    assert lab.job(job_id).state is JobState.RUNNING
+
+
+def test_held_jobs_and_those_that_wait_for_others_miss_their_deadlines_too() -> None:
+    lab = a_lab()
+    parent = lab.submit()
+    held = lab.submit(deadline_at=NOW + 60)
+    lab.ask(Hold(ANN, (held,)))
+    child = lab.submit(deadline_at=NOW + 60, dependency=f"afterok:{parent}")
+    grandchild = lab.submit(dependency=f"afterok:{child}")
+    lab.turn(61)
+    assert [lab.job(job_id).state for job_id in (held, child)] == [JobState.DEADLINE] * 2
+    assert lab.job(grandchild).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
+
+
+def test_a_later_deadline_is_waited_for_and_an_earlier_one_too() -> None:
+    lab = a_lab()
+    lab.submit()
+    first, second = lab.submit(deadline_at=NOW + 60), lab.submit(deadline_at=NOW + 60)
+    lab.ask(Update(ANN, (first,), {"deadline_at": NOW + 90}), Update(ANN, (second,), {"deadline_at": NOW + 30}))
+    lab.turn(31)
+    assert lab.job(second).state is JobState.DEADLINE
+    lab.turn(50)
+    assert lab.job(first).state is JobState.PENDING
+    lab.turn(10)
+    assert lab.job(first).state is JobState.DEADLINE
+
+
+def test_a_restart_remembers_deadlines() -> None:
+    lab = a_lab()
+    lab.submit()
+    late = lab.submit(deadline_at=NOW + 60)
+    lab.restart()
+    assert lab.scheduler.world.next_due() == pytest.approx(NOW + 60, abs=0.01)
+    lab.turn(61)
+    assert lab.job(late).state is JobState.DEADLINE

@@ -1,0 +1,703 @@
+"""Queues, users and QOS: who may take how much more, who goes first, who has lent to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gpusched.model.resources import NOTHING, Resources
+from gpusched.model.settings import PreemptSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.snapshot import ClassKey
+from gpusched.policy.draft import Layout
+from gpusched.policy.quota import Denial, Quotas, problems
+from gpusched.testing import node, request
+
+GIB = 1024
+EIGHT_GPUS = [node(gpus=8, cpus=64.0, mem_mib=256 * GIB)]
+
+
+def queue(name: str, parent: str | None = None, **parts: object) -> QueueSettings:
+    return replace(QueueSettings(name, parent=parent), **parts)
+
+
+def settings_of(*queues: QueueSettings, qos: Mapping[str, QosSettings] | None = None, **parts: object) -> Settings:
+    made = Settings(queue={one.name: one for one in queues}, qos=qos or {})
+    return replace(made, **parts)
+
+
+def quotas_of(*queues: QueueSettings, held: Mapping[str, float] | None = None, **parts: object) -> Quotas:
+    """Quotas of these queues on eight GPUs; `held` is GPUs by queue, in jobs of user zoe."""
+    settings = settings_of(*queues, **parts)
+    made = Quotas(settings, Layout(EIGHT_GPUS, settings))
+    for name, gpus in (held or {}).items():
+        made.add(name, "zoe", "", amount(gpus))
+    return made
+
+
+def amount(gpus: float = 0.0, cpus: float = 0.0, mem_mib: float = 0.0) -> Resources:
+    return Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
+
+
+def key(name: str = "vision", user: str = "ann", qos: str = "") -> ClassKey:
+    return ClassKey(1000, "lab", name, 0, None, request(), user=user, qos=qos)
+
+
+def denied(quotas: Quotas, needed: Resources, **where: str) -> Denial:
+    found = quotas.why_not(key(**where), needed)
+    assert found is not None
+    return found
+
+
+# Limits
+
+VISION = queue("vision", max_gpus=4.0)
+TREE = (queue("lab", max_gpus=4.0), queue("vision", "lab"), queue("speech", "lab", max_gpus=3.0))
+NIGHT = {"night": QosSettings("night", max_gpus=4.0, max_gpus_per_user=3.0, max_gpus_per_job=2.0)}
+
+ALLOWED = {
+    "no queue is configured": ([], {}, {}, key(), amount(999)),
+    "no queue is configured and others hold all": ([], {}, {"vision": 8}, key(), amount(8)),
+    "up to the maximum": ([VISION], {}, {"vision": 3}, key(), amount(1)),
+    "nothing of what is at its maximum": ([VISION], {}, {"vision": 4}, key(), amount(cpus=9)),
+    "nothing of what is above its maximum since it was lowered": ([VISION], {}, {"vision": 9}, key(), amount(cpus=9)),
+    "another queue is at its maximum": ([VISION, queue("nlp")], {}, {"vision": 4}, key("nlp"), amount(8)),
+    "a queue that is not configured has no maximum": ([VISION], {}, {"vision": 4}, key("gone"), amount(99)),
+    "three thirds of a card are one card": (
+        [queue("vision", max_gpus=1.0)],
+        {},
+        {"vision": 2 / 3},
+        key(),
+        amount(1 / 3),
+    ),
+    "a tenth ten times, with a maximum of one": (
+        [queue("vision", max_gpus=1.0)],
+        {},
+        {"vision": sum([0.1] * 9)},
+        key(),
+        amount(0.1),
+    ),
+    "the queue above has room": (TREE, {}, {"speech": 3}, key(), amount(1)),
+    "another user is at the limit of a user": (
+        [queue("vision", max_gpus_per_user=2.0, max_running_per_user=1)],
+        {},
+        {"vision": 2},
+        key(),
+        amount(2),
+    ),
+    "a QOS without limits": ([], {"night": QosSettings("night")}, {}, key(qos="night"), amount(99)),
+    "a QOS that is not configured": ([], NIGHT, {}, key(qos="gone"), amount(99)),
+    "another QOS is limited": ([], NIGHT, {}, key(), amount(99)),
+    "up to the limits of the QOS": ([], NIGHT, {}, key(qos="night"), amount(2)),
+}
+
+
+@pytest.mark.parametrize(("queues", "qos", "held", "where", "needed"), ALLOWED.values(), ids=ALLOWED)
+def test_a_job_may_start_when(queues, qos, held, where, needed):
+    assert quotas_of(*queues, held=held, qos=qos).why_not(where, needed) is None
+
+
+DENIED = {
+    "the queue is at its maximum of GPUs": (
+        [VISION],
+        {"vision": 3},
+        amount(2),
+        "QueueMaxLimit",
+        "queue vision may hold 4 GPUs and holds 3; this job needs 2",
+    ),
+    "one micro-card more is too much": (
+        [queue("vision", max_gpus=1.0)],
+        {"vision": 0.5},
+        amount(0.500001),
+        "QueueMaxLimit",
+        "queue vision may hold 1 GPU and holds 0.5; this job needs 0.500001",
+    ),
+    "the queue is at its maximum of cores": (
+        [queue("vision", max_cpus=4.0)],
+        {},
+        amount(cpus=4.5),
+        "QueueMaxLimit",
+        "queue vision may hold 4 cores and holds 0; this job needs 4.5",
+    ),
+    "the queue is at its maximum of memory": (
+        [queue("vision", max_mem_mib=64 * GIB)],
+        {},
+        amount(mem_mib=65 * GIB),
+        "QueueMaxLimit",
+        "queue vision may hold 64G of memory and holds 0M; this job needs 65G",
+    ),
+    "the queue may hold no GPU": (
+        [queue("vision", max_gpus=0.0)],
+        {},
+        amount(1),
+        "QueueMaxLimit",
+        "queue vision may hold 0 GPUs and holds 0; this job needs 1",
+    ),
+    "the queue above is at its maximum": (
+        TREE,
+        {"speech": 3},
+        amount(2),
+        "QueueMaxLimit",
+        "queue lab may hold 4 GPUs and holds 3; this job needs 2",
+    ),
+    "one job may not be so large": (
+        [queue("vision", max_gpus_per_job=2.0)],
+        {},
+        amount(3),
+        "QueueMaxPerJobLimit",
+        "a job in queue vision may hold 2 GPUs; this job needs 3",
+    ),
+    "one job may not be so large for the queue above": (
+        [queue("lab", max_gpus_per_job=1.0), queue("vision", "lab", max_gpus_per_job=2.0)],
+        {},
+        amount(2),
+        "QueueMaxPerJobLimit",
+        "a job in queue lab may hold 1 GPU; this job needs 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("queues", "held", "needed", "code", "text"), DENIED.values(), ids=DENIED)
+def test_a_job_waits_when(queues, held, needed, code, text):
+    found = denied(quotas_of(*queues, held=held), needed)
+    assert (str(found.code), found.text) == (code, text)
+
+
+USERS = queue("vision", max_gpus_per_user=2.0, max_running_per_user=2)
+
+DENIED_TO_ANN = {
+    "she holds as many GPUs as a user may": (
+        [USERS],
+        {},
+        [("vision", "", 1.5)],
+        key(),
+        "QueueMaxPerUserLimit",
+        "user ann in queue vision may hold 2 GPUs and holds 1.5; this job needs 1",
+    ),
+    "she runs as many jobs as a user may": (
+        [USERS],
+        {},
+        [("vision", "", 0), ("vision", "", 0)],
+        key(),
+        "QueueMaxPerUserLimit",
+        "user ann in queue vision may run 2 jobs at once and runs 2",
+    ),
+    "she runs her one job": (
+        [queue("vision", max_running_per_user=1)],
+        {},
+        [("vision", "", 0)],
+        key(),
+        "QueueMaxPerUserLimit",
+        "user ann in queue vision may run 1 job at once and runs 1",
+    ),
+    "what she holds in two queues counts in the one above": (
+        [queue("lab", max_gpus_per_user=2.0), queue("vision", "lab"), queue("speech", "lab")],
+        {},
+        [("vision", "", 1), ("speech", "", 1)],
+        key(),
+        "QueueMaxPerUserLimit",
+        "user ann in queue lab may hold 2 GPUs and holds 2; this job needs 1",
+    ),
+    "a job of the QOS may not be so large": (
+        [],
+        {"night": QosSettings("night", max_gpus_per_job=0.5)},
+        [],
+        key(qos="night"),
+        "QOSMaxGRESPerJob",
+        "a job of QOS night may hold 0.5 GPUs; this job needs 1",
+    ),
+    "she holds as much as a user may in the QOS, in whatever queue": (
+        [],
+        NIGHT,
+        [("vision", "night", 2), ("speech", "night", 1)],
+        key(qos="night"),
+        "QOSMaxGRESPerUser",
+        "user ann in QOS night may hold 3 GPUs and holds 3; this job needs 1",
+    ),
+    "she runs as many jobs as a user may in the QOS": (
+        [],
+        {"night": QosSettings("night", max_running_per_user=1)},
+        [("vision", "night", 0)],
+        key(qos="night"),
+        "QOSMaxJobsPerUserLimit",
+        "user ann in QOS night may run 1 job at once and runs 1",
+    ),
+    "all jobs of the QOS hold as much as they may": (
+        [],
+        {"night": QosSettings("night", max_gpus=1.0)},
+        [("vision", "night", 1)],
+        key(qos="night"),
+        "QOSGrpGRES",
+        "QOS night may hold 1 GPU and holds 1; this job needs 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("queues", "qos", "jobs", "where", "code", "text"), DENIED_TO_ANN.values(), ids=DENIED_TO_ANN)
+def test_ann_waits_when(queues, qos, jobs, where, code, text):
+    quotas = quotas_of(*queues, qos=qos)
+    for name, of_qos, gpus in jobs:
+        quotas.add(name, "ann", of_qos, amount(gpus))
+    found = quotas.why_not(where, amount(1))
+    assert found is not None
+    assert (str(found.code), found.text) == (code, text)
+
+
+def test_the_facts_have_the_numbers_of_the_sentence():
+    found = denied(quotas_of(VISION, held={"vision": 3}), amount(2))
+    assert found.facts == {"queue": "vision", "resource": "gpus", "limit": 4.0, "held": 3.0, "needed": 2.0}
+    quotas = quotas_of(USERS)
+    quotas.add("vision", "ann", "", amount(2))
+    assert denied(quotas, amount(1)).facts == {
+        "queue": "vision",
+        "user": "ann",
+        "resource": "gpus",
+        "limit": 2.0,
+        "held": 2.0,
+        "needed": 1.0,
+    }
+    quotas.add("vision", "ann", "", amount())
+    assert denied(quotas, amount()).facts["resource"] == "jobs"
+    found = denied(quotas_of(qos=NIGHT), amount(9), qos="night")
+    assert found.facts == {"qos": "night", "resource": "gpus", "limit": 2.0, "held": 0.0, "needed": 9.0}
+
+
+EVERYTHING = queue("vision", max_gpus_per_job=1.0, max_gpus_per_user=1.0, max_gpus=1.0)
+ALL_QOS = {"all": QosSettings("all", max_gpus_per_job=0.5, max_gpus_per_user=0.5, max_gpus=0.5)}
+
+
+def test_limits_are_named_in_the_order_job_user_queue_qos():
+    quotas = quotas_of(EVERYTHING, qos=ALL_QOS)
+    quotas.add("vision", "ann", "all", amount(1))
+
+    def code(gpus: float, user: str, qos: str = "all") -> str:
+        return str(denied(quotas, amount(gpus), user=user, qos=qos).code)
+
+    assert code(2, "ann") == "QueueMaxPerJobLimit"
+    assert code(1, "ann") == "QueueMaxPerUserLimit"
+    assert code(1, "bob") == "QueueMaxLimit"
+    quotas.remove("vision", "ann", "", amount(1))
+    assert code(1, "bob") == "QOSMaxGRESPerJob"
+    assert code(0.25, "ann") == "QOSMaxGRESPerUser"
+    assert code(0.25, "bob") == "QOSGrpGRES"
+
+
+def test_the_nearest_queue_is_named_first():
+    quotas = quotas_of(queue("lab", max_gpus=2.0), queue("vision", "lab", max_gpus=2.0), held={"vision": 2})
+    assert denied(quotas, amount(1)).facts["queue"] == "vision"
+
+
+# Counting
+
+
+def test_what_a_queue_holds_is_held_by_all_above_it():
+    quotas = quotas_of(queue("top"), queue("mid", "top"), queue("low", "mid"), queue("side", "top"), held={"low": 2})
+    quotas.add("side", "zoe", "", amount(1, 4, 100))
+    assert [quotas.used(name).gpus for name in ("low", "mid", "side", "top")] == [2, 2, 1, 3]
+    assert quotas.used("top") == amount(3, 4, 100)
+    assert [quotas.running(name) for name in ("low", "mid", "side", "top", "gone")] == [1, 1, 1, 2, 0]
+
+
+def test_removing_leaves_nothing():
+    quotas = quotas_of(VISION, qos=NIGHT)
+    empty = quotas.copy()
+    pieces = [amount(1 / 3, 0.1, 1.7), amount(0.7, 2 / 3, 5)]
+    for piece in pieces:
+        quotas.add("vision", "ann", "night", piece)
+    for piece in pieces:
+        quotas.remove("vision", "ann", "night", piece)
+    assert quotas.used("vision") == NOTHING == empty.used("vision")
+    assert quotas.running("vision") == 0
+    assert quotas.why_not(key(qos="night"), amount(2)) is None
+
+
+def test_a_gang_counted_in_pieces_is_one_job():
+    quotas = quotas_of(queue("vision", max_running_per_user=2))
+    quotas.add("vision", "ann", "", amount(1))
+    quotas.add("vision", "ann", "", amount(1), jobs=0)
+    assert quotas.running("vision") == 1
+    assert quotas.used("vision").gpus == 2
+    assert quotas.why_not(key(), amount(1)) is None
+
+
+def test_a_copy_goes_its_own_way():
+    quotas = quotas_of(VISION, qos=NIGHT)
+    twin = quotas.copy()
+    twin.add("vision", "ann", "night", amount(4))
+    assert quotas.why_not(key(qos="night"), amount(2)) is None
+    assert twin.why_not(key(), amount(1)) is not None
+    assert twin.is_capacity == quotas.is_capacity
+    quotas.add("vision", "bob", "night", amount(1))
+    assert twin.used("vision").gpus == 4
+
+
+def test_queues_in_a_circle_count_each_job_once():
+    quotas = quotas_of(queue("a", "b", max_gpus=2.0), queue("b", "a"), held={"a": 1})
+    assert quotas.used("a").gpus == 1
+    assert quotas.used("b").gpus == 0
+    assert quotas.why_not(key("a"), amount(1)) is None
+    assert quotas.why_not(key("a"), amount(2)) is not None
+
+
+DIVIDES = {
+    "no queue": ([], False),
+    "a queue with a maximum only": ([VISION], False),
+    "guaranteed GPUs": ([queue("a", guaranteed_gpus=1.0)], True),
+    "guaranteed cores": ([queue("a", guaranteed_cpus=1.0)], True),
+    "guaranteed memory": ([queue("a", guaranteed_mem_mib=1)], True),
+    "guaranteed cells": ([queue("a", cells=("n1:4",))], True),
+    "a weight": ([queue("a"), queue("b", weight=1.0)], True),
+    "an order of its own": ([queue("a", order="fifo")], True),
+}
+
+
+@pytest.mark.parametrize(("queues", "divides"), DIVIDES.values(), ids=DIVIDES)
+def test_queues_divide_the_machines_with(queues, divides):
+    assert quotas_of(*queues).is_capacity is divides
+
+
+# Guarantees
+
+FOUR = queue("vision", guaranteed_gpus=4.0)
+WITHIN = {
+    "nothing is held": ([FOUR], {}, amount(4), True),
+    "one too many": ([FOUR], {}, amount(4.5), False),
+    "the rest of it": ([FOUR], {"vision": 3}, amount(1), True),
+    "more than the rest": ([FOUR], {"vision": 3}, amount(2), False),
+    "others hold all the machines": ([FOUR, queue("nlp")], {"nlp": 8}, amount(4), True),
+    "no guarantee": ([queue("vision")], {}, amount(1), False),
+    "a queue that is not configured": ([queue("nlp", guaranteed_gpus=8.0)], {}, amount(1), False),
+    "cores are not guaranteed, so they do not matter": ([FOUR], {}, amount(1, cpus=999), True),
+    "nothing that is guaranteed is needed": ([FOUR], {}, amount(cpus=1), False),
+    "cores are guaranteed too, and too many": (
+        [queue("vision", guaranteed_gpus=4.0, guaranteed_cpus=8.0)],
+        {},
+        amount(1, cpus=9),
+        False,
+    ),
+    "GPUs are above the guarantee, cores are not, and only cores are needed": (
+        [queue("vision", guaranteed_gpus=1.0, guaranteed_cpus=8.0)],
+        {"vision": 2},
+        amount(cpus=8),
+        True,
+    ),
+    "memory": ([queue("vision", guaranteed_mem_mib=100)], {}, amount(mem_mib=101), False),
+    "cells are GPUs that are guaranteed": ([queue("vision", cells=("4", "n1:2"))], {}, amount(6), True),
+    "more than the cells": ([queue("vision", cells=("4", "n1:2"))], {}, amount(7), False),
+    "cells are part of the guaranteed GPUs": (
+        [queue("vision", cells=("4",), guaranteed_gpus=5.0)],
+        {},
+        amount(6),
+        False,
+    ),
+    "lent down the tree": ([queue("lab", guaranteed_gpus=4.0), queue("vision", "lab")], {}, amount(4), True),
+    "a sibling has used up what comes down the tree": (
+        [queue("lab", guaranteed_gpus=4.0), queue("vision", "lab"), queue("speech", "lab")],
+        {"speech": 3},
+        amount(2),
+        False,
+    ),
+    "beyond its own, within that of the queue above": (
+        [queue("lab", guaranteed_gpus=4.0), queue("vision", "lab", guaranteed_gpus=1.0)],
+        {"vision": 1},
+        amount(3),
+        True,
+    ),
+    "what siblings are guaranteed is there for all of them": (
+        [queue("lab"), queue("vision", "lab"), queue("speech", "lab", guaranteed_gpus=4.0)],
+        {},
+        amount(4),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("queues", "held", "needed", "is_within"), WITHIN.values(), ids=WITHIN)
+def test_within_the_guarantee(queues, held, needed, is_within):
+    assert quotas_of(*queues, held=held).is_within_guarantee("vision", needed) is is_within
+
+
+def test_what_a_queue_is_guaranteed():
+    quotas = quotas_of(queue("lab", guaranteed_gpus=1.0), queue("a", "lab", guaranteed_gpus=2.0), queue("b", "lab"))
+    assert [quotas.guaranteed(name).gpus for name in ("lab", "a", "b", "gone")] == [2, 2, 0, 0]
+
+
+# Who goes first
+
+
+def order_of(quotas: Quotas, *names: str, needed: float = 1.0) -> list[str]:
+    return sorted(names, key=lambda name: quotas.rank(name, amount(needed)))
+
+
+ORDERS = {
+    "within the guarantee before beyond it": (
+        [queue("a"), queue("b", guaranteed_gpus=4.0)],
+        {},
+        ["b", "a"],
+    ),
+    "of two within, the one that has had less of its own": (
+        [queue("a", guaranteed_gpus=4.0), queue("b", guaranteed_gpus=2.0), queue("c", guaranteed_gpus=2.0)],
+        {"a": 1, "b": 1},
+        ["c", "a", "b"],
+    ),
+    "of two beyond, the one that has borrowed less": (
+        [queue("a", guaranteed_gpus=1.0), queue("b", guaranteed_gpus=3.0)],
+        {"a": 3, "b": 4},
+        ["b", "a"],
+    ),
+    "who has the higher weight may borrow more": (
+        [queue("a", weight=1.0), queue("b", weight=3.0)],
+        {"a": 1, "b": 2},
+        ["b", "a"],
+    ),
+    "who has no weight set has one": ([queue("a"), queue("b", weight=2.0)], {"a": 1, "b": 1}, ["b", "a"]),
+    "who has no weight borrows last": ([queue("a", weight=0.0), queue("b")], {"b": 7}, ["b", "a"]),
+    "equal queues go by name": ([queue("b"), queue("a"), queue("c")], {}, ["a", "b", "c"]),
+    "no settings though others have them is last": (
+        [queue("b")],
+        {"b": 8},
+        ["b", "a"],
+    ),
+    "no settings at all: who holds less": ([], {"a": 2, "b": 1}, ["b", "a"]),
+    "beyond is beyond, however little is held": (
+        [queue("a"), queue("b", guaranteed_gpus=4.0)],
+        {"b": 3},
+        ["b", "a"],
+    ),
+    "the queues above are compared first": (
+        [
+            queue("left", guaranteed_gpus=1.0),
+            queue("a", "left"),
+            queue("right", guaranteed_gpus=6.0),
+            queue("b", "right"),
+            queue("c", "right"),
+        ],
+        {"a": 1, "b": 4},
+        ["c", "b", "a"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("queues", "held", "wanted"), ORDERS.values(), ids=ORDERS)
+def test_first_is(queues, held, wanted):
+    assert order_of(quotas_of(*queues, held=held), *reversed(wanted)) == wanted
+
+
+def test_a_job_that_does_not_fit_the_guarantee_goes_beyond_it():
+    quotas = quotas_of(queue("a", guaranteed_gpus=4.0), queue("b", guaranteed_gpus=2.0), held={"a": 3})
+    assert quotas.rank("a", amount(1))[0][0] == 0
+    assert quotas.rank("a", amount(2))[0][0] == 1
+    assert quotas.rank("b", amount(2)) < quotas.rank("a", amount(2))
+
+
+def test_what_is_borrowed_is_counted_by_its_dominant_share():
+    quotas = quotas_of(queue("cores"), queue("gpus"))
+    quotas.add("cores", "ann", "", amount(cpus=32))
+    quotas.add("gpus", "ann", "", amount(gpus=2, cpus=2))
+    assert quotas.rank("cores", amount(1)) == ((1, 0.5, "cores"),)
+    assert quotas.rank("gpus", amount(1)) == ((1, 0.25, "gpus"),)
+
+
+def test_without_machines_the_name_decides():
+    settings = settings_of(queue("a"), queue("b"))
+    quotas = Quotas(settings, Layout([], settings))
+    quotas.add("a", "ann", "", amount(1))
+    assert order_of(quotas, "b", "a") == ["a", "b"]
+
+
+# Taking back
+
+A, B = queue("a", guaranteed_gpus=4.0), queue("b", guaranteed_gpus=4.0)
+LEFT = (queue("left", guaranteed_gpus=4.0), queue("l1", "left", guaranteed_gpus=2.0), queue("l2", "left"))
+RIGHT = (queue("right", guaranteed_gpus=4.0), queue("r1", "right", guaranteed_gpus=2.0), queue("r2", "right"))
+
+RECLAIMS = {
+    "what was lent": ([A, B], {"b": 8}, "a", 2, "b", 2, True),
+    "all of it at once": ([A, B], {"b": 8}, "a", 4, "b", 4, True),
+    "more than its own": ([A, B], {"b": 8}, "a", 5, "b", 4, False),
+    "its own is in use already": ([A, B], {"a": 4, "b": 8}, "a", 1, "b", 1, False),
+    "from a queue within its guarantee": ([A, B], {"b": 4}, "a", 1, "b", 1, False),
+    "a job whose end would leave less than the guarantee": ([A, B], {"b": 5}, "a", 1, "b", 2, False),
+    "from itself": ([A, B], {"a": 8}, "a", 1, "a", 1, False),
+    "from a queue without guarantee": ([A, queue("b")], {"b": 8}, "a", 4, "b", 8, True),
+    "from a queue that is not configured": ([A], {"gone": 8}, "a", 4, "gone", 4, True),
+    "for a queue that is not configured": ([A, B], {"b": 8}, "gone", 1, "b", 1, False),
+    "for a queue without guarantee": ([queue("a"), B], {"b": 8}, "a", 1, "b", 1, False),
+    "from a queue that is not preemptible": ([A, replace(B, preemptible=False)], {"b": 8}, "a", 1, "b", 1, False),
+    "from a queue below one that is not preemptible": (
+        [A, replace(B, preemptible=False), queue("b1", "b")],
+        {"b1": 8},
+        "a",
+        1,
+        "b1",
+        1,
+        False,
+    ),
+    "across the tree": ([*LEFT, *RIGHT], {"r2": 8}, "l2", 4, "r2", 4, True),
+    "across the tree what keeps the other side its guarantee": (
+        [*LEFT, *RIGHT],
+        {"r1": 3, "r2": 2},
+        "l2",
+        1,
+        "r1",
+        1,
+        True,
+    ),
+    "across the tree below the guarantee of the leaf": ([*LEFT, *RIGHT], {"r1": 2, "r2": 6}, "l2", 1, "r1", 1, False),
+    "across the tree while the other side holds no more than its own": (
+        [*LEFT, *RIGHT],
+        {"r1": 4},
+        "l2",
+        1,
+        "r1",
+        1,
+        False,
+    ),
+    "across the tree while the own side holds all of its own": (
+        [*LEFT, *RIGHT],
+        {"l2": 4, "r2": 6},
+        "l1",
+        1,
+        "r2",
+        1,
+        False,
+    ),
+    "from a sibling that uses what is guaranteed to this leaf": ([*LEFT], {"l2": 4}, "l1", 2, "l2", 2, True),
+    "from a sibling, by a leaf without a guarantee of its own": ([*LEFT], {"l1": 4}, "l2", 1, "l1", 1, False),
+    "from the queue above itself": ([*LEFT], {"left": 8}, "l1", 1, "left", 1, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("queues", "held", "claimant", "needed", "victim", "lost", "may"), RECLAIMS.values(), ids=RECLAIMS
+)
+def test_reclaim(queues, held, claimant, needed, victim, lost, may):
+    quotas = quotas_of(*queues, held=held)
+    assert quotas.may_reclaim(claimant, amount(needed), victim, amount(lost)) is may
+
+
+def test_nothing_is_taken_back_when_the_settings_forbid_it():
+    quotas = quotas_of(A, B, held={"b": 8}, preempt=PreemptSettings(reclaim=False))
+    assert not quotas.may_reclaim("a", amount(1), "b", amount(1))
+
+
+def test_cores_are_not_taken_back_for_gpus():
+    quotas = quotas_of(A, B)
+    quotas.add("b", "zoe", "", amount(gpus=2, cpus=64))
+    assert not quotas.may_reclaim("a", amount(1, cpus=8), "b", amount(cpus=64))
+
+
+def test_cores_are_taken_back_where_they_are_guaranteed():
+    quotas = quotas_of(queue("a", guaranteed_cpus=16.0), B)
+    quotas.add("b", "zoe", "", amount(gpus=2, cpus=64))
+    assert quotas.may_reclaim("a", amount(cpus=8), "b", amount(cpus=64))
+
+
+def test_a_queue_below_its_guaranteed_cores_can_still_give_back_gpus():
+    quotas = quotas_of(A, queue("b", guaranteed_gpus=4.0, guaranteed_cpus=32.0))
+    quotas.add("b", "zoe", "", amount(gpus=6, cpus=6))
+    assert quotas.may_reclaim("a", amount(1), "b", amount(gpus=1, cpus=1))
+
+
+# The ledger
+
+
+def ledger(*queues: QueueSettings, held: Mapping[str, float]) -> list[tuple[str, str, float]]:
+    return [(loan.lender, loan.borrower, loan.amount.gpus) for loan in quotas_of(*queues, held=held).ledger()]
+
+
+LEDGERS = {
+    "nobody holds anything": ([A, B], {}, []),
+    "everybody holds their own": ([A, B], {"a": 4, "b": 4}, []),
+    "one holds what the other leaves": ([A, B], {"a": 1, "b": 7}, [("a", "b", 3)]),
+    "a queue that is not configured borrows too": ([A, B], {"a": 1, "gone": 6}, [("a", "gone", 3), ("b", "gone", 3)]),
+    "what is promised to nobody is lent by nobody": (
+        [queue("a", guaranteed_gpus=4.0), queue("b", guaranteed_gpus=2.0)],
+        {"b": 4},
+        [],
+    ),
+    "beyond what is promised to nobody it is a loan": (
+        [queue("a", guaranteed_gpus=4.0), queue("b", guaranteed_gpus=2.0)],
+        {"b": 5},
+        [("a", "b", 1)],
+    ),
+    "lenders and borrowers go by name": (
+        [queue("a", guaranteed_gpus=3.0), queue("b", guaranteed_gpus=5.0), queue("c"), queue("d")],
+        {"c": 4, "d": 3},
+        [("a", "c", 3), ("b", "c", 1), ("b", "d", 3)],
+    ),
+    "below one queue": (LEFT, {"l2": 3}, [("l1", "l2", 1)]),
+    "below one queue while others lend to it": (
+        [*LEFT, *RIGHT],
+        {"l2": 6},
+        [("right", "left", 2), ("l1", "l2", 2)],
+    ),
+    "no guarantee, no loan": ([queue("a"), queue("b")], {"a": 8}, []),
+    "more promised than there is": (
+        [queue("a", guaranteed_gpus=8.0), queue("b", guaranteed_gpus=8.0)],
+        {"b": 8},
+        [],
+    ),
+    "parts of a card": ([A, B], {"a": 3.5, "b": 4.5}, [("a", "b", 0.5)]),
+}
+
+
+@pytest.mark.parametrize(("queues", "held", "wanted"), LEDGERS.values(), ids=LEDGERS)
+def test_the_ledger_when(queues, held, wanted):
+    assert ledger(*queues, held=held) == wanted
+
+
+def test_all_kinds_between_two_queues_are_one_loan():
+    quotas = quotas_of(queue("a", guaranteed_gpus=8.0, guaranteed_cpus=64.0, guaranteed_mem_mib=256 * GIB), queue("b"))
+    quotas.add("b", "zoe", "", amount(1, 2.5, 300))
+    (loan,) = quotas.ledger()
+    assert (loan.lender, loan.borrower, loan.amount) == ("a", "b", amount(1, 2.5, 300))
+
+
+# What the settings promise
+
+TWO_EACH = (queue("a", "lab", guaranteed_gpus=2.0), queue("b", "lab", guaranteed_gpus=2.0))
+PROMISES = {
+    "nothing": ([], []),
+    "just what there is": ([A, B], []),
+    "more than there is": (
+        [queue("a", guaranteed_gpus=9.0)],
+        [("queue.a.guaranteed_gpus", "queue a is guaranteed 9 GPUs, but the machines have 8")],
+    ),
+    "together more than there is": (
+        [A, queue("b", guaranteed_gpus=4.5)],
+        [("queue.b.guaranteed_gpus", "queues are guaranteed 8.5 GPUs (a 4, b 4.5), but the machines have 8")],
+    ),
+    "cells count by their size": (
+        [queue("a", cells=("4", "n1:2")), queue("b", cells=("4",))],
+        [("queue.b.guaranteed_gpus", "queues are guaranteed 10 GPUs (a 6, b 4), but the machines have 8")],
+    ),
+    "cores": (
+        [queue("a", guaranteed_cpus=65.0)],
+        [("queue.a.guaranteed_cpus", "queue a is guaranteed 65 cores, but the machines have 64")],
+    ),
+    "memory": (
+        [queue("a", guaranteed_mem_mib=300 * GIB)],
+        [("queue.a.guaranteed_mem_mib", "queue a is guaranteed 300G of memory, but the machines have 256G")],
+    ),
+    "a guarantee and its parts count once": ([*LEFT, B], []),
+    "parts that are more than the whole": (
+        [queue("lab", guaranteed_gpus=3.0), *TWO_EACH],
+        [("queue.lab.guaranteed_gpus", "the queues below lab are guaranteed 4 GPUs, but it has only 3")],
+    ),
+    "parts that are together more than the most": (
+        [queue("lab", max_gpus=3.0), *TWO_EACH],
+        [("queue.lab.max_gpus", "the queues below lab are guaranteed 4 GPUs, but it may hold at most 3")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("queues", "wanted"), PROMISES.values(), ids=PROMISES)
+def test_the_settings_promise(queues, wanted):
+    assert problems(settings_of(*queues), amount(8, 64, 256 * GIB)) == wanted
+
+
+def test_without_machines_only_the_settings_are_compared():
+    above = settings_of(queue("a", guaranteed_gpus=99.0), queue("b", "a", guaranteed_gpus=100.0))
+    assert [path for path, _ in problems(above, None)] == ["queue.a.guaranteed_gpus"]
