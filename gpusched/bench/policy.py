@@ -12,12 +12,20 @@ from collections.abc import Callable
 from gpusched.bench.harness import show
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, Request
-from gpusched.model.settings import Settings
+from gpusched.model.settings import (
+    AccountSettings,
+    PreemptSettings,
+    PrioritySettings,
+    QosSettings,
+    QueueSettings,
+    Settings,
+)
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.policy.cycle import decide
 
 NODES, GPUS_PER_NODE = 8, 8
 NOW = 1_000_000.0
+QUEUES = ("vision", "nlp", "free")
 FRONT = 128
 """Jobs of a class that the daemon's snapshot shows, as in `gpusched.daemon.world`."""
 
@@ -45,7 +53,10 @@ def busy(free_cards: int) -> tuple[Allocation, ...]:
         number, index = divmod(place, GPUS_PER_NODE)
         share = GpuShare(f"GPU-{number}-{index}", index)
         end_at = None if place % 5 == 0 else NOW + 60.0 * (place + 1)
-        held.append(Allocation(place + 1, 1000, f"node{number}", (share,), 2, 4096, NOW - 3600 + place, end_at))
+        job_id, queue = place + 1, QUEUES[place % 2]
+        held.append(
+            Allocation(job_id, 1000, f"node{number}", (share,), 2, 4096, NOW - 3600 + place, end_at, "u0", "lab", queue)
+        )
     return tuple(held)
 
 
@@ -61,16 +72,33 @@ def waiting(jobs: int, classes: int) -> tuple[PendingClass, ...]:
             mem_mib=1024 * (1 + number // 32),
         )
         limit_s = None if number % 4 == 0 else 600 * (1 + number % 7)
-        key = ClassKey(1000 + number % 20, "", "default", number % 3, limit_s, request)
+        uid, queue = number % 20, QUEUES[number % len(QUEUES)]
+        qos = "high" if number % 40 == 0 else ""
+        key = ClassKey(1000 + uid, "lab", queue, number % 3, limit_s, request, user=f"u{uid}", qos=qos)
         first = 1000 + number * each
         front = tuple(PendingJob(first + place, NOW - 7200 + number) for place in range(min(each, FRONT)))
         made.append(PendingClass(key, front, each))
     return tuple(made)
 
 
-def measure(snapshot: Snapshot, repeats: int = 30) -> list[float]:
+def lab() -> Settings:
+    """Fair shares, queues with guarantees and limits, a QOS that preempts, ten reservations."""
+    return Settings(
+        priority=PrioritySettings(backfill_depth=10),
+        preempt=PreemptSettings(min_run_s=0.0),
+        queue={
+            "vision": QueueSettings("vision", guaranteed_gpus=24.0, max_gpus_per_user=16.0),
+            "nlp": QueueSettings("nlp", guaranteed_gpus=24.0, max_gpus=60.0),
+            "free": QueueSettings("free", weight=2.0),
+        },
+        qos={"high": QosSettings("high", tier=1, preempts=("low",))},
+        account={"lab": AccountSettings("lab", users={f"u{uid}": 1.0 + uid % 3 for uid in range(20)})},
+    )
+
+
+def measure(snapshot: Snapshot, settings: Settings, repeats: int = 30) -> list[float]:
     """Milliseconds of one cycle each."""
-    return timed(lambda: decide(snapshot, Settings()), repeats)
+    return timed(lambda: decide(snapshot, settings), repeats)
 
 
 def timed(work: Callable[[], object], repeats: int) -> list[float]:
@@ -104,7 +132,13 @@ def main() -> None:
         (100_000, 200, 64),
     ):
         snapshot = Snapshot(NOW, nodes, busy(free_cards), waiting(jobs, classes))
-        show(f"{jobs:,} jobs, {classes} classes, {free_cards} of 64 cards free", measure(snapshot))
+        show(f"{jobs:,} jobs, {classes} classes, {free_cards} of 64 cards free", measure(snapshot, Settings()))
+    for jobs, classes, free_cards in ((100_000, 200, 3), (1_000_000, 200, 3), (100_000, 2000, 3)):
+        snapshot = Snapshot(NOW, nodes, busy(free_cards), waiting(jobs, classes))
+        text = f"{jobs:,} jobs, {classes} classes, {free_cards} free, queues, shares and 10 reservations"
+        show(text, measure(snapshot, lab()))
+    snapshot = Snapshot(NOW, nodes, busy(3), waiting(100_000, 2000))
+    show("the same, and every reason asked for", timed(lambda: dict(decide(snapshot, lab()).reasons), 10))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ for the rest of the cycle. So the cost is that of the starts and the classes, wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -326,19 +327,36 @@ def decide(snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_E
             Reservation(kept.job_id or NO_JOB, cycle.layout.placement(kept.booking), kept.start_at)
             for kept in cycle.reservations
         ),
-        reasons=_reasons(cycle),
+        reasons=Reasons(cycle),
         first_blocked=cycle.reservations[0].job_id if cycle.reservations else None,
         has_more=cycle.line.cut_short is not None,
     )
 
 
-def _reasons(cycle: Cycle) -> dict[ClassKey, Reason]:
-    """Reasons are worked out last, so that what they call free is free when the plan is carried out."""
-    first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
-    explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile)
-    reasons = {}
-    for key, one in cycle.blocked.items():
-        reasons[key] = one.reason or explainer.reason(one.head, one.kept)
-    for key in cycle.line.rest():
-        reasons[key] = Reason(ReasonCode.PRIORITY, "is next in line and about to be looked at")
-    return reasons
+class Reasons(Mapping[ClassKey, Reason]):
+    """Why each class waits, worked out when somebody asks: most plans are carried out and forgotten.
+
+    All are as of the end of the cycle, so that what they call free is free when the plan is carried out.
+    """
+
+    def __init__(self, cycle: Cycle) -> None:
+        first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
+        self._explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile)
+        self._blocked = cycle.blocked
+        self._known = {
+            key: Reason(ReasonCode.PRIORITY, "is next in line and about to be looked at") for key in cycle.line.rest()
+        }
+        self._keys = dict.fromkeys((*cycle.blocked, *self._known))
+
+    def __getitem__(self, key: ClassKey) -> Reason:
+        found = self._known.get(key)
+        if found is None:
+            one = self._blocked[key]
+            found = self._known[key] = one.reason or self._explainer.reason(one.head, one.kept)
+        return found
+
+    def __iter__(self) -> Iterator[ClassKey]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)

@@ -57,7 +57,7 @@ def endings(layout: Layout, allocations: Iterable[Allocation]) -> list[Ending]:
 class Kept:
     """What is kept for one blocked job, or for a window of the calendar, from one instant to another."""
 
-    __slots__ = ("booking", "end", "job_id", "need", "pass_until", "start", "state", "waits_for")
+    __slots__ = ("_booking", "cards", "end", "job_id", "need", "pass_until", "start", "state", "waits_for")
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class Kept:
         self.job_id = job_id
         """None for a window of the calendar, which nothing moves."""
         self.need = need
-        self.booking = booking
+        self._booking = booking
+        self.cards = _cards_of(booking)
+        """Numbers of the cards that are kept."""
         self.start = start
         self.end = end
         self.state = state
@@ -89,13 +91,22 @@ class Kept:
         return None if self.start[0] == inf else self.start[0]
 
     @property
-    def cards(self) -> frozenset[int]:
-        """Numbers of the cards that are kept."""
-        return frozenset(part.card for piece in self.booking.pieces() for part in piece.parts)
+    def booking(self) -> Booking:
+        """What is kept."""
+        return self._booking
+
+    def move_to(self, booking: Booking) -> None:
+        """Keep this instead, at the same instant."""
+        self._booking = booking
+        self.cards = _cards_of(booking)
 
     def is_held_at(self, instant: Instant) -> bool:
         """Whether it is in force then."""
         return self.start <= instant < self.end
+
+
+def _cards_of(booking: Booking) -> frozenset[int]:
+    return frozenset(part.card for piece in booking.pieces() for part in piece.parts)
 
 
 class Profile:
@@ -159,7 +170,8 @@ class Profile:
             return True
         for kept, mark, before in marks:
             kept.state.rollback(mark)
-            kept.booking = before
+            if kept.booking is not before:
+                kept.move_to(before)
         return False
 
     def _move(self, kept: Kept) -> bool:
@@ -174,7 +186,7 @@ class Profile:
             return False
         for other in meets:
             other.state.book(elsewhere)
-        kept.booking = elsewhere
+        kept.move_to(elsewhere)
         return True
 
     # --- what is kept ---------------------------------------------------------------------------
