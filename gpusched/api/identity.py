@@ -9,7 +9,7 @@ import struct
 
 from aiohttp import web
 
-from gpusched.daemon.commands import Caller
+from gpusched.daemon.selection import Caller
 from gpusched.errors import Forbidden
 
 _UCRED = struct.Struct("3i")

@@ -13,8 +13,8 @@ from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.service import Service, number, service_of, states_of, words
 from gpusched.daemon import commands
-from gpusched.daemon.commands import Caller, Selection
 from gpusched.daemon.forecast import forecast
+from gpusched.daemon.selection import Caller, Selection
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES, JobState

@@ -11,8 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api.render import JobContext, JobFacts
-from gpusched.daemon.commands import Caller, Command
+from gpusched.daemon.commands import Command
 from gpusched.daemon.reloading import Reload
+from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id

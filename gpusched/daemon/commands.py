@@ -11,23 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpusched.errors import Forbidden, NotFound, Refused
-from gpusched.model.execution import LimitOrder, SignalOrder, StopOrder
+from gpusched.errors import NotFound, Refused
+from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Request
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import parse_dependency
 
+from . import yielding
 from .admitting import check_submission, check_update, complete_all, completed
+from .selection import Caller, Selection, named, own, select
 from .turn import Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, as the kernel says."""
-
-    uid: int
-    user: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +31,6 @@ class Submit:
     caller: Caller
     specs: Sequence[JobSpec]
     payloads: dict[str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which jobs a command is about: ids, or all active jobs that match every given filter."""
-
-    ids: tuple[int, ...] = ()
-    users: frozenset[str] = frozenset()
-    queues: frozenset[str] = frozenset()
-    names: frozenset[str] = frozenset()
-    states: frozenset[JobState] = frozenset()
-    everything: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +78,7 @@ class Drain:
     message: str | None
 
 
-Command = Submit | Cancel | Hold | Release | Update | Drain
+Command = Submit | Cancel | Hold | Release | Update | Drain | yielding.Suspend | yielding.Resume | yielding.Requeue
 
 UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
@@ -116,6 +98,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return _set_hold(command.caller, command.ids, turn, hold=False)
     if isinstance(command, Update):
         return _update(command, turn)
+    if isinstance(command, (yielding.Suspend, yielding.Resume, yielding.Requeue)):
+        return yielding.apply(command, turn)
     return _drain(command, turn)
 
 
@@ -158,41 +142,12 @@ def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
     )
 
 
-def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
-    """Jobs of a selection, final ones only when named by id, and the ids that do not exist."""
-    world = turn.world
-    if selection.ids:
-        found = {job_id: world.jobs[job_id] for job_id in selection.ids if job_id in world.jobs}
-        gone = [job_id for job_id in selection.ids if job_id not in found]
-        found.update({job.id: job for job in turn.finished(gone)})
-        missing = [job_id for job_id in selection.ids if job_id not in found]
-        jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
-    else:
-        missing = []
-        jobs = sorted(world.jobs.values(), key=lambda job: job.id)
-    return [job for job in jobs if _matches(job, selection)], missing
-
-
-def _matches(job: Job, selection: Selection) -> bool:
-    return (
-        (not selection.users or job.user in selection.users)
-        and (not selection.queues or job.spec.queue in selection.queues)
-        and (not selection.names or job.spec.name in selection.names)
-        and (not selection.states or job.state in selection.states)
-    )
-
-
-def _own(caller: Caller, job: Job) -> None:
-    if caller.uid != job.uid:
-        raise Forbidden(f"job {job.id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me")
-
-
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
     selection = command.selection
     jobs, missing = select(selection, turn)
     if selection.ids:
         for job in jobs:
-            _own(command.caller, job)
+            own(command.caller, job)
         if missing and len(selection.ids) == 1:
             raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq")
     else:
@@ -205,7 +160,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
             answer["cancelled"].append(job.id)
             if not command.dry_run:
                 turn.cancel(job, by=command.caller.user)
-        elif job.state is JobState.RUNNING:
+        elif job.state in (JobState.RUNNING, JobState.SUSPENDED):
             answer["signalled"].append(job.id)
             if not command.dry_run:
                 turn.order(turn.run_of(job).id, SignalOrder(command.signal, command.main_only))
@@ -218,7 +173,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
 
 
 def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
-    jobs = _named(caller, ids, turn)
+    jobs = named(caller, ids, turn)
     changed, unchanged = [], []
     for job in jobs:
         if job.state.is_final:
@@ -235,18 +190,8 @@ def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -
     return {"changed": changed, "unchanged": unchanged}
 
 
-def _named(caller: Caller, ids: tuple[int, ...], turn: Turn) -> list[Job]:
-    """All of these jobs, or an error before any is touched."""
-    jobs, missing = select(Selection(ids=ids), turn)
-    if missing:
-        raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
-    for job in jobs:
-        _own(caller, job)
-    return jobs
-
-
 def _update(command: Update, turn: Turn) -> dict[str, Any]:
-    jobs = _named(command.caller, command.ids, turn)
+    jobs = named(command.caller, command.ids, turn)
     updated = []
     for job in jobs:
         if job.state.is_final:
@@ -271,7 +216,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         turn.put_job(after)
         words = ", ".join(f"{name}={value}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
-        if before.state is JobState.RUNNING and "time_limit_s" in command.changes:
+        if before.state in (JobState.RUNNING, JobState.SUSPENDED) and "time_limit_s" in command.changes:
             run = turn.run_of(before)
             turn.order(run.id, LimitOrder(after.spec.time_limit_s))
             turn.world.put_run(run)
@@ -304,8 +249,3 @@ def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
             turn.world.drains[name] = command.message
         changed.append(name)
     return {"changed": changed}
-
-
-def stop_order_for(job: Job) -> StopOrder | None:
-    """The order that a recorded cancel stands for, sent again after a restart."""
-    return StopOrder("cancel") if job.cancel_at is not None else None

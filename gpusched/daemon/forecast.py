@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.daemon.admitting import check_submission, completed
-from gpusched.daemon.commands import Caller, new_job
+from gpusched.daemon.commands import new_job
+from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.turn import Turn
 from gpusched.errors import Refused

@@ -13,8 +13,8 @@ from logging import getLogger
 
 from aiohttp import web
 
-from gpusched.daemon.commands import Caller
 from gpusched.daemon.reloading import Reload
+from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from logging import getLogger
 
-from gpusched.daemon.commands import stop_order_for
 from gpusched.daemon.world import World
+from gpusched.daemon.yielding import pending_order
 from gpusched.model.execution import OpenRun
 from gpusched.ports import Engine
 
@@ -23,14 +23,14 @@ log = getLogger("gpusched.daemon")
 
 
 def adopt_open_runs(world: World, engine: Engine) -> None:
-    """Hand every open run to the engine, with the stop that was recorded for it, if any."""
+    """Hand every open run to the engine, with the stop or suspension that was recorded for it, if any."""
     open_runs = [
         OpenRun(
             run=run.id,
             boot_id=run.boot_id,
             supervisor_pid=run.supervisor_pid,
             supervisor_start_ticks=run.supervisor_start_ticks,
-            pending_order=stop_order_for(world.jobs[run.job_id]),
+            pending_order=pending_order(world.jobs[run.job_id]),
         )
         for _, run in sorted(world.open_runs.items())
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from gpusched.errors import Forbidden, Refused
 from gpusched.model.settings import Settings
 
-from .commands import Caller
+from .selection import Caller
 
 FIXED = (
     "gpu.source",

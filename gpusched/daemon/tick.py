@@ -31,8 +31,10 @@ from gpusched.model.execution import (
     RunEnded,
     RunLost,
     RunNeverStarted,
+    RunResumed,
     RunStarted,
     RunStopping,
+    RunSuspended,
     StopOrder,
     Ticket,
 )
@@ -46,7 +48,7 @@ from gpusched.policy.cycle import decide
 from gpusched.policy.ordering import Ranking
 from gpusched.ports import Changes, Clock, Engine, Store
 
-from . import commands
+from . import commands, yielding
 from .accounting import charge
 from .launch import Site, make_ticket, output_paths
 from .payloads import PayloadCache
@@ -343,10 +345,14 @@ class Scheduler:
         job = self.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
             self._put(turn, *lifecycle.run_started(job, run, event))
-            if job.cancel_at is not None and (order := commands.stop_order_for(job)):
+            if (order := yielding.pending_order(job)) is not None:
                 turn.order(run.id, order)
         elif isinstance(event, RunStopping):
             self._put(turn, *lifecycle.run_stopping(job, run, event))
+        elif isinstance(event, RunSuspended):
+            self._put(turn, *lifecycle.run_suspended(job, run, event))
+        elif isinstance(event, RunResumed):
+            self._put(turn, *lifecycle.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
             # A run that never started has left nothing on its cards.
@@ -455,7 +461,7 @@ class Scheduler:
         nodes = self.nodes(turn.now) if turn.changes.drains else turn.nodes
         for _ in range(_PLANS_PER_TICK):
             snapshot = self.snapshot(turn.now, nodes)
-            if not snapshot.pending:
+            if not snapshot.pending and not any(held.is_suspended for held in snapshot.allocations):
                 self.plan = _NO_PLAN
                 break
             self.plan = decide(snapshot, self.settings, self.extensions)
@@ -469,7 +475,8 @@ class Scheduler:
                 )
                 self._put(turn, job, run, story)
                 launches.append((job, run))
-            if not self.plan.has_more:
+            # What was suspended or resumed has changed what there is to plan with.
+            if not yielding.carry_out(self.plan, turn) and not self.plan.has_more:
                 break
         return launches
 

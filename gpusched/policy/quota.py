@@ -203,7 +203,9 @@ class Quotas:
 
         Seen from the queue that is above both, the claimant's side stays within its guarantee with the
         amount. Every queue on the victim's side is preemptible, holds more than its guarantee of something
-        that the claimant is guaranteed and needs, and falls below its guarantee of nothing.
+        that the claimant is guaranteed and needs, and falls below its guarantee of nothing that it holds
+        more of. A guarantee of GPUs goes before one of cores, and that before one of memory, so that two
+        queues with guarantees of different kinds do not take turns with one another.
         """
         if not self._reclaims:
             return False
@@ -217,16 +219,22 @@ class Quotas:
         if not self._is_within(ours[-1], needed):
             return False
         wanted = [kind for kind in KINDS if needed[kind] and lost[kind] and ours[-1].guaranteed[kind]]
-        return all(self._can_give(node, wanted, lost) for node in theirs)
+        return all(self._can_give(node, ours[-1], wanted, lost) for node in theirs)
 
-    def _can_give(self, node: QueueNode, wanted: list[int], lost: Amount) -> bool:
-        held = self._by_queue.get(node.name, NONE_HELD)
-        over = [kind for kind in KINDS if held[kind] > node.guaranteed[kind]]
-        return (
-            node.settings.preemptible
-            and any(kind in over for kind in wanted)
-            and all(held[kind] - lost[kind] >= node.guaranteed[kind] for kind in over)
-        )
+    def _can_give(self, node: QueueNode, claimant: QueueNode, wanted: list[int], lost: Amount) -> bool:
+        held, own = self._by_queue.get(node.name, NONE_HELD), node.guaranteed
+        claimed = next((kind for kind in wanted if held[kind] > own[kind]), None)
+        if claimed is None or not node.settings.preemptible:
+            return False
+        for kind in KINDS:
+            if not lost[kind] or not own[kind]:
+                continue
+            if held[kind] > own[kind]:
+                if held[kind] - lost[kind] < own[kind]:
+                    return False
+            elif kind < claimed and not claimant.guaranteed[kind]:
+                return False
+        return True
 
     def ledger(self) -> tuple[Loan, ...]:
         """Who lends what to whom now."""

@@ -600,6 +600,15 @@ def test_a_queue_below_its_guaranteed_cores_can_still_give_back_gpus():
     assert quotas.may_reclaim("a", amount(1), "b", amount(gpus=1, cpus=1))
 
 
+def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
+    quotas = quotas_of(queue("a", guaranteed_cpus=32.0), queue("b", guaranteed_gpus=4.0))
+    both = amount(gpus=1, cpus=8)
+    quotas.add("a", "zoe", "", both)
+    quotas.add("b", "zoe", "", both)
+    assert not quotas.may_reclaim("a", both, "b", both), "the GPU is within the guarantee of b"
+    assert quotas.may_reclaim("b", both, "a", both), "a is guaranteed cores, and no GPU"
+
+
 # The ledger
 
 

@@ -1,0 +1,71 @@
+"""Who asks for something to be done to jobs, and to which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpusched.errors import Forbidden, NotFound
+from gpusched.model.job import Job
+from gpusched.model.states import JobState
+
+from .turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the kernel says."""
+
+    uid: int
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs a command is about: ids, or all active jobs that match every given filter."""
+
+    ids: tuple[int, ...] = ()
+    users: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    states: frozenset[JobState] = frozenset()
+    everything: bool = False
+
+
+def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
+    """Jobs of a selection, final ones only when named by id, and the ids that do not exist."""
+    world = turn.world
+    if selection.ids:
+        found = {job_id: world.jobs[job_id] for job_id in selection.ids if job_id in world.jobs}
+        gone = [job_id for job_id in selection.ids if job_id not in found]
+        found.update({job.id: job for job in turn.finished(gone)})
+        missing = [job_id for job_id in selection.ids if job_id not in found]
+        jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
+    else:
+        missing = []
+        jobs = sorted(world.jobs.values(), key=lambda job: job.id)
+    return [job for job in jobs if _matches(job, selection)], missing
+
+
+def _matches(job: Job, selection: Selection) -> bool:
+    return (
+        (not selection.users or job.user in selection.users)
+        and (not selection.queues or job.spec.queue in selection.queues)
+        and (not selection.names or job.spec.name in selection.names)
+        and (not selection.states or job.state in selection.states)
+    )
+
+
+def own(caller: Caller, job: Job) -> None:
+    """Refuse what belongs to somebody else. Raises: Forbidden."""
+    if caller.uid != job.uid:
+        raise Forbidden(f"job {job.id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me")
+
+
+def named(caller: Caller, ids: tuple[int, ...], turn: Turn) -> list[Job]:
+    """All of these jobs, or an error before any is touched."""
+    jobs, missing = select(Selection(ids=ids), turn)
+    if missing:
+        raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
+    for job in jobs:
+        own(caller, job)
+    return jobs

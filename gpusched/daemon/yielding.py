@@ -1,0 +1,174 @@
+"""Runs that make room or stand still: what the plan says of them, and what their owners ask for.
+
+Each is recorded first and ordered after the commit; what a crash keeps from being ordered is ordered on
+adoption, from the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.errors import Refused
+from gpusched.model.execution import ResumeOrder, StopOrder, SuspendOrder
+from gpusched.model.job import Job
+from gpusched.model.snapshot import Plan, Preempt, PreemptMode
+from gpusched.model.states import JobState
+from gpusched.policy import lifecycle
+
+from .selection import Caller, named
+from .turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Let running jobs stand still; they keep all that they hold."""
+
+    caller: Caller
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let jobs go on that their owner had suspended."""
+
+    caller: Caller
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """End the runs of jobs and let them wait again."""
+
+    caller: Caller
+    ids: tuple[int, ...]
+
+
+def apply(command: Suspend | Resume | Requeue, turn: Turn) -> dict[str, Any]:
+    """Apply one command: to all of its jobs or, with an error, to none."""
+    jobs = named(command.caller, command.ids, turn)
+    if isinstance(command, Suspend):
+        return _suspend(jobs, command.caller, turn)
+    if isinstance(command, Resume):
+        return _resume(jobs, command.caller, turn)
+    return _requeue(jobs, command.caller, turn)
+
+
+def _suspend(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
+    for job in jobs:
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            raise Refused(f"job {job.id} is {job.state} and has nothing to suspend", _instead(job, "gctl hold"))
+        if job.suspended_by == "policy":
+            raise Refused(
+                f"job {job.id} stands still already, to make room, and goes on by itself",
+                f"see for whom with: gshow {job.id}",
+            )
+    changed, unchanged, kept = [], [], []
+    for job in jobs:
+        if job.state is JobState.SUSPENDED:
+            unchanged.append(job.id)
+            continue
+        changed.append(job.id)
+        run = turn.run_of(job)
+        if run.gpus:
+            kept.append({"id": job.id, "gpus": len(run.gpus)})
+        text = f"suspended by {caller.user}; let it go on with: gctl resume {job.id}"
+        _stand_still(job, "user", text, turn)
+    return {"changed": changed, "unchanged": unchanged, "kept": kept}
+
+
+def _resume(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
+    for job in jobs:
+        if job.suspended_by == "policy":
+            raise Refused(
+                f"job {job.id} stands still to make room ({job.reason_text}) and goes on by itself",
+                f"to have it wait in line instead: gctl requeue {job.id}",
+            )
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            raise Refused(f"job {job.id} is {job.state}, not suspended", _instead(job, "gctl release"))
+    changed, unchanged = [], []
+    for job in jobs:
+        if job.state is JobState.RUNNING:
+            unchanged.append(job.id)
+            continue
+        changed.append(job.id)
+        _go_on(job, f"resumed by {caller.user}", turn)
+    return {"changed": changed, "unchanged": unchanged}
+
+
+def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
+    for job in jobs:
+        if job.state is JobState.PENDING:
+            raise Refused(f"job {job.id} is {job.state}: it waits already", f"see what for with: gq --why {job.id}")
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            raise Refused(f"job {job.id} is {job.state} and cannot be requeued", f"see it with: gshow {job.id}")
+        if not job.spec.retry.requeue:
+            raise Refused(
+                f"job {job.id} was submitted with --no-requeue", f"end it and submit it anew: gcancel {job.id}"
+            )
+    for job in jobs:
+        after, story = lifecycle.requeue(job, turn.now, caller.user)
+        turn.put_job(after)
+        turn.tell(*story)
+        turn.order(turn.run_of(job).id, StopOrder("preempt"))
+    return {"changed": [job.id for job in jobs]}
+
+
+def _instead(job: Job, command: str) -> str:
+    if job.state is JobState.PENDING:
+        return f"a job that waits is stopped and let go with gctl hold and gctl release: {command} {job.id}"
+    return f"see it with: gshow {job.id}"
+
+
+def carry_out(plan: Plan, turn: Turn) -> bool:
+    """Record what the plan says of runs, to be ordered after the commit. Whether it freed or took anything at once."""
+    moved = False
+    for resume in plan.resumes:
+        job = turn.world.jobs[resume.job_id]
+        if job.state is JobState.SUSPENDED:
+            _go_on(job, "goes on: there is room again", turn)
+            moved = True
+    for preempt in plan.preempts:
+        moved |= _preempt(preempt, turn)
+    return moved
+
+
+def _preempt(preempt: Preempt, turn: Turn) -> bool:
+    """Whether what the job held is free at once."""
+    job = turn.world.jobs[preempt.job_id]
+    if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+        return False
+    if preempt.mode == PreemptMode.SUSPEND:
+        if job.state is JobState.SUSPENDED:
+            return False
+        _stand_still(job, "policy", f"{preempt.text}; it goes on by itself", turn)
+        return True
+    after, story = lifecycle.preempt(job, turn.now, preempt.text)
+    turn.put_job(after)
+    turn.tell(*story)
+    turn.order(turn.run_of(job).id, StopOrder("preempt"))
+    return False
+
+
+def _stand_still(job: Job, by: str, text: str, turn: Turn) -> None:
+    after, story = lifecycle.suspend(job, turn.now, by, text)
+    turn.put_job(after)
+    turn.tell(*story)
+    turn.order(turn.run_of(job).id, SuspendOrder())
+
+
+def _go_on(job: Job, text: str, turn: Turn) -> None:
+    after, run, story = lifecycle.resume(job, turn.run_of(job), turn.now, text)
+    turn.put_job(after)
+    turn.put_run(run)
+    turn.tell(*story)
+    turn.order(run.id, ResumeOrder())
+
+
+def pending_order(job: Job) -> StopOrder | SuspendOrder | None:
+    """The order that a recorded cancel, preemption or suspension stands for, sent again after a restart."""
+    if job.cancel_at is not None:
+        return StopOrder("cancel")
+    if job.preempt_at is not None:
+        return StopOrder("preempt")
+    return SuspendOrder() if job.state is JobState.SUSPENDED else None
