@@ -28,7 +28,7 @@ PROJECT = "gpusched"
 """Name of the hooks' project and of the entry-point group."""
 
 FAILURES_ALLOWED = 3
-"""A plug-in that failed so often is left out until the daemon starts again or reloads."""
+"""A plug-in that failed so often is left out until the daemon starts again."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

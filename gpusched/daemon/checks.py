@@ -21,7 +21,7 @@ class Check:
 
 def daemon_checks(scheduler: Scheduler) -> list[Check]:
     """All checks, each with what to do when it fails."""
-    return [_table(scheduler), _books(scheduler), _gpus(scheduler), _pace(scheduler)]
+    return [_table(scheduler), _books(scheduler), _gpus(scheduler), _plugins(scheduler), _pace(scheduler)]
 
 
 def _table(scheduler: Scheduler) -> Check:
@@ -59,6 +59,14 @@ def _gpus(scheduler: Scheduler) -> Check:
         text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
     return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
+
+
+def _plugins(scheduler: Scheduler) -> Check:
+    plugins = scheduler.plugins
+    if plugins.troubles:
+        return Check("plugins", False, plugins.troubles[-1], "mend the plug-in, then restart the daemon; see its log")
+    names = ", ".join(plugins.names)
+    return Check("plugins", True, f"loaded: {names}" if names else "none")
 
 
 def _pace(scheduler: Scheduler) -> Check:

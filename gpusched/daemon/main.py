@@ -30,6 +30,7 @@ from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.settings import Settings
+from gpusched.plugins import Plugins
 from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
@@ -154,6 +155,7 @@ def _start_log(settings: Settings, foreground: bool) -> None:
 
 def _serve(settings: Settings, report: _Report) -> None:
     clock = SystemClock()
+    plugins = Plugins.load(settings.plugins)
     host = PsutilHost(settings.node)
     sample = host.read()
     store = SqliteStore.open(paths.database())
@@ -173,6 +175,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),
             read_settings=lambda: load_settings(paths.config_file(), os.environ).settings,
+            plugins=plugins,
         )
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         # Adopted first: processes of runs that go on are not foreign.

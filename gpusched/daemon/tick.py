@@ -286,6 +286,9 @@ class Scheduler:
         if turn.changes.jobs:
             for listener in self.listeners:
                 listener(turn.changes.jobs)
+            if self.plugins.names:
+                for job_id, job in turn.changes.jobs.items():
+                    self.plugins.job_changed(turn.before.get(job_id), job)
         self._step("start")
         if launches:
             self.engine.start([ticket for job, run in launches if (ticket := self._ticket(job, run))])

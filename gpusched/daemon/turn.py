@@ -32,9 +32,13 @@ class Turn:
         self.orders: list[tuple[str, Order]] = []
         self.forgettable: list[str] = []
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
+        self.before: dict[int, Job | None] = {}
+        """Rows of the changed jobs as they were before this turn; None for a new job."""
 
     def put_job(self, job: Job) -> None:
         """Record a new or changed job."""
+        if job.id not in self.before:
+            self.before[job.id] = self.world.jobs.get(job.id)
         self.changes.jobs[job.id] = job
         self.world.put_job(job, self.now)
 
