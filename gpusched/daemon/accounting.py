@@ -9,6 +9,7 @@ from gpusched.model.job import Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.draft import Layout
+from gpusched.policy.lifecycle import counts_for_usage
 from gpusched.policy.usage import charged, footprint
 
 from .holdings import holding
@@ -19,13 +20,16 @@ def charge(
 ) -> Usage | None:
     """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
 
-    A run that stood still is charged for the time that it moved, all of what it books.
+    A run that stood still is charged for the time that it moved, all of what it books. One whose work was taken
+    from it by a preemption is not charged.
     """
+    if not counts_for_usage(run):
+        return None
     qos = settings.qos.get(job.spec.qos)
     factor = 1.0 if qos is None else qos.usage_factor
     if run.start_at is None or run.end_at is None or factor <= 0:
         return None
-    held = holding(replace(job, suspended_at=None), run, settings.life.grace_s)
+    held = holding(replace(job, suspended_at=None, suspended_by=None), run, settings.life.grace_s)
     booking = layout.booking(job.uid, held)
     if booking is None:
         return None

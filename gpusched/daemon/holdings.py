@@ -9,7 +9,8 @@ from gpusched.model.job import Job, Run
 def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: float | None = None) -> Allocation:
     """What an open run holds; `stopping_at` is since when it is being ended, if it is.
 
-    A run that stands still keeps memory, GPUs and what is counted by number, and gives its cores back.
+    A run that the policy has suspended keeps memory, GPUs and what is counted by number, and gives its cores back,
+    also while it is ended after that. One that its owner has suspended keeps all, or it could not go on at will.
     Its start is moved on by the time it has stood still, which neither its limit nor its usage counts.
     """
     if job is None:
@@ -18,8 +19,9 @@ def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: floa
     spec = job.spec
     start_at = (run.start_at if run.start_at is not None else run.intent_at) + run.suspended_s
     grace_s = default_grace_s if spec.launch.grace_s is None else spec.launch.grace_s
-    is_suspended = job.suspended_at is not None
-    expected_end_at = None if spec.time_limit_s is None or is_suspended else start_at + spec.time_limit_s
+    stands_still = job.suspended_at is not None
+    gave_way = job.suspended_by == "policy"
+    expected_end_at = None if spec.time_limit_s is None or stands_still else start_at + spec.time_limit_s
     if stopping_at is not None:
         expected_end_at = stopping_at + grace_s
     request = spec.request
@@ -28,7 +30,7 @@ def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: floa
         uid=job.uid,
         node=run.node,
         gpus=run.gpus,
-        cpus=0.0 if is_suspended else run.cpus,
+        cpus=0.0 if gave_way else run.cpus,
         mem_mib=run.mem_mib,
         start_at=start_at,
         expected_end_at=expected_end_at,
@@ -41,9 +43,10 @@ def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: floa
         is_exclusive=request.is_exclusive,
         reservation=spec.reservation,
         is_stopping=stopping_at is not None,
-        is_suspended=is_suspended,
+        is_suspended=stands_still and gave_way,
+        suspended_cpus=run.cpus if gave_way else 0.0,
         can_requeue=spec.retry.requeue,
-        can_suspend=not request.gpus,
+        can_suspend=not request.gpus and not stands_still,
         grace_s=grace_s,
     )
 

@@ -147,25 +147,34 @@ def _chain(name: str, queues: Mapping[str, QueueSettings]) -> Iterator[QueueSett
 def _not_admitted_to_queue(
     chain: Iterable[QueueSettings], user: str, account: str, settings: Settings
 ) -> Refusal | None:
-    """The nearest queue that says who may use it decides, from the bottom up."""
+    barred = _barred_by(chain, user, account, settings)
+    if barred is None:
+        return None
+    others = [
+        name
+        for name in _leaves(settings.queue)
+        if _barred_by(_chain(name, settings.queue), user, account, settings) is None
+    ]
+    hint = _choose(others, "-q") if others else "see who may use which with: ginfo queues"
+    return Refusal(f"user {user} of account {printable(account)} may not submit to queue {barred.name}", hint)
+
+
+def _barred_by(chain: Iterable[QueueSettings], user: str, account: str, settings: Settings) -> QueueSettings | None:
+    """The nearest queue that says who may use it decides, from the bottom up; None when it admits the user."""
     for queue in chain:
         if queue.users or queue.accounts:
-            if _admits(queue.users, queue.accounts, user, account, settings):
-                return None
-            others = [
-                name
-                for name in _leaves(settings.queue)
-                if not _not_admitted_to_queue(_chain(name, settings.queue), user, account, settings)
-            ]
-            hint = _choose(others, "-q") if others else "see who may use which with: ginfo queues"
-            return Refusal(f"user {user} of account {printable(account)} may not submit to queue {queue.name}", hint)
+            return None if _admits(queue.users, queue.accounts, user, account, settings) else queue
     return None
 
 
 def _not_admitted_to_qos(qos: QosSettings, user: str, account: str, settings: Settings) -> Refusal | None:
-    if not (qos.users or qos.accounts) or _admits(qos.users, qos.accounts, user, account, settings):
+    def admits(one: QosSettings) -> bool:
+        everybody = not (one.users or one.accounts)
+        return everybody or _admits(one.users, one.accounts, user, account, settings)
+
+    if admits(qos):
         return None
-    others = [other.name for other in settings.qos.values() if not _not_admitted_to_qos(other, user, account, settings)]
+    others = [other.name for other in settings.qos.values() if admits(other)]
     hint = _choose(others, "--qos") if others else "submit without --qos"
     return Refusal(f"user {user} of account {printable(account)} may not use QOS {qos.name}", hint)
 

@@ -466,8 +466,9 @@ def _move(job: Job, to: JobState) -> Job:
 
 
 def _completing(job: Job) -> Job:
-    """What stands still is let go on to its end."""
-    return replace(_move(job, JobState.COMPLETING), suspended_at=None, suspended_by=None)
+    """What stands still is let go on to its end. One that made room has no cores of its own any more."""
+    by = "policy" if job.suspended_by == "policy" else None
+    return replace(_move(job, JobState.COMPLETING), suspended_at=None, suspended_by=by)
 
 
 def _still_s(job: Job, now: float) -> float:

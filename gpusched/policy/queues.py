@@ -16,7 +16,7 @@ MICRO = 1_000_000
 
 GPUS, CPUS, MEM = 0, 1, 2
 KINDS = (GPUS, CPUS, MEM)
-"""What queues are guaranteed and limited in, the scarcest first. VRAM has no limit of its own: a slice is a part of a GPU."""
+"""What queues are guaranteed and limited in, the scarcest first. VRAM is not one: a slice is a part of a GPU."""
 
 NAMES = ("gpus", "cpus", "mem_mib")
 

@@ -224,7 +224,8 @@ class JobLife(RuleBasedStateMachine):
     @invariant()
     def marks_of_a_run_go_with_it(self) -> None:
         assert (self.job.suspended_at is not None) is (self.job.state is JobState.SUSPENDED)
-        assert (self.job.suspended_by is not None) is (self.job.state is JobState.SUSPENDED)
+        if self.job.state is not JobState.COMPLETING:
+            assert (self.job.suspended_by is not None) is (self.job.state is JobState.SUSPENDED)
         assert self.job.preempt_at is None or self.job.state is JobState.COMPLETING
         assert not self.job.is_front or self.job.state.is_final or self.job.state is JobState.PENDING
 
