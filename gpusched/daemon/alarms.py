@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 
 _SPARE = 1000
 
@@ -23,6 +23,10 @@ class Alarms:
     def first(self) -> float | None:
         """When the next one rings."""
         return self._heap[0][0] if self._heap else None
+
+    def soonest(self, most: int) -> list[tuple[float, int]]:
+        """The next so many, soonest first; some may mean nothing any more."""
+        return nsmallest(most, self._heap)
 
     def until(self, now: float) -> Iterator[int]:
         """Take out the jobs whose instant has come."""

@@ -37,6 +37,11 @@ class ClassQueue:
         """How many jobs of the class are before this one."""
         return bisect_left(self._entries, entry)
 
+    def front(self, most: int) -> PendingClass:
+        """As `view`, but showing at most so many jobs."""
+        shown = tuple(PendingJob(job_id, queued_at) for queued_at, job_id in self._entries[:most])
+        return PendingClass(self._key, shown, len(self._entries))
+
     def view(self) -> PendingClass:
         """The front of the class as the policy sees it; the same object until the class changes."""
         if self._view is None:

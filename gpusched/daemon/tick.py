@@ -17,7 +17,7 @@ the step, so that a test can kill the process exactly there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from logging import getLogger
 from time import perf_counter
@@ -45,11 +45,13 @@ from gpusched.model.states import JobState, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy import lifecycle
 from gpusched.policy.cycle import decide
+from gpusched.policy.estimates import StartRange
 from gpusched.policy.ordering import Ranking
 from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .history import Estimates, History
 from .launch import Site, make_ticket, output_paths
 from .payloads import PayloadCache
 from .reloading import Reload, reread
@@ -100,6 +102,8 @@ class Scheduler:
         """Why the last commit failed; None when the table is writable."""
         self.listeners: list[Callable[[Iterable[int]], None]] = []
         """Called after a commit with the ids of all jobs whose row changed."""
+        self.history = History(store)
+        self.estimates = Estimates(store)
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self._clock = clock
@@ -184,6 +188,16 @@ class Scheduler:
             pending=self.world.pending_views(),
             usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
         )
+
+    def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
+        """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
+        jobs = self.world.jobs
+        waiting = {
+            job_id: found
+            for job_id, found in ranges.items()
+            if job_id in jobs and jobs[job_id].state is JobState.PENDING and not jobs[job_id].run
+        }
+        self._carried.estimates.update(self.estimates.add(waiting, made_at))
 
     def ranking(self) -> Ranking:
         """What ranks waiting jobs right now."""
@@ -322,6 +336,7 @@ class Scheduler:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._carried = Changes()
         self._look_again = True
+        self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings))
         self._resume_releases()
 
@@ -384,6 +399,7 @@ class Scheduler:
         self._stopped.discard(run.id)
         turn.charge(charge(self.world.usage, job, run, turn.layout(), self.settings, turn.now))
         turn.tell(*story)
+        self.history.learn(job, run)
         turn.put_job(job)
         turn.changes.runs[run.id] = run
         if clean:
@@ -478,6 +494,8 @@ class Scheduler:
                 )
                 self._put(turn, job, run, story)
                 launches.append((job, run))
+                if (estimate := self.estimates.started(job.id, turn.now)) is not None:
+                    turn.changes.estimates[job.id] = estimate
             # What was suspended or resumed has changed what there is to plan with.
             if not yielding.carry_out(self.plan, turn) and not self.plan.has_more:
                 break

@@ -32,7 +32,7 @@ from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
-from .classes import ClassQueue
+from .classes import FRONT, ClassQueue
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
 from .tally import JobCounts
@@ -241,9 +241,22 @@ class World:
         due = {job_id: self.jobs[job_id] for job_id in self._deadlines.until(now) if job_id in self.jobs}
         return [due[job_id] for job_id in sorted(due) if lifecycle.misses_deadline(due[job_id], now)]
 
-    def pending_views(self) -> tuple[PendingClass, ...]:
-        """All classes with eligible jobs, by their first job."""
-        views = [queue.view() for queue in self._classes.values()]
+    def timed_jobs(self, most: int) -> list[Job]:
+        """Waiting jobs whose begin time or backoff is over next, soonest first."""
+        found = {}
+        for at, job_id in self._timed.soonest(most):
+            job = self.jobs.get(job_id)
+            if job is not None and job.hold is None and job_id not in self._class_of and self._still_waits(at, job_id):
+                found[job_id] = job
+        return list(found.values())
+
+    def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
+        """All classes with eligible jobs, by their first job; each up to its front, or about so many jobs in all."""
+        if most is None:
+            views = [queue.view() for queue in self._classes.values()]
+        else:
+            share = max(FRONT, most // max(1, len(self._classes)))
+            views = [queue.front(share) if len(queue) > FRONT else queue.view() for queue in self._classes.values()]
         views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
         return tuple(views)
 

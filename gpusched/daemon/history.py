@@ -1,0 +1,109 @@
+"""What the daemon remembers of the past to tell the future: how long jobs ran, and how good estimates were.
+
+Both are read from the table when they are first asked for, and kept up to date from then on. Nothing is ever
+ended because of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpusched.model.calendar import Estimate
+from gpusched.model.job import Job, Run
+from gpusched.model.snapshot import Prediction
+from gpusched.model.states import JobState
+from gpusched.policy.estimates import Accuracy, StartRange, accuracy
+from gpusched.policy.prediction import SAMPLES, Family, family, predict
+from gpusched.ports import JobFilter, Store
+
+MOST_JOBS = 5000
+"""Ended jobs that are read from the table, the newest."""
+
+MOST_FAMILIES = 5000
+
+KEPT = 1000
+"""Estimates that accuracy is judged by, the newest."""
+
+
+class History:
+    """Run times in seconds by family, oldest first.
+
+    `predict` only looks things up in values that are replaced, never changed, so that another thread may ask.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._run_times_s: dict[Family, tuple[float, ...]] = {}
+        self._is_loaded = False
+
+    def load(self) -> None:
+        """Read the past from the table, once."""
+        if self._is_loaded:
+            return
+        self._is_loaded = True
+        wanted = JobFilter(states=frozenset({JobState.COMPLETED}), limit=MOST_JOBS)
+        jobs = {job.id: job for job in self._store.jobs(wanted)}
+        for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
+            self.learn(jobs[run.job_id], run)
+
+    def learn(self, job: Job, run: Run) -> None:
+        """Take in a run that has ended; what failed or was stopped says nothing of how long it takes."""
+        if not self._is_loaded or run.outcome is not JobState.COMPLETED:
+            return
+        if run.start_at is None or run.end_at is None:
+            return
+        kind = family(job)
+        run_s = max(0.0, run.end_at - run.start_at - run.suspended_s)
+        before = self._run_times_s.pop(kind, ())
+        self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
+        if len(self._run_times_s) > MOST_FAMILIES:
+            del self._run_times_s[next(iter(self._run_times_s))]
+
+    def predict(self, job: Job) -> Prediction | None:
+        """How long this job will run; None when too few like it have ended."""
+        return predict(self._run_times_s.get(family(job), ()))
+
+
+class Estimates:
+    """The newest estimates by job, read from the table when first asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[int, Estimate] | None = None
+
+    def forget(self) -> None:
+        """The table may have changed: read it anew when asked again."""
+        self._known = None
+
+    def known(self) -> dict[int, Estimate]:
+        """All that are remembered."""
+        if self._known is None:
+            found = self._store.load_estimates(KEPT)
+            self._known = {one.job_id: one for one in sorted(found, key=lambda one: one.job_id)}
+        return self._known
+
+    def add(self, ranges: Mapping[int, StartRange], now: float) -> dict[int, Estimate]:
+        """Remember the ranges of jobs that have none yet; returns what is new. Unknown ones say nothing."""
+        known = self.known()
+        new = {
+            job_id: Estimate(job_id, now, found.low_at, found.high_at)
+            for job_id, found in ranges.items()
+            if found.low_at is not None and job_id not in known
+        }
+        known.update(new)
+        while len(known) > 2 * KEPT:
+            del known[next(iter(known))]
+        return new
+
+    def started(self, job_id: int, at: float) -> Estimate | None:
+        """The estimate of a job that starts, with its start; None when there is none, or at a later run."""
+        before = self.known().get(job_id)
+        if before is None or before.start_at is not None:
+            return None
+        after = Estimate(job_id, before.made_at, before.low_at, before.high_at, at)
+        self.known()[job_id] = after
+        return after
+
+    def accuracy(self) -> Accuracy | None:
+        """How good they were; None when none can be judged yet."""
+        return accuracy(self.known().values())

@@ -1,0 +1,41 @@
+"""The windows of the calendar as the policy is shown them, and when they next begin or end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpusched.model.calendar import CalendarEntry
+from gpusched.model.snapshot import Window
+from gpusched.policy.calendar import windows
+
+AHEAD_S = 366 * 86400.0
+"""How far the policy looks ahead; of one that recurs it is shown the first few anyway."""
+
+
+class Windows:
+    """Works the windows out once for each instant and calendar that it is asked for."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[float, tuple[CalendarEntry, ...]] | None = None
+        self._found: tuple[Window, ...] = ()
+        self._edge_at: float | None = None
+
+    def at(self, calendar: Mapping[str, CalendarEntry], now: float) -> tuple[Window, ...]:
+        """The windows that run now or later, by start and name."""
+        asked = (now, tuple(calendar.values()))
+        if asked != self._asked:
+            self._asked = asked
+            self._found = windows(asked[1], now, AHEAD_S) if asked[1] else ()
+            self._edge_at = min(
+                (window.start_at if window.start_at > now else window.end_at for window in self._found), default=None
+            )
+        return self._found
+
+    @property
+    def edge_at(self) -> float | None:
+        """When the next of them begins or ends, as of the last look."""
+        return self._edge_at
+
+    def have_moved(self, now: float) -> bool:
+        """Whether one has begun or ended since the last look."""
+        return self._edge_at is not None and self._edge_at <= now
