@@ -1,0 +1,249 @@
+"""What the daemon remembers of the past, and what it says of the future, with a scheduler turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lab import Lab
+
+from gpusched.daemon import estimating
+from gpusched.daemon.estimating import Estimator
+from gpusched.daemon.history import KEPT, MOST_FAMILIES, Estimates, History
+from gpusched.daemon.outlook import Outlook
+from gpusched.engine.simulated import Outcome
+from gpusched.model.calendar import Estimate
+from gpusched.model.settings import QueueSettings
+from gpusched.model.states import JobState
+from gpusched.policy.estimates import StartRange
+from gpusched.ports import Changes
+from gpusched.testing import NOW, job, launch, request, run
+
+TRAIN = launch("train.sh", env_sha="e")
+
+
+def ended(lab: Lab, times: int, **parts: Any) -> None:
+    """So many runs of the family, one after the other, by the lab's outcome."""
+    for _ in range(times):
+        lab.submit(**{"launch": TRAIN, "request": request(gpus=1), **parts})
+        lab.turn(lab.outcome.runs_s + 1)
+        lab.turn(1)
+        lab.turn(1)
+    assert not lab.scheduler.world.jobs
+
+
+def outlook(lab: Lab) -> Outlook:
+    return Outlook.of(lab.scheduler)
+
+
+# --- how long jobs ran --------------------------------------------------------------------------------
+
+
+def test_runs_are_learned_as_they_end_and_are_known_after_a_restart() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1))
+    ended(lab, 2)
+    assert lab.scheduler.history.predict(one) is None
+    ended(lab, 1)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        found = scheduler.history.predict(one)
+        assert found is not None
+        assert (found.median_s, found.samples) == (100, 3)
+    assert lab.scheduler.history.predict(replace(one, user="bob")) is None
+
+
+def test_what_failed_says_nothing() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=100, exit_code=1))
+    lab.scheduler.history.load()
+    ended(lab, 4)
+    assert lab.scheduler.history.predict(job(1, launch=TRAIN, request=request(gpus=1))) is None
+
+
+def test_time_in_suspension_is_no_run_time() -> None:
+    history = History(Lab().store)
+    history.load()
+    one = job(1, launch=TRAIN)
+    for _ in range(3):
+        history.learn(one, run(one, start_at=NOW, end_at=NOW + 100, outcome=JobState.COMPLETED, suspended_s=40.0))
+    found = history.predict(one)
+    assert found is not None
+    assert found.median_s == 60
+
+
+def test_the_number_of_families_is_bounded() -> None:
+    history = History(Lab().store)
+    history.load()
+    for number in range(MOST_FAMILIES + 5):
+        one = job(1, launch=launch(f"{number}.sh"))
+        for _ in range(3):
+            history.learn(one, run(one, start_at=NOW, end_at=NOW + 1, outcome=JobState.COMPLETED))
+    assert history.predict(job(1, launch=launch("0.sh"))) is None
+    assert history.predict(job(1, launch=launch(f"{MOST_FAMILIES}.sh"))) is not None
+
+
+# --- when jobs start ----------------------------------------------------------------------------------
+
+
+def busy_lab() -> tuple[Lab, int, int]:
+    """One card; a job of an hour on it that usually takes 100 s, and one that waits."""
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=100))
+    ended(lab, 3)
+    lab.outcome = Outcome(runs_s=3600)
+    running = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    waiting = lab.submit(request=request(gpus=1), time_limit_s=600)
+    return lab, running, waiting
+
+
+def test_the_range_goes_from_the_usual_to_the_limit() -> None:
+    lab, running, waiting = busy_lab()
+    start_at = lab.scheduler.world.jobs[running].start_at
+    assert start_at is not None
+    assert outlook(lab).starts([waiting]) == {waiting: StartRange(start_at + 100, start_at + 3600)}
+
+
+def test_a_job_with_a_begin_time_takes_its_turn_when_it_has_come() -> None:
+    lab, _, waiting = busy_lab()
+    begin_at = lab.clock.now() + 7200
+    later = lab.submit(request=request(gpus=1), begin_at=begin_at)
+    held = lab.submit(request=request(gpus=1), begin_at=begin_at, hold=True)
+    found = outlook(lab).starts([waiting, later, held])
+    assert found[later] == StartRange(begin_at, begin_at)
+    assert found[held].is_unknown
+
+
+def test_the_place_counts_jobs_of_all_classes() -> None:
+    lab, _, waiting = busy_lab()
+    second = lab.submit(request=request(gpus=1), nice=500)
+    lab.clock.advance(1)
+    first = lab.submit(request=request(gpus=1), nice=-500)
+    assert [outlook(lab).place(job_id) for job_id in (first, waiting, second)] == [(1, 3), (2, 3), (3, 3)]
+    assert outlook(lab).first(2) == [first, waiting]
+
+
+def test_jobs_behind_the_front_of_their_class_are_seen_too() -> None:
+    lab, _, waiting = busy_lab()
+    ids = [lab.submit(request=request(gpus=1), time_limit_s=600) for _ in range(200)]
+    assert outlook(lab).place(ids[-1]) == (201, 201)
+    assert len(lab.scheduler.snapshot(lab.clock.now()).pending[0].jobs) < 201
+
+
+def test_nothing_is_proposed_that_the_queue_does_not_admit() -> None:
+    queues = {
+        "default": QueueSettings("default", max_gpus=1),
+        "open": QueueSettings("open"),
+        "closed": QueueSettings("closed", users=("bob",)),
+    }
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=3600), queue=queues)
+    lab.submit(request=request(gpus=1), queue="default")
+    waiting = lab.submit(request=request(gpus=1), queue="default")
+    found = outlook(lab).alternatives(lab.scheduler.world.jobs[waiting])
+    assert [one.option for one in found] == ["-q open"]
+
+
+# --- how good estimates were --------------------------------------------------------------------------
+
+
+def estimated(lab: Lab) -> None:
+    """One look ahead, as the daemon does at a poll."""
+
+    async def look() -> None:
+        estimator = Estimator(lab.scheduler)
+        estimator._ticks = lab.scheduler.ticks
+        estimator.poll()
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if not estimator._is_looking:
+                break
+
+    asyncio.run(look())
+    lab.scheduler.flush()
+
+
+def test_an_estimate_is_recorded_once_and_completed_at_the_start() -> None:
+    lab, running, waiting = busy_lab()
+    start_at = lab.scheduler.world.jobs[running].start_at or 0.0
+    made_at = lab.clock.now()
+    estimated(lab)
+    (first,) = lab.store.load_estimates(10)
+    assert first == Estimate(waiting, made_at, start_at + 100, start_at + 3600)
+    lab.turn(500)
+    estimated(lab)
+    assert lab.store.load_estimates(10) == [first]
+    assert lab.scheduler.estimates.accuracy() is None
+    lab.turn(3101)
+    lab.turn(1)
+    lab.turn(1)
+    (after,) = lab.store.load_estimates(10)
+    assert after.start_at == lab.job(waiting).start_at
+    found = lab.scheduler.estimates.accuracy()
+    assert found is not None
+    assert (found.count, found.inside) == (1, 1.0)
+    assert lab.restart().estimates.accuracy() == found
+
+
+def test_a_later_run_of_the_job_does_not_count() -> None:
+    lab = Lab()
+    estimates = Estimates(lab.store)
+    estimates.add({1: StartRange(NOW, NOW + 5)}, NOW)
+    assert estimates.started(1, NOW + 3) == Estimate(1, NOW, NOW, NOW + 5, NOW + 3)
+    assert estimates.started(1, NOW + 900) is None
+    assert estimates.started(2, NOW) is None
+
+
+def test_what_is_unknown_is_not_recorded() -> None:
+    estimates = Estimates(Lab().store)
+    assert estimates.add({1: StartRange(None, None), 2: StartRange(NOW, None)}, NOW).keys() == {2}
+
+
+def test_the_number_of_estimates_in_memory_is_bounded() -> None:
+    estimates = Estimates(Lab().store)
+    for number in range(3 * KEPT):
+        estimates.add({number: StartRange(NOW, NOW)}, NOW)
+    assert len(estimates.known()) == 2 * KEPT
+    assert 3 * KEPT - 1 in estimates.known()
+
+
+def test_a_job_that_started_in_the_meantime_gets_no_estimate() -> None:
+    lab, running, waiting = busy_lab()
+    lab.scheduler.record_estimates({running: StartRange(NOW, NOW), 999: StartRange(NOW, NOW)}, NOW)
+    lab.scheduler.flush()
+    assert lab.store.load_estimates(10) == []
+
+
+def test_no_look_ahead_in_the_midst_of_much_work_nor_soon_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, _, _ = busy_lab()
+    looks: list[Any] = []
+    monkeypatch.setattr(estimating, "_look", lambda *args: looks.append(args) or ({}, NOW, 0.001))
+
+    async def polls() -> None:
+        estimator = Estimator(lab.scheduler)
+        estimator.poll()
+        await asyncio.sleep(0.05)
+        assert not looks, "the scheduler has turned more than 20 times since the start"
+        estimator.poll()
+        estimator.poll()
+        await asyncio.sleep(0.05)
+        assert len(looks) == 1
+        estimator.poll()
+        await asyncio.sleep(0.05)
+        assert len(looks) == 1
+
+    for _ in range(30):
+        lab.turn()
+    asyncio.run(polls())
+
+
+def test_a_failed_look_ahead_does_no_harm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    lab, _, _ = busy_lab()
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(estimating, "_look", broken)
+    estimated(lab)
+    assert "the look ahead failed" in caplog.text
+    assert lab.store.load_estimates(10) == []
