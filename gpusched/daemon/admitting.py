@@ -10,6 +10,7 @@ from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration
 from gpusched.policy.admission import default_account, qos_of, time_limit, why_refused
+from gpusched.policy.calendar import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.dependencies import find_cycle, parse_dependency
 
@@ -48,12 +49,13 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
         # Requests are shared: the same object for all jobs of a batch, so that its id says enough.
-        names = (spec.account, spec.queue, spec.qos)
+        names = (spec.account, spec.queue, spec.qos, spec.reservation)
         mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_admitted(alike[0], user, turn, len(alike))
         check_can_fit(alike[0], turn)
+        check_reservation(alike[0], user, turn)
         check_deadline(alike[0], max(turn.now, alike[0].begin_at or turn.now))
     for dependency in {spec.dependency for spec in specs if spec.dependency}:
         check_dependency(dependency, turn)
@@ -109,6 +111,13 @@ def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
 def check_can_fit(spec: JobSpec, turn: Turn) -> None:
     """Refuse what no state of these nodes could ever hold."""
     found = refusal(spec.request, turn.nodes, turn.settings)
+    if found is not None:
+        raise Refused(found.text, found.hint)
+
+
+def check_reservation(spec: JobSpec, user: str, turn: Turn) -> None:
+    """Refuse a job that asks for a reservation it can never run in."""
+    found = why_not_admitted(spec, user, turn.world.calendar, turn.now)
     if found is not None:
         raise Refused(found.text, found.hint)
 

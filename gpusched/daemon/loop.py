@@ -116,8 +116,8 @@ class Loop:
         self.wake()
 
     def _await_promotion(self) -> None:
-        """Turn when the next begin time or backoff is over or a deadline is missed, not at the poll after it."""
-        promotion = self._scheduler.world.next_due()
+        """Turn when the next begin time or backoff is over or a deadline is missed, not at the next poll."""
+        promotion = self._scheduler.next_due()
         if promotion == self._promotion:
             return
         self._promotion = promotion

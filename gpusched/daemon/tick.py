@@ -57,6 +57,7 @@ from .payloads import PayloadCache
 from .reloading import Reload, reread
 from .turn import Turn
 from .waiting import waiting_reason
+from .windows import Windows
 from .world import Rules, World
 
 log = getLogger("gpusched.daemon")
@@ -115,6 +116,7 @@ class Scheduler:
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
+        self._windows = Windows()
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self._stopped: set[str] = set()
@@ -187,7 +189,12 @@ class Scheduler:
             allocations=tuple(self.world.holds.values()),
             pending=self.world.pending_views(),
             usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
+            windows=self._windows.at(self.world.calendar, now),
         )
+
+    def next_due(self) -> float | None:
+        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation's edge."""
+        return min((at for at in (self.world.next_due(), self._windows.edge_at) if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
@@ -274,14 +281,14 @@ class Scheduler:
         self._finish_releases(turn)
         self._stop_runs_of_lost_gpus(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
-        if self.world.promote(turn.now):
+        if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
             self._look_again = True
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
-        if self._look_again or turn.changes.jobs or turn.changes.drains:
+        if self._look_again or turn.changes.jobs or turn.changes.drains or turn.changes.reservations:
             # A confirmed start alone changes nothing that the last plan was made of.
             launches = self._plan(turn)
             self._look_again = False

@@ -1,0 +1,74 @@
+"""Windows of the calendar in the daemon: what the policy is shown, and when it looks again."""
+
+from __future__ import annotations
+
+import pytest
+from lab import Lab
+
+from gpusched.daemon.windows import Windows
+from gpusched.model.calendar import CalendarEntry
+from gpusched.model.snapshot import Placement
+from gpusched.ports import Changes
+from gpusched.testing import NOW, share
+
+HELD = (Placement("n1", (share(0),), 0.0, 0),)
+
+
+def entry(name: str, start_at: float, duration_s: int = 60, **parts: object) -> CalendarEntry:
+    return CalendarEntry(name, start_at, duration_s, HELD, users=("ann",), **parts)  # type: ignore[arg-type]
+
+
+def test_an_empty_calendar_shows_nothing_and_never_moves() -> None:
+    seen = Windows()
+    assert seen.at({}, NOW) == ()
+    assert seen.edge_at is None
+    assert not seen.have_moved(NOW + 1e9)
+
+
+def test_edges_are_starts_and_ends_of_all_entries() -> None:
+    calendar = {"a": entry("a", NOW + 10), "b": entry("b", NOW + 40, every_s=1000)}
+    seen, edges, now = Windows(), [], NOW
+    for _ in range(5):
+        seen.at(calendar, now)
+        assert seen.edge_at is not None
+        assert not seen.have_moved(seen.edge_at - 0.001)
+        assert seen.have_moved(seen.edge_at)
+        now = seen.edge_at
+        edges.append(now - NOW)
+    assert edges == [10, 40, 70, 100, 1040]
+
+
+def test_a_window_that_is_taken_out_is_shown_no_more() -> None:
+    seen = Windows()
+    assert [window.name for window in seen.at({"a": entry("a", NOW)}, NOW)] == ["a"]
+    assert seen.at({}, NOW) == ()
+    assert seen.edge_at is None
+
+
+def test_the_scheduler_shows_the_calendar_of_the_table_and_wakes_at_its_edges() -> None:
+    lab = Lab()
+    lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
+    lab.restart()
+    assert [window.start_at for window in lab.scheduler.snapshot(NOW).windows] == [NOW + 30]
+    assert lab.scheduler.next_due() == NOW + 30
+    lab.turn(30)
+    assert lab.scheduler.next_due() == NOW + 90
+    # A job that is due sooner is waited for first.
+    lab.submit(begin_at=NOW + 50)
+    assert lab.scheduler.next_due() == NOW + 50
+    lab.turn(60)
+    assert lab.scheduler.snapshot(lab.clock.now()).windows == ()
+
+
+def test_an_edge_alone_makes_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
+    lab.restart()
+    lab.turn()
+    plans: list[float] = []
+    plan = lab.scheduler._plan
+    monkeypatch.setattr(lab.scheduler, "_plan", lambda turn: plans.append(turn.now) or plan(turn))
+    for _ in range(4):
+        lab.clock.advance(10)
+        lab.scheduler.tick()
+    assert plans == [NOW + 30]
