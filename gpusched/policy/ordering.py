@@ -5,6 +5,7 @@ A rank is a tuple that sorts smaller first:
     queue     where its queue stands against the others (only with guarantees, weights or own orders)
     tier      of its QOS, higher first
     front     preempted jobs before the others of their tier
+    overdue   in orders that do not count age, those that have waited `max_age_s`, so that nobody starves
     measure   what the order by name says
     then      the instant it waits from, and its id
 
@@ -112,9 +113,10 @@ class Ranking:
     def rank(self, key: ClassKey, job: PendingJob) -> Rank:
         """Where this job stands; smaller is sooner, and no two jobs are equal."""
         order = self.order_of(key.queue)
-        measure = _MEASURES[order](self, key, job)
+        is_overdue = order in _AGELESS and self.now - job.queued_at > self.settings.priority.max_age_s
+        measure = () if is_overdue else _MEASURES[order](self, key, job)
         queue = self._quotas.rank(key.queue, self.wanted(key)) if self._quotas and self._quotas.is_capacity else ()
-        return queue, -self.tier(key), not key.is_front, measure, job.queued_at, job.id
+        return queue, -self.tier(key), not key.is_front, not is_overdue, measure, job.queued_at, job.id
 
     def order_of(self, queue: str) -> str:
         """Name of the order inside this queue."""
@@ -234,6 +236,9 @@ _MEASURES: Mapping[str, Callable[[Ranking, ClassKey, PendingJob], Measure]] = {
     "drf": Ranking.by_dominant_share,
     "fairshare": Ranking.by_fairshare,
 }
+
+_AGELESS = frozenset(_MEASURES) - {"multifactor", "fifo"}
+"""Orders in which endless arrivals could keep a job waiting for ever."""
 
 
 def tier_of(qos: str, settings: Settings) -> int:

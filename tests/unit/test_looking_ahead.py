@@ -18,7 +18,6 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.settings import QueueSettings
 from gpusched.model.states import JobState
 from gpusched.policy.estimates import StartRange
-from gpusched.ports import Changes
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")
