@@ -17,9 +17,8 @@ from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Caller, Selection
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
-from gpusched.model.states import ACTIVE_STATES, JobState
+from gpusched.model.states import ACTIVE_STATES
 from gpusched.model.units import printable
-from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
@@ -64,9 +63,9 @@ async def listing(request: web.Request) -> web.Response:
     """GET /v1/jobs"""
     service = service_of(request)
     caller = caller_of(request)
-    wanted = _filter(request, service, caller)
+    wanted = filter_of(request, service, caller)
     ids = sorted(wanted.ids)
-    jobs = _select(service, wanted)
+    jobs = selected(service, wanted)
     missing: list[str] = []
     if ids:
         known = service.find_all(ids)
@@ -90,7 +89,8 @@ async def listing(request: web.Request) -> web.Response:
     return respond(fields=fields, rows=rows, **extra)
 
 
-def _filter(request: web.Request, service: Service, caller: Caller) -> JobFilter:
+def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilter:
+    """The jobs that the query names; active ones unless it says otherwise. Raises: UsageError."""
     ids = service.job_ids(request.query.get("ids", ""), caller)
     states = states_of(words(request, "states"))
     limit = number(request, "limit", None, 1, 10_000_000)
@@ -105,7 +105,8 @@ def _filter(request: web.Request, service: Service, caller: Caller) -> JobFilter
     )
 
 
-def _select(service: Service, wanted: JobFilter) -> list[Job]:
+def selected(service: Service, wanted: JobFilter) -> list[Job]:
+    """Those jobs, by id."""
     if wanted.states and wanted.states <= ACTIVE_STATES and not wanted.ids:
         jobs = [
             job
@@ -123,7 +124,7 @@ def _select(service: Service, wanted: JobFilter) -> list[Job]:
 async def history(request: web.Request) -> web.Response:
     """GET /v1/history"""
     service = service_of(request)
-    jobs = _select(service, _filter(request, service, caller_of(request)))
+    jobs = selected(service, filter_of(request, service, caller_of(request)))
     facts = service.facts_of(jobs)
     runs: dict[int, list[dict[str, Any]]] = {}
     for run in service.scheduler.store.runs([job.id for job in jobs]):
@@ -146,27 +147,6 @@ async def show(request: web.Request) -> web.Response:
             "events": [event_json(event) for event in store.events(job.id)],
             "request": spec.pop("request"),
             "spec": spec,
-        }
-    )
-
-
-async def why(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/why"""
-    service = service_of(request)
-    scheduler = service.scheduler
-    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
-    reason = scheduler.reason_for(job)
-    key = scheduler.world.class_of(job.id)
-    parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
-    return respond(
-        why={
-            "id": str(job.id),
-            "state": job.state.value,
-            "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
-            "text": reason.text if reason else (job.reason_text or f"is {job.state}"),
-            "facts": plain(reason.facts) if reason else {},
-            "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
-            "position": scheduler.position(job) if key is not None else None,
         }
     )
 

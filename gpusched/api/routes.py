@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import jobs, site
+from gpusched.api import ahead, jobs, site
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -73,7 +73,21 @@ ROUTES: tuple[Route, ...] = (
         query={name: doc for name, doc in _FILTERS.items() if name != "fields"},
     ),
     Route("GET", "/v1/jobs/{id}", jobs.show, "Everything about one job: request, runs, story.", "job"),
-    Route("GET", "/v1/jobs/{id}/why", jobs.why, "Why a job waits, with the facts.", "why"),
+    Route(
+        "GET",
+        "/v1/jobs/{id}/why",
+        ahead.why,
+        "Why a job waits, with the facts; its place, when it starts, and what would make it start now.",
+        "why",
+    ),
+    Route(
+        "GET",
+        "/v1/starts",
+        ahead.starts,
+        "When waiting jobs start: from when, until when at the latest; null is unknown.",
+        "starts, accuracy",
+        query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
+    ),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),
     Route(
         "POST",

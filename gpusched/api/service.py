@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,8 @@ class Service:
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
     watchers: dict[int, set[asyncio.Event]] = field(default_factory=dict)
+    thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
+    """Works out what takes a while, one question after the other; its thread begins with the first one."""
 
     @property
     def settings(self) -> Settings:

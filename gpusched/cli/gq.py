@@ -50,7 +50,11 @@ def body(words: list[str]) -> int:
 def show(client: Client, values: Values) -> None:
     """Print the jobs once, in the form that was asked for."""
     asked = query(values)
-    if values.get("json"):
+    if values.get("start"):
+        from gpusched.cli.ahead import show_starts  # few prompts ask for it
+
+        show_starts(client, asked, values)
+    elif values.get("json"):
         answer = client.call("GET", f"/v1/jobs?{asked}")
         if "sort" in values:
             _sort_objects(answer["jobs"], values["sort"])
@@ -141,6 +145,9 @@ def _why(client: Client, values: Values) -> int:
     if why["priority"]:
         parts = ", ".join(f"{key} {value:.1f}" for key, value in why["priority"].items() if key != "total")
         sys.stdout.write(f"  priority: {why['priority']['total']:.1f} ({parts})\n")
+    from gpusched.cli.ahead import why_lines
+
+    sys.stdout.write("".join(f"  {printable(line)}\n" for line in why_lines(why, time.time())))
     return 0
 
 

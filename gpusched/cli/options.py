@@ -500,7 +500,19 @@ def gq_table() -> Table:
             ),
             Option("--noheader", sets={"noheader": True}, section=show, help="no line of titles"),
             Option("-w", "--watch", sets={"watch": True}, section=show, help="keep showing, once a second"),
-            Option("--why", metavar="ID", read=text("why"), section=show, help="why one job waits, with the facts"),
+            Option(
+                "--why",
+                metavar="ID",
+                read=text("why"),
+                section=show,
+                help="why one job waits, with the facts, when it starts, and what would make it start now",
+            ),
+            Option(
+                "--start",
+                sets={"start": True},
+                section=show,
+                help="when waiting jobs start: from when, until when at the latest; N/A where nobody knows",
+            ),
             Option(
                 "--priority", sets={"priority": True}, section=show, help="the parts of each waiting job's priority"
             ),

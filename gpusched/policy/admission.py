@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.units import format_duration, format_size_mib, printable
-from gpusched.policy.capacity import Refusal
+from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.shortage import plural
 
 _MOST_NAMES = 8
@@ -216,7 +216,9 @@ def _too_large(request: Request, chain: Sequence[QueueSettings], qos: QosSetting
             return Refusal(f"asked for {asked}; {who} may hold none", "name another one, or ask for no GPU")
         most, count = plural(limit, "GPU"), _gpus(request)
         if count > limit:
-            return _too_much(plural(count, "GPU"), who, most, f"-g {limit:g}", request)
+            # Parts are of one card only: 2.5 GPUs cannot be asked for.
+            option = f"-g {int(limit) if limit > 1 else limit:g}"
+            return _too_much(plural(count, "GPU"), who, most, option, request)
     return _too_much_else(request, chain)
 
 
@@ -245,7 +247,7 @@ def _too_much_else(request: Request, chain: Iterable[QueueSettings]) -> Refusal 
         if queue.max_mem_mib is not None and mem_mib > queue.max_mem_mib:
             most = f"{format_size_mib(queue.max_mem_mib)} of memory"
             asked = f"{format_size_mib(mem_mib)} of memory"
-            return _too_much(asked, who, most, f"-m {queue.max_mem_mib}M", request)
+            return _too_much(asked, who, most, f"-m {format_size_floor(queue.max_mem_mib)}", request)
     return None
 
 

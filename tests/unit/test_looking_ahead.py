@@ -124,7 +124,7 @@ def test_the_place_counts_jobs_of_all_classes() -> None:
 
 
 def test_jobs_behind_the_front_of_their_class_are_seen_too() -> None:
-    lab, _, waiting = busy_lab()
+    lab, _, _waiting = busy_lab()
     ids = [lab.submit(request=request(gpus=1), time_limit_s=600) for _ in range(200)]
     assert outlook(lab).place(ids[-1]) == (201, 201)
     assert len(lab.scheduler.snapshot(lab.clock.now()).pending[0].jobs) < 201
@@ -207,7 +207,7 @@ def test_the_number_of_estimates_in_memory_is_bounded() -> None:
 
 
 def test_a_job_that_started_in_the_meantime_gets_no_estimate() -> None:
-    lab, running, waiting = busy_lab()
+    lab, running, _waiting = busy_lab()
     lab.scheduler.record_estimates({running: StartRange(NOW, NOW), 999: StartRange(NOW, NOW)}, NOW)
     lab.scheduler.flush()
     assert lab.store.load_estimates(10) == []

@@ -1,0 +1,127 @@
+"""Handlers about what is to come: why a job waits and what would help, and when waiting jobs start.
+
+The answers are worked out on a thread of their own, one after the other, so that the queue goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from gpusched.api.identity import caller_of
+from gpusched.api.jobs import filter_of, respond, selected
+from gpusched.api.render import plain
+from gpusched.api.service import Service, service_of
+from gpusched.daemon.outlook import Outlook
+from gpusched.model.job import Job
+from gpusched.model.snapshot import Placement
+from gpusched.model.states import JobState
+from gpusched.policy.estimates import Accuracy, StartRange
+from gpusched.policy.ordering import class_key
+from gpusched.policy.whatif import Alternative
+
+_Answer = TypeVar("_Answer")
+
+
+async def why(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/why"""
+    service = service_of(request)
+    scheduler = service.scheduler
+    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    reason = scheduler.reason_for(job)
+    key = scheduler.world.class_of(job.id)
+    parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
+    document = {
+        "id": str(job.id),
+        "state": job.state.value,
+        "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
+        "text": reason.text if reason else (job.reason_text or f"is {job.state}"),
+        "facts": plain(reason.facts) if reason else {},
+        "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
+        "position": scheduler.position(job) if key is not None else None,
+    }
+    return respond(why={**document, **await _ahead_of(service, job)})
+
+
+async def _ahead_of(service: Service, job: Job) -> dict[str, Any]:
+    """What is said of a job's future; nothing of one that does not wait."""
+    nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": [], "accuracy": None}
+    if job.state is not JobState.PENDING:
+        return nothing
+    outlook = Outlook.of(service.scheduler)
+    place, found, alternatives = await _work_out(service, lambda: _look(outlook, job))
+    return {
+        "place": place and place[0],
+        "of": place and place[1],
+        "start": _range_json(found),
+        "alternatives": [_alternative_json(one) for one in alternatives],
+        "accuracy": _accuracy_json(service.scheduler.estimates.accuracy()),
+    }
+
+
+def _look(outlook: Outlook, job: Job) -> tuple[tuple[int, int] | None, StartRange, tuple[Alternative, ...]]:
+    return outlook.place(job.id), outlook.starts([job.id])[job.id], outlook.alternatives(job)
+
+
+async def starts(request: web.Request) -> web.Response:
+    """GET /v1/starts"""
+    service = service_of(request)
+    scheduler = service.scheduler
+    wanted = filter_of(request, service, caller_of(request))
+    jobs = [job for job in selected(service, wanted) if job.state is JobState.PENDING]
+    kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
+    facts = service.facts_of(jobs)
+    ids = [job.id for job in jobs]
+    outlook = Outlook.of(scheduler)
+    ranges = await _work_out(service, lambda: outlook.starts(ids))
+    rows = []
+    for job in jobs:
+        found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)
+        row = {
+            "id": str(job.id),
+            "name": job.spec.name,
+            "user": job.user,
+            "state": job.state.value,
+            "start_low_at": found.low_at,
+            "start_high_at": found.high_at,
+            "nodes": _nodes(place),
+            "reason": None if reason is None else str(reason.code),
+            "reason_text": None if reason is None else reason.text,
+        }
+        rows.append((_soonest(found), job.id, row))
+    rows.sort(key=lambda entry: entry[:2])
+    return respond(starts=[row for _, _, row in rows], accuracy=_accuracy_json(scheduler.estimates.accuracy()))
+
+
+def _soonest(found: StartRange) -> tuple[bool, float, float]:
+    return found.is_unknown, found.low_at or 0.0, float("inf") if found.high_at is None else found.high_at
+
+
+def _nodes(place: Placement | None) -> list[str]:
+    return [] if place is None else [piece.node for piece in (place, *place.others)]
+
+
+async def _work_out(service: Service, question: Callable[[], _Answer]) -> _Answer:
+    """Have the thread answer this. What it looks at must not change."""
+    return await asyncio.get_running_loop().run_in_executor(service.thinker, question)
+
+
+def _range_json(found: StartRange) -> dict[str, Any] | None:
+    return None if found.is_unknown else {"low_at": found.low_at, "high_at": found.high_at}
+
+
+def _alternative_json(one: Alternative) -> dict[str, Any]:
+    return {
+        "change": plain(one.change),
+        "text": one.text,
+        "option": one.option,
+        "update": one.update,
+        "starts": "now" if one.is_now else one.starts_at,
+    }
+
+
+def _accuracy_json(found: Accuracy | None) -> dict[str, Any] | None:
+    return None if found is None else plain(found)

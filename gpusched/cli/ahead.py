@@ -1,0 +1,111 @@
+"""What gq says of the future: when waiting jobs start, what would help, how good such words have been."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpusched.cli import output
+from gpusched.cli.query import COMPACT
+from gpusched.cli.updates import UPDATES
+from gpusched.model.units import format_duration, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.cli.parse import Values
+    from gpusched.client import Client
+
+_NAME_WIDTH = 24
+_ENOUGH = 5
+"""With fewer estimates that came to an end, nothing is said of how good they are."""
+_AT_ONCE_S = 5.0
+
+
+def show_starts(client: Client, asked: str, values: Values) -> None:
+    """Print when waiting jobs start, the soonest first."""
+    answer = client.call("GET", f"/v1/starts?{asked}")
+    if values.get("json"):
+        output.print_json(answer)
+        return
+    rows = answer["starts"]
+    if values.get("quiet"):
+        sys.stdout.write("".join(f"{row['id']}\n" for row in rows))
+        return
+    now = time.time()
+    lines = [
+        (
+            row["id"],
+            printable(row["name"], _NAME_WIDTH),
+            printable(row["user"], 16),
+            COMPACT.get(row["state"], row["state"]),
+            when(row["start_low_at"], row["start_high_at"], now),
+            printable(",".join(row["nodes"]) or "(null)"),
+            f"({row['reason']})",
+        )
+        for row in rows
+    ]
+    titles = ("JOBID", "NAME", "USER", "ST", "START_TIME", "NODELIST", "REASON")
+    output.print_table(titles, lines, right=frozenset({0}), header=not values.get("noheader"))
+
+
+def when(low_at: float | None, high_at: float | None, now: float) -> str:
+    """A range as the table has it: `14:10 - 15:00`, `14:10`, `14:10 or later`, `N/A`; other days with the date."""
+    if low_at is None and high_at is None:
+        return "N/A"
+    if low_at is None:
+        return f"by {instant(high_at, now)}"
+    first = instant(low_at, now)
+    if high_at is None:
+        return f"{first} or later"
+    last = instant(high_at, now)
+    return first if first == last else f"{first} - {last}"
+
+
+def instant(at: float | None, now: float) -> str:
+    """`14:10` today, `2026-12-24T14:10` on other days, `now` within seconds."""
+    if at is None:
+        return "N/A"
+    if at <= now + _AT_ONCE_S:
+        return "now"
+    local, today = time.localtime(at), time.localtime(now)
+    return time.strftime("%H:%M" if local[:3] == today[:3] else "%Y-%m-%dT%H:%M", local)
+
+
+def why_lines(why: dict[str, Any], now: float) -> list[str]:
+    """Lines of `gq --why` about what is to come; none for a job that does not wait."""
+    if why["state"] != "PENDING":
+        return []
+    lines = []
+    if why.get("place") is not None:
+        lines.append(f"place in the queue: {why['place']} of {why['of']}")
+    lines.append(f"start: {_start(why.get('start'), now)}")
+    accuracy = why.get("accuracy")
+    if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
+        lines.append(
+            f"such estimates so far: {accuracy['inside']:.0%} of {accuracy['count']} jobs started inside their range; "
+            f"half of them within {format_duration(accuracy['median_error_s'])} of its beginning"
+        )
+    lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
+    return lines
+
+
+def _start(found: dict[str, Any] | None, now: float) -> str:
+    if found is None:
+        return "unknown"
+    low_at, high_at = found["low_at"], found["high_at"]
+    if high_at is None:
+        return f"{instant(low_at, now)} or later; nobody knows the latest"
+    if instant(low_at, now) == instant(high_at, now):
+        return f"{instant(high_at, now)} at the latest, if nothing goes before it that is submitted later"
+    return (
+        f"between {instant(low_at, now)}, if runs take as long as usual, and {instant(high_at, now)}, if they use "
+        "all of their time limits and nothing goes before it that is submitted later"
+    )
+
+
+def _advice(job_id: str, one: dict[str, Any], now: float) -> str:
+    line = one["text"] if one["starts"] == "now" else f"{one['text']} ({instant(one['starts'], now)})"
+    key = one["update"].partition("=")[0]
+    return f"{line}: gctl update {job_id} {one['update']}" if key in UPDATES else line
