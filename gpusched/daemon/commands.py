@@ -18,7 +18,7 @@ from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import parse_dependency
 
-from . import yielding
+from . import reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
 from .selection import Caller, Selection, named, own, select
 from .turn import Turn
@@ -78,7 +78,19 @@ class Drain:
     message: str | None
 
 
-Command = Submit | Cancel | Hold | Release | Update | Drain | yielding.Suspend | yielding.Resume | yielding.Requeue
+Command = (
+    Submit
+    | Cancel
+    | Hold
+    | Release
+    | Update
+    | Drain
+    | yielding.Suspend
+    | yielding.Resume
+    | yielding.Requeue
+    | reserving.Reserve
+    | reserving.Unreserve
+)
 
 UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
@@ -100,6 +112,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return _update(command, turn)
     if isinstance(command, (yielding.Suspend, yielding.Resume, yielding.Requeue)):
         return yielding.apply(command, turn)
+    if isinstance(command, (reserving.Reserve, reserving.Unreserve)):
+        return reserving.apply(command, turn)
     return _drain(command, turn)
 
 

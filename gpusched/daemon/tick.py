@@ -186,7 +186,7 @@ class Scheduler:
         return Snapshot(
             now=now,
             nodes=self.nodes(now) if nodes is None else nodes,
-            allocations=tuple(self.world.holds.values()),
+            allocations=tuple(sorted(self.world.holds.values(), key=lambda held: held.job_id)),
             pending=self.world.pending_views(),
             usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
             windows=self._windows.at(self.world.calendar, now),

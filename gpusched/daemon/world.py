@@ -402,7 +402,7 @@ class World:
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each active state."""
-        tally = {"pending": 0, "running": 0, "completing": 0}
+        tally = {"pending": 0, "running": 0, "suspended": 0, "completing": 0}
         for job in self.jobs.values():
             word = job.state.value.lower()
             if word in tally:

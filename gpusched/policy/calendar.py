@@ -19,7 +19,7 @@ from gpusched.model.units import format_duration
 from gpusched.policy.capacity import Refusal
 from gpusched.policy.draft import Layout, millicpus_of
 
-MOST_WINDOWS = 48
+MOST_WINDOWS = 16
 """Windows of one entry that are looked ahead at most."""
 YEAR_S = 366 * 86400
 """How far ahead entries are compared that do not recur for ever."""
@@ -103,7 +103,7 @@ def overlaps(one: CalendarEntry, other: CalendarEntry, now: float = -inf) -> flo
 
     A whole node that is kept is the same as anything on it. None when they never do.
     """
-    return _meet_at(one, other, now) if shared(one, other) else None
+    return meet_at(one, other, now) if shared(one, other) else None
 
 
 def shared(one: CalendarEntry, other: CalendarEntry) -> tuple[str, ...]:
@@ -121,7 +121,8 @@ def shared(one: CalendarEntry, other: CalendarEntry) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _meet_at(one: CalendarEntry, other: CalendarEntry, now: float) -> float | None:
+def meet_at(one: CalendarEntry, other: CalendarEntry, now: float) -> float | None:
+    """The first instant, within a year from now or from their starts, at which both run; None when they never do."""
     if not _can_ever_meet(one, other):
         return None
     until_at = max(now, one.start_at, other.start_at) + YEAR_S
@@ -188,7 +189,7 @@ def _overbooked(
     entry: CalendarEntry, others: Iterable[CalendarEntry], layout: Layout, now: float
 ) -> Iterator[Conflict]:
     """Nodes on which this entry and others that run at the same time keep more than there is."""
-    meeting = [other for other in others if _meet_at(entry, other, now) is not None]
+    meeting = [other for other in others if meet_at(entry, other, now) is not None]
     for place in entry.held:
         number = layout.node_number(place.node)
         if number is None:

@@ -20,6 +20,7 @@ from support import wait_until
 
 from gpusched.daemon.tick import STEPS
 from gpusched.errors import GpuschedError
+from gpusched.store.sqlite import SqliteStore
 
 # Writes "begin RUN GPUS TIME" and "end RUN TIME" with O_APPEND, one short line each: atomic on any
 # local file system. $EPOCHREALTIME is bash's clock.
@@ -67,6 +68,24 @@ def check_witness(daemon: Daemon, jobs: dict[str, int], exact: bool = True) -> N
             assert begin >= end, f"GPU {gpu} was given to two jobs at once"
 
 
+def check_usage(daemon: Daemon) -> None:
+    """What is recorded as used is what the runs took: no crash has lost a run or charged it twice."""
+    took = 0.0
+    for job in daemon.call("GET", "/v1/history?states=all")["jobs"]:
+        for run in job["runs"]:
+            if run["start_at"] is not None:
+                took += len(run["gpus"]) * (run["end_at"] - run["start_at"])
+    database = daemon.call("GET", "/v1/status")["daemon"]["database"]
+    daemon.stop()
+    store = SqliteStore.open(database)
+    try:
+        used = sum(usage.used.gpus for usage in store.load_usage())
+    finally:
+        store.close()
+    # With a half-life of a week nothing fades within the test.
+    assert used == pytest.approx(took, rel=1e-3, abs=1e-6)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_killed_before_each_step_of_a_tick(make_daemon: Callable[..., Daemon], step: str, nth: int) -> None:
@@ -87,6 +106,7 @@ def test_killed_before_each_step_of_a_tick(make_daemon: Callable[..., Daemon], s
     assert set(accepted) <= set(known)
     if known:
         check_witness(daemon, known)
+        check_usage(daemon)
 
 
 def run_under_kills(daemon: Daemon, kills: int, seed: int) -> None:
@@ -108,6 +128,9 @@ def run_under_kills(daemon: Daemon, kills: int, seed: int) -> None:
         daemon.kill()
         daemon.start()
     check_witness(daemon, accepted)
+    # Jobs that were recorded and not acknowledged too.
+    wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], timeout_s=60, what="all jobs to end")
+    check_usage(daemon)
 
 
 def test_killed_at_random_times_under_load(make_daemon: Callable[..., Daemon]) -> None:

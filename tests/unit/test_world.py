@@ -126,7 +126,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
     assert (world.holds["4.2"].cpus, world.holds["4.2"].gpus) == (0, (card,))
     assert world.drains == {"GPU-9": "fan"}
     assert world.next_id == 7
-    assert world.counts() == {"pending": 3, "running": 1, "completing": 1}
+    assert world.counts() == {"pending": 3, "running": 1, "suspended": 0, "completing": 1}
 
 
 def test_a_run_holds_until_it_ended_and_its_cards_until_they_are_clean() -> None:

@@ -1,0 +1,205 @@
+"""Reservations of the calendar as an administrator makes them and takes them out."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.calendar import CalendarEntry
+from gpusched.model.states import JobState
+from gpusched.model.units import format_duration
+from gpusched.policy.calendar import Conflict, conflicts, next_window
+from gpusched.policy.keeping import Wish, choose
+
+from .selection import Caller
+from .turn import Turn
+
+MOST_ENTRIES = 100
+"""Entries that the calendar may have: each is looked at in every cycle."""
+SHORTEST_PERIOD_S = 3600
+LATE_S = 60.0
+"""A start this long ago is taken as now."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MOST_NAMED = 5
+_LIST = "list them with: gctl reserve"
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Make an entry of the calendar. `cards` are as a person types them: index, `node:index` or UUID."""
+
+    caller: Caller
+    name: str
+    start_at: float
+    duration_s: int
+    every_s: int | None = None
+    until_at: float | None = None
+    gpus: int | None = None
+    cards: tuple[str, ...] = ()
+    is_node: bool = False
+    cpus: float | None = None
+    mem_mib: int | None = None
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    ignore_jobs: bool = False
+    """Also when running jobs may reach into it; they are not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreserve:
+    """Take entries out of the calendar; what runs inside goes on."""
+
+    caller: Caller
+    names: tuple[str, ...]
+
+
+def apply(command: Reserve | Unreserve, turn: Turn) -> dict[str, Any]:
+    """Apply one command. Raises: UserError, with nothing of this command applied."""
+    caller = command.caller
+    if caller.uid not in (0, os.geteuid()):
+        raise Forbidden(
+            f"only the owner of this daemon may change its reservations, not {caller.user}", "ask the administrator"
+        )
+    return _reserve(command, turn) if isinstance(command, Reserve) else _unreserve(command, turn)
+
+
+def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
+    _check_words(command, turn)
+    _check_times(command, turn.now)
+    bare = CalendarEntry(
+        name=command.name,
+        start_at=float(int(command.start_at)),
+        duration_s=command.duration_s,
+        held=(),
+        users=tuple(dict.fromkeys(command.users)),
+        accounts=tuple(dict.fromkeys(command.accounts)),
+        every_s=command.every_s,
+        until_at=command.until_at,
+        made_by=command.caller.user,
+        made_at=turn.now,
+    )
+    entry = _with_place(bare, command, turn)
+    found = conflicts(entry, turn.world.calendar.values(), turn.world.holds.values(), turn.layout(), turn.now)
+    _refuse_entries(found)
+    jobs = [conflict for conflict in found if conflict.job_id is not None]
+    if jobs and not command.ignore_jobs:
+        raise Refused(
+            f"what is to be reserved would not be free at the start: {_named(jobs)}",
+            "wait, end them, reserve another time or other cards, or make it all the same with --ignore-jobs",
+        )
+    for over in [one.name for one in turn.world.calendar.values() if next_window(one, turn.now) is None]:
+        _put(over, None, turn)
+    _put(entry.name, entry, turn)
+    return {"name": entry.name, "notes": _notes(entry, jobs, turn)}
+
+
+def _check_words(command: Reserve, turn: Turn) -> None:
+    name, known = command.name, turn.world.calendar
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            f"{name!r} cannot be the name of a reservation", "use up to 64 letters, digits, dots, dashes, underscores"
+        )
+    live = {one.name for one in known.values() if next_window(one, turn.now) is not None}
+    if name in live:
+        raise Refused(f"there is a reservation {name} already", f"take it out first: gctl unreserve {name}")
+    if len(live) >= MOST_ENTRIES:
+        raise Refused(f"the calendar is full: it has {len(live)} reservations", f"take some out; {_LIST}")
+    if not (command.users or command.accounts):
+        raise Refused("nobody could use the reservation", "say who may: --users ann,bob or --accounts course")
+    ways = sum((command.gpus is not None, bool(command.cards), command.is_node))
+    if ways > 1:
+        raise Refused("what to reserve was said more than once", "use one of --gpus, --gpu and --node")
+    if not (command.gpus or command.cards or command.is_node or command.cpus):
+        raise Refused("nothing is to be reserved", "say what: --gpus 2, --gpu 0,1, --node or -c 8")
+    if command.is_node and (command.cpus is not None or command.mem_mib is not None):
+        raise Refused("a whole node has all of its cores and memory", "leave out -c and --mem, or --node")
+
+
+def _check_times(command: Reserve, now: float) -> None:
+    start_at, duration_s, every_s = command.start_at, command.duration_s, command.every_s
+    if start_at < now - LATE_S:
+        raise Refused(
+            f"the reservation would begin {format_duration(now - start_at)} ago", "name an instant to come: --start now"
+        )
+    if duration_s < 1:
+        raise Refused(f"a reservation of {duration_s} s is none", "say how long: --duration 4h")
+    if every_s is not None and every_s < max(duration_s, SHORTEST_PERIOD_S):
+        least = format_duration(max(duration_s, SHORTEST_PERIOD_S))
+        raise Refused(
+            f"it cannot come every {format_duration(every_s)}: its windows are {format_duration(duration_s)} long, "
+            "and may come once an hour at most",
+            f"use --every {least} or more",
+        )
+    if command.until_at is not None and every_s is None:
+        raise Refused("an end was named for a reservation that comes only once", "say how often: --every week")
+    if command.until_at is not None and command.until_at <= start_at:
+        raise Refused("the reservation would end before it begins", "name a later instant with --until")
+
+
+def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEntry:
+    cards = tuple(dict.fromkeys(_card(turn, word) for word in command.cards))
+    wish = Wish(command.gpus, cards, command.is_node, command.cpus, command.mem_mib)
+    world = turn.world
+    place = choose(wish, bare, turn.nodes, world.calendar.values(), world.holds.values(), turn.now)
+    if place is not None:
+        return replace(bare, held=(place,))
+    most = max((sum(view.is_present for view in node.gpus) for node in turn.nodes), default=0)
+    if command.cards:
+        raise Refused("the cards are not of one node", "make one reservation for each node")
+    if command.gpus is not None and command.gpus > most:
+        raise Refused(f"{command.gpus} GPUs are to be reserved and there are {most}", "see them with: ginfo")
+    raise Refused(
+        f"fewer than {command.gpus} GPUs are not reserved at that time already", f"choose another time; {_LIST}"
+    )
+
+
+def _card(turn: Turn, word: str) -> str:
+    uuid = turn.resolve_device(word)
+    if not any(view.uuid == uuid for node in turn.nodes for view in node.gpus):
+        raise NotFound(f"{word!r} is no GPU", "for a whole node use --node; list GPUs with: ginfo")
+    return uuid
+
+
+def _refuse_entries(found: tuple[Conflict, ...]) -> None:
+    for conflict in found:
+        if conflict.job_id is None:
+            hint = "choose another time or other cards" if conflict.name else "ask for less with -c and --mem"
+            raise Refused(conflict.text, f"{hint}; {_LIST}")
+
+
+def _named(jobs: list[Conflict]) -> str:
+    shown = "; ".join(conflict.text for conflict in jobs[:_MOST_NAMED])
+    rest = len(jobs) - _MOST_NAMED
+    return f"{shown}; and {rest} more" if rest > 0 else shown
+
+
+def _notes(entry: CalendarEntry, jobs: list[Conflict], turn: Turn) -> list[str]:
+    notes = [f"{conflict.text}, and is left alone" for conflict in jobs]
+    known = turn.settings.account
+    notes += [f"there is no account {name} yet" for name in entry.accounts if known and name not in known]
+    return notes
+
+
+def _put(name: str, entry: CalendarEntry | None, turn: Turn) -> None:
+    turn.changes.reservations[name] = entry
+    if entry is None:
+        turn.world.calendar.pop(name, None)
+    else:
+        turn.world.calendar[name] = entry
+
+
+def _unreserve(command: Unreserve, turn: Turn) -> dict[str, Any]:
+    names = list(dict.fromkeys(command.names))
+    for name in names:
+        if name not in turn.world.calendar:
+            raise NotFound(f"there is no reservation {name!r}", _LIST)
+    for name in names:
+        _put(name, None, turn)
+    waiting = [
+        job.id for job in turn.world.jobs.values() if job.spec.reservation in names and job.state is JobState.PENDING
+    ]
+    return {"changed": names, "waiting": sorted(waiting)}
