@@ -22,7 +22,9 @@ Held = Callable[[str], Sequence[int]]
 """What a queue holds with all below it, in millionths by kind."""
 
 
-def loans(nodes: Mapping[str, QueueNode], tops: Sequence[str], held: Held, capacity: Sequence[int]) -> tuple[Loan, ...]:
+def loans(
+    nodes: Mapping[str, QueueNode], tops: Sequence[str], held: Held, capacity: Mapping[int, int]
+) -> tuple[Loan, ...]:
     """All loans, level by level, by lender and borrower.
 
     What nobody is guaranteed is nobody's loan: borrowers use that up first. The rest of what they hold
@@ -33,13 +35,13 @@ def loans(nodes: Mapping[str, QueueNode], tops: Sequence[str], held: Held, capac
     for name, node in sorted(nodes.items()):
         if node.children:
             # What the queue may share out among those below: its guarantee, or what it holds if that is more.
-            own = [max(node.guaranteed[kind], held(name)[kind]) for kind in KINDS]
+            own = {kind: max(node.guaranteed[kind], held(name)[kind]) for kind in KINDS}
             found += _between(node.children, nodes, held, own)
     return tuple(found)
 
 
 def _between(
-    siblings: Sequence[str], nodes: Mapping[str, QueueNode], held: Held, capacity: Sequence[int]
+    siblings: Sequence[str], nodes: Mapping[str, QueueNode], held: Held, capacity: Mapping[int, int]
 ) -> list[Loan]:
     lent: dict[tuple[str, str], list[int]] = {}
     for kind in KINDS:
@@ -47,7 +49,7 @@ def _between(
         if not any(guaranteed.values()):
             continue
         idle = {name: guaranteed[name] - held(name)[kind] for name in siblings}
-        unpromised = max(0, capacity[kind] - sum(guaranteed.values()))
+        unpromised = max(0, capacity.get(kind, 0) - sum(guaranteed.values()))
         for lender, borrower, amount in _apportion(siblings, idle, unpromised):
             lent.setdefault((lender, borrower), [0, 0, 0])[kind] += amount
     return [Loan(lender, borrower, resources_of(amount)) for (lender, borrower), amount in sorted(lent.items())]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpusched.model.settings import QosSettings
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_size_mib
-from gpusched.policy.queues import GPUS, KINDS, MEM, MICRO, NAMES, Amount, QueueNode, micros_up_to
+from gpusched.policy.queues import GPUS, MEM, MICRO, NAMES, Amount, QueueNode, micros_up_to
 
 Held = tuple[int, int, int, int]
 """GPUs, cores and memory in millionths, and the number of running jobs."""
@@ -37,71 +37,76 @@ def has_limits(qos: QosSettings) -> bool:
 
 def over_job_limit(node: QueueNode, needed: Amount) -> Denial | None:
     """A job that is too large for the queue by itself."""
-    who, facts = f"a job in queue {node.name} may", {"queue": node.name}
-    most = micros_up_to(node.settings.max_gpus_per_job)
-    return _over(ReasonCode.QUEUE_MAX_PER_JOB, who, GPUS, most, None, needed, facts)
+    most = node.most_per_job
+    if most is None or needed[GPUS] <= most:
+        return None
+    who = f"a job in queue {node.name} may"
+    return _too_much(ReasonCode.QUEUE_MAX_PER_JOB, who, GPUS, most, None, needed, {"queue": node.name})
 
 
 def over_user_limit(node: QueueNode, user: str, held: Held, needed: Amount) -> Denial | None:
     """A user who holds or runs as much in the queue as one may. `held` is by this user in this queue."""
-    limits, code = node.settings, ReasonCode.QUEUE_MAX_PER_USER
-    who, facts = f"user {user} in queue {node.name} may", {"queue": node.name, "user": user}
-    return _over(code, who, GPUS, micros_up_to(limits.max_gpus_per_user), held, needed, facts) or _over_running(
-        code, who, limits.max_running_per_user, held, facts
-    )
+    is_over = _is_over(node.most_per_user, held[GPUS], needed[GPUS])
+    most_jobs = node.settings.max_running_per_user
+    if not is_over and (most_jobs is None or held[JOBS] < most_jobs):
+        return None
+    code, who = ReasonCode.QUEUE_MAX_PER_USER, f"user {user} in queue {node.name} may"
+    facts = {"queue": node.name, "user": user}
+    if is_over:
+        return _too_much(code, who, GPUS, node.most_per_user or 0, held, needed, facts)
+    return _too_many(code, who, most_jobs or 0, held, facts)
 
 
 def over_maximum(node: QueueNode, held: Held, needed: Amount) -> Denial | None:
     """A queue that holds, with all below it, as much as it may."""
-    for kind in KINDS:
-        if node.most[kind] is not None:
-            who, facts = f"queue {node.name} may", {"queue": node.name}
-            denial = _over(ReasonCode.QUEUE_MAX, who, kind, node.most[kind], held, needed, facts)
-            if denial is not None:
-                return denial
+    for kind, most in node.maxima:
+        if needed[kind] and held[kind] + needed[kind] > most:
+            who = f"queue {node.name} may"
+            return _too_much(ReasonCode.QUEUE_MAX, who, kind, most, held, needed, {"queue": node.name})
     return None
 
 
 def over_qos_limit(qos: QosSettings, user: str, held: Held, by_user: Held, needed: Amount) -> Denial | None:
     """A QOS of which one job, one user or everybody together holds as much as they may."""
-    facts = {"qos": qos.name}
-    job, one = f"a job of QOS {qos.name} may", f"user {user} in QOS {qos.name} may"
+    facts, one = {"qos": qos.name}, f"user {user} in QOS {qos.name} may"
     of_user = {**facts, "user": user}
     per_job, per_user = micros_up_to(qos.max_gpus_per_job), micros_up_to(qos.max_gpus_per_user)
-    return (
-        _over(ReasonCode.QOS_MAX_GRES_PER_JOB, job, GPUS, per_job, None, needed, facts)
-        or _over(ReasonCode.QOS_MAX_GRES_PER_USER, one, GPUS, per_user, by_user, needed, of_user)
-        or _over_running(ReasonCode.QOS_MAX_JOBS_PER_USER, one, qos.max_running_per_user, by_user, of_user)
-        or _over(ReasonCode.QOS_GRP_GRES, f"QOS {qos.name} may", GPUS, micros_up_to(qos.max_gpus), held, needed, facts)
-    )
+    most, most_jobs = micros_up_to(qos.max_gpus), qos.max_running_per_user
+    if per_job is not None and needed[GPUS] > per_job:
+        who = f"a job of QOS {qos.name} may"
+        return _too_much(ReasonCode.QOS_MAX_GRES_PER_JOB, who, GPUS, per_job, None, needed, facts)
+    if per_user is not None and _is_over(per_user, by_user[GPUS], needed[GPUS]):
+        return _too_much(ReasonCode.QOS_MAX_GRES_PER_USER, one, GPUS, per_user, by_user, needed, of_user)
+    if most_jobs is not None and by_user[JOBS] >= most_jobs:
+        return _too_many(ReasonCode.QOS_MAX_JOBS_PER_USER, one, most_jobs, by_user, of_user)
+    if most is not None and _is_over(most, held[GPUS], needed[GPUS]):
+        return _too_much(ReasonCode.QOS_GRP_GRES, f"QOS {qos.name} may", GPUS, most, held, needed, facts)
+    return None
 
 
-def _over(
+def _is_over(most: int | None, held: int, needed: int) -> bool:
+    """Whether so much more is too much. Who needs nothing of it is not kept by it."""
+    return most is not None and needed > 0 and held + needed > most
+
+
+def _too_much(
     code: ReasonCode,
     who: str,
     kind: int,
-    most: int | None,
+    most: int,
     held: Held | None,
     needed: Amount,
     facts: Mapping[str, object],
-) -> Denial | None:
-    """Too much of one kind. Who needs nothing of it is not kept by it. `held` is None for limits of one job."""
-    if most is None or not needed[kind]:
-        return None
+) -> Denial:
+    """Of one kind. `held` is None for limits of one job."""
     before = 0 if held is None else held[kind]
-    if before + needed[kind] <= most:
-        return None
     holds = "" if held is None else f" and holds {show_number(kind, before)}"
     text = f"{who} hold {show_amount(kind, most)}{holds}; this job needs {show_number(kind, needed[kind])}"
     numbers = {"limit": most / MICRO, "held": before / MICRO, "needed": needed[kind] / MICRO}
     return Denial(code, text, {**facts, "resource": NAMES[kind], **numbers})
 
 
-def _over_running(
-    code: ReasonCode, who: str, most: int | None, held: Held, facts: Mapping[str, object]
-) -> Denial | None:
-    if most is None or held[JOBS] < most:
-        return None
+def _too_many(code: ReasonCode, who: str, most: int, held: Held, facts: Mapping[str, object]) -> Denial:
     text = f"{who} run {most} {'job' if most == 1 else 'jobs'} at once and runs {held[JOBS]}"
     return Denial(code, text, {**facts, "resource": "jobs", "limit": most, "held": held[JOBS], "needed": 1})
 

@@ -48,49 +48,39 @@ def cells_gpus(cells: Iterable[str]) -> int:
     return sum(int(size) for size in sizes if size.isdecimal())
 
 
+Limits = tuple[tuple[int, int], ...]
+"""Kinds that have a limit or a guarantee, and how much, in millionths."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueNode:
     """One queue in its place in the tree."""
 
     name: str
     settings: QueueSettings
-    parent: str | None
-    children: tuple[str, ...]
-    guaranteed: Amount
+    parent: str | None = None
+    children: tuple[str, ...] = ()
+    guaranteed: Amount = ZERO
     """Its own guarantee, or that of all below it where that is more; 0 is none."""
-    most: tuple[int | None, int | None, int | None]
-    """Its own maxima."""
+    guarantees: Limits = ()
+    """The same, of what is guaranteed at all."""
+    maxima: Limits = ()
+    """Its own maxima for all its jobs together."""
+    most_per_job: int | None = None
+    """GPUs."""
+    most_per_user: int | None = None
+    """GPUs."""
     is_configured: bool = True
-
-    @property
-    def has_guarantee(self) -> bool:
-        """Whether anything is guaranteed to it."""
-        return any(self.guaranteed)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether it can turn a job away."""
-        return self.limits_all or self.limits_jobs or self.limits_users
-
-    @property
-    def limits_all(self) -> bool:
-        """Whether what all its jobs hold together has a maximum."""
-        return any(limit is not None for limit in self.most)
-
-    @property
-    def limits_jobs(self) -> bool:
-        """Whether one job may be too large for it."""
-        return self.settings.max_gpus_per_job is not None
 
     @property
     def limits_users(self) -> bool:
         """Whether what each user holds in it counts."""
-        return self.settings.max_gpus_per_user is not None or self.settings.max_running_per_user is not None
+        return self.most_per_user is not None or self.settings.max_running_per_user is not None
 
 
 def implied(name: str) -> QueueNode:
     """A queue that jobs are in though no setting names it: at the top, without limits or guarantee."""
-    return QueueNode(name, QueueSettings(name), None, (), ZERO, (None, None, None), False)
+    return QueueNode(name, QueueSettings(name), is_configured=False)
 
 
 def plant(queues: Mapping[str, QueueSettings]) -> dict[str, QueueNode]:
@@ -103,24 +93,32 @@ def plant(queues: Mapping[str, QueueSettings]) -> dict[str, QueueNode]:
             children[above].append(name)
     nodes: dict[str, QueueNode] = {}
 
-    def guaranteed(name: str) -> Amount:
-        below = [guaranteed(child) for child in children[name]]
-        settings = queues[name]
-        own = own_guarantee(settings)
-        made = tuple(max(own[kind], sum(amount[kind] for amount in below)) for kind in KINDS)
-        most = (
-            micros_up_to(settings.max_gpus),
-            micros_up_to(settings.max_cpus),
-            micros_up_to(settings.max_mem_mib),
-        )
-        total = (made[0], made[1], made[2])
-        nodes[name] = QueueNode(name, settings, parents[name], tuple(children[name]), total, most)
-        return total
+    def grow(name: str) -> Amount:
+        below = [grow(child) for child in children[name]]
+        own = own_guarantee(queues[name])
+        gpus, cpus, mem = (max(own[kind], sum(amount[kind] for amount in below)) for kind in KINDS)
+        nodes[name] = _node(queues[name], parents[name], tuple(children[name]), (gpus, cpus, mem))
+        return gpus, cpus, mem
 
     for name in queues:
         if parents[name] is None:
-            guaranteed(name)
+            grow(name)
     return nodes
+
+
+def _node(settings: QueueSettings, parent: str | None, children: tuple[str, ...], guaranteed: Amount) -> QueueNode:
+    maxima = (micros_up_to(settings.max_gpus), micros_up_to(settings.max_cpus), micros_up_to(settings.max_mem_mib))
+    return QueueNode(
+        name=settings.name,
+        settings=settings,
+        parent=parent,
+        children=children,
+        guaranteed=guaranteed,
+        guarantees=tuple((kind, amount) for kind, amount in enumerate(guaranteed) if amount),
+        maxima=tuple((kind, most) for kind, most in enumerate(maxima) if most is not None),
+        most_per_job=micros_up_to(settings.max_gpus_per_job),
+        most_per_user=micros_up_to(settings.max_gpus_per_user),
+    )
 
 
 def own_guarantee(queue: QueueSettings) -> Amount:

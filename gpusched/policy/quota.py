@@ -52,7 +52,9 @@ class Quotas:
 
     def __init__(self, settings: Settings, layout: Layout) -> None:
         self._settings = settings
-        self._capacity = amount_of(capacity_of(layout))
+        there = amount_of(capacity_of(layout))
+        self._capacity = tuple((kind, amount) for kind, amount in enumerate(there) if amount)
+        """Of what there is at all."""
         self._nodes = queues.plant(settings.queue)
         self._chains: dict[str, tuple[QueueNode, ...]] = {}
         self._unlimited: dict[tuple[str, str], bool] = {}
@@ -137,7 +139,7 @@ class Quotas:
         needed = amount_of(amount)
         chain = self._chain(key.queue)
         for node in chain:
-            if node.limits_jobs and (denial := over_job_limit(node, needed)):
+            if denial := over_job_limit(node, needed):
                 return denial
         for node in chain:
             if node.limits_users:
@@ -145,7 +147,7 @@ class Quotas:
                 if denial := over_user_limit(node, key.user, by_user, needed):
                     return denial
         for node in chain:
-            if node.limits_all and (denial := over_maximum(node, self._by_queue.get(node.name, NONE_HELD), needed)):
+            if denial := over_maximum(node, self._by_queue.get(node.name, NONE_HELD), needed):
                 return denial
         qos = self._settings.qos.get(key.qos)
         if qos is None:
@@ -154,7 +156,7 @@ class Quotas:
         return over_qos_limit(qos, key.user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
 
     def _is_unlimited(self, queue: str, qos: str) -> bool:
-        if any(node.is_limited for node in self._chain(queue)):
+        if any(node.maxima or node.most_per_job is not None or node.limits_users for node in self._chain(queue)):
             return False
         limits = self._settings.qos.get(qos)
         return limits is None or not has_limits(limits)
@@ -171,9 +173,14 @@ class Quotas:
         return any(self._is_within(node, needed) for node in self._chain(queue))
 
     def _is_within(self, node: QueueNode, needed: Amount) -> bool:
-        kinds = [kind for kind in KINDS if needed[kind] and node.guaranteed[kind]]
         held = self._by_queue.get(node.name, NONE_HELD)
-        return bool(kinds) and all(held[kind] + needed[kind] <= node.guaranteed[kind] for kind in kinds)
+        is_any = False
+        for kind, own in node.guarantees:
+            if needed[kind]:
+                if held[kind] + needed[kind] > own:
+                    return False
+                is_any = True
+        return is_any
 
     def rank(self, queue: str, amount: Resources) -> tuple[tuple[int, float, str], ...]:
         """Sort key between all queues, smaller first, for a job that would take this much.
@@ -187,16 +194,16 @@ class Quotas:
 
     def _rank_of(self, node: QueueNode, needed: Amount) -> tuple[int, float, str]:
         held = self._by_queue.get(node.name, NONE_HELD)
+        share = 0.0
         if self._is_within(node, needed):
-            parts = [held[kind] / node.guaranteed[kind] for kind in KINDS if node.guaranteed[kind]]
-            return 0, max(parts), node.name
-        borrowed = max(
-            max(0, held[kind] - node.guaranteed[kind]) / self._capacity[kind] if self._capacity[kind] else 0.0
-            for kind in KINDS
-        )
+            for kind, own in node.guarantees:
+                share = max(share, held[kind] / own)
+            return 0, share, node.name
+        for kind, there in self._capacity:
+            share = max(share, (held[kind] - node.guaranteed[kind]) / there)
         weight = 1.0 if node.settings.weight is None else node.settings.weight
-        share = borrowed / weight if weight > 0 else inf
-        return (1 if node.is_configured or not self._nodes else 2), share, node.name
+        level = 1 if node.is_configured or not self._nodes else 2
+        return level, share / weight if weight > 0 else inf, node.name
 
     def may_reclaim(self, claimant: str, amount: Resources, victim: str, victim_amount: Resources) -> bool:
         """Whether a job of the claimant queue may have what a job of the victim queue holds.
@@ -240,4 +247,4 @@ class Quotas:
         """Who lends what to whom now."""
         tops = [name for name, node in self._nodes.items() if node.parent is None]
         tops += [name for name in self._by_queue if name not in self._nodes]
-        return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), self._capacity)
+        return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))

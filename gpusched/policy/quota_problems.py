@@ -31,7 +31,7 @@ def _below(node: QueueNode, children: Sequence[QueueNode]) -> list[tuple[str, st
     own = own_guarantee(node.settings)
     for kind in KINDS:
         below = sum(child.guaranteed[kind] for child in children)
-        most = node.most[kind]
+        most = dict(node.maxima).get(kind)
         if most is not None and below > most:
             text = f"the queues below {node.name} are guaranteed {show_amount(kind, below)}, but it may hold at most "
             found.append((f"queue.{node.name}.{_MAXIMA[kind]}", text + show_number(kind, most)))
