@@ -21,6 +21,7 @@ _NAME_WIDTH = 24
 _ENOUGH = 5
 """With fewer estimates that came to an end, nothing is said of how good they are."""
 _AT_ONCE_S = 5.0
+_MINUTE_S = 60.0
 
 
 def show_starts(client: Client, asked: str, values: Values) -> None:
@@ -51,22 +52,29 @@ def show_starts(client: Client, asked: str, values: Values) -> None:
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:
-    """A range as the table has it: `14:10 - 15:00`, `14:10`, `14:10 or later`, `N/A`; other days with the date."""
+    """A range as the table has it: `14:10 - 15:00`, `14:10`, `14:10 - N/A`, `N/A`; other days with the date."""
     if low_at is None and high_at is None:
         return "N/A"
-    if low_at is None:
-        return f"by {instant(high_at, now)}"
-    first = instant(low_at, now)
+    first, last = ends(low_at, high_at, now)
     if high_at is None:
-        return f"{first} or later"
-    last = instant(high_at, now)
+        return f"{first} - N/A"
     return first if first == last else f"{first} - {last}"
 
 
-def instant(at: float | None, now: float) -> str:
+def ends(low_at: float | None, high_at: float | None, now: float) -> tuple[str, str]:
+    """Both ends in whole minutes, rounded outwards; the same word twice when they are within a minute."""
+    last = "" if high_at is None else instant(_up(high_at, now), now)
+    if low_at is None or (high_at is not None and high_at - low_at < _MINUTE_S):
+        return last, last
+    return instant(low_at, now), last
+
+
+def _up(at: float, now: float) -> float:
+    return at if at <= now + _AT_ONCE_S else -(-at // _MINUTE_S) * _MINUTE_S
+
+
+def instant(at: float, now: float) -> str:
     """`14:10` today, `2026-12-24T14:10` on other days, `now` within seconds."""
-    if at is None:
-        return "N/A"
     if at <= now + _AT_ONCE_S:
         return "now"
     local, today = time.localtime(at), time.localtime(now)
@@ -94,14 +102,14 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
 def _start(found: dict[str, Any] | None, now: float) -> str:
     if found is None:
         return "unknown"
-    low_at, high_at = found["low_at"], found["high_at"]
-    if high_at is None:
-        return f"{instant(low_at, now)} or later; nobody knows the latest"
-    if instant(low_at, now) == instant(high_at, now):
-        return f"{instant(high_at, now)} at the latest, if nothing goes before it that is submitted later"
+    first, last = ends(found["low_at"], found["high_at"], now)
+    if not last:
+        return f"{first}, if runs take as long as usual; nobody knows the latest"
+    if first == last:
+        return f"{last} at the latest, if nothing that is submitted later goes before it"
     return (
-        f"between {instant(low_at, now)}, if runs take as long as usual, and {instant(high_at, now)}, if they use "
-        "all of their time limits and nothing goes before it that is submitted later"
+        f"between {first}, if runs take as long as usual, and {last}, if they use all of their time limits and "
+        "nothing that is submitted later goes before it"
     )
 
 

@@ -35,9 +35,9 @@ class StartRange:
     """When a job starts, from when until when at the latest. Unknown is None, never a guess."""
 
     low_at: float | None
-    """If runs take as long as those like them did. With no `high_at` it may also be as far as one could look."""
+    """If runs take as long as those like them did, and those that nobody knows use all of their time limit."""
     high_at: float | None
-    """If every run uses all of its time limit; None when a run without one must end first."""
+    """If every run uses all of its time limit; None when one without must end first, and beyond what was looked at."""
 
     @property
     def is_unknown(self) -> bool:
@@ -65,10 +65,9 @@ def forecast_starts(
     plan = late.first_plan
     promised = {} if plan is None else {one.job_id: one.start_at for one in plan.reservations}
     missing = _miss_their_deadline(snapshot, promised)
-    early, earliest = late, latest
+    earliest = latest
     if _knows_any(snapshot, arrivals, run_s):
-        early = Future(snapshot, settings, _as_usual(run_s), arrivals, extensions)
-        earliest = early.play(wanted, max_cycles)
+        earliest = Future(snapshot, settings, _as_usual(run_s), arrivals, extensions).play(wanted, max_cycles)
     seen = {job.id for waiting in snapshot.pending for job in waiting.jobs} | {one.job.id for one in arrivals}
     loaded = _blocked_by_load(snapshot, plan)
     ranges: dict[int, StartRange] = {}
@@ -78,8 +77,6 @@ def forecast_starts(
             continue
         high_at = promised.get(job_id, latest.get(job_id))
         low_at = earliest.get(job_id)
-        if low_at is None and early.is_cut and early.now > snapshot.now:
-            low_at = early.now
         if high_at is not None:
             low_at = high_at if low_at is None else min(low_at, high_at)
         ranges[job_id] = StartRange(low_at, high_at)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import inf
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
@@ -78,8 +79,6 @@ class Future:
     ) -> None:
         self.now = snapshot.now
         self.first_plan: Plan | None = None
-        self.is_cut = False
-        """The play ended because the bound was reached or no more of a class could be seen."""
         self._snapshot = snapshot
         self._settings = settings
         self._extensions = extensions
@@ -99,19 +98,16 @@ class Future:
             plan = decide(self._view(), self._settings, self._extensions)
             if self.first_plan is None:
                 self.first_plan = plan
-                self._settings = replace(self._settings, ceiling=CeilingSettings())
+                self._settings = replace(self._settings, ceiling=_no_ceiling(self._settings))
             self._carry_out(plan)
             for start in plan.starts:
                 if start.job_id in left:
                     left.discard(start.job_id)
                     started[start.job_id] = self.now
-            if not left:
-                return started
-            if any(not waiting.jobs for waiting in self._pending.values()):
+            if not left or any(not waiting.jobs for waiting in self._pending.values()):
                 break
             if not (plan.has_more and plan.starts) and not self._move_on():
-                return started
-        self.is_cut = True
+                break
         return started
 
     # --- the snapshot of one instant --------------------------------------------------------------
@@ -288,6 +284,13 @@ class Future:
         jobs = (job,) if waiting is None else (*waiting.jobs, job)
         total = 1 if waiting is None else waiting.total + 1
         self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+
+
+def _no_ceiling(settings: Settings) -> CeilingSettings:
+    """Measured load counts for the present only. The order `utilisation` brings ceilings of its own when unset."""
+    if settings.priority.order != "utilisation":
+        return CeilingSettings()
+    return CeilingSettings(cpu_fraction=inf, mem_fraction=inf, gpu_fraction=inf)
 
 
 def _is_too_late(key: ClassKey, now: float) -> bool:
