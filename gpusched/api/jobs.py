@@ -12,7 +12,7 @@ from gpusched.api import validate
 from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.service import Service, number, service_of, states_of, words
-from gpusched.daemon import commands
+from gpusched.daemon import commands, yielding
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Caller, Selection
 from gpusched.errors import NotFound, UsageError
@@ -221,6 +221,29 @@ async def release(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
     return respond(**await service.ask(commands.Release(caller, _named_ids(service, body, caller))))
+
+
+async def _to_runs(
+    request: web.Request, command: type[yielding.Suspend | yielding.Resume | yielding.Requeue]
+) -> web.Response:
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "ids")
+    return respond(**await service.ask(command(caller, _named_ids(service, body, caller))))
+
+
+async def suspend(request: web.Request) -> web.Response:
+    """POST /v1/jobs/suspend"""
+    return await _to_runs(request, yielding.Suspend)
+
+
+async def resume(request: web.Request) -> web.Response:
+    """POST /v1/jobs/resume"""
+    return await _to_runs(request, yielding.Resume)
+
+
+async def requeue(request: web.Request) -> web.Response:
+    """POST /v1/jobs/requeue"""
+    return await _to_runs(request, yielding.Requeue)
 
 
 async def update(request: web.Request) -> web.Response:

@@ -91,6 +91,8 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "eligible_at": lambda job, ctx: job.eligible_at,
     "start_at": lambda job, ctx: job.start_at,
     "end_at": lambda job, ctx: job.end_at,
+    "suspended_at": lambda job, ctx: job.suspended_at,
+    "suspended_s": lambda job, ctx: ctx.run.suspended_s if ctx.run else 0.0,
     "time_limit_s": lambda job, ctx: job.spec.time_limit_s,
     "exit_code": lambda job, ctx: job.exit_code,
     "signal": lambda job, ctx: job.signal,
@@ -150,6 +152,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "peak_vram_mib": run.peak_vram_mib,
         "mean_utilisation": run.mean_utilisation,
         "energy_j": run.energy_j,
+        "suspended_s": run.suspended_s,
         "stdout_path": run.stdout_path,
         "stderr_path": run.stderr_path,
     }

@@ -111,6 +111,16 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/jobs/release", jobs.release, "Undo a hold.", "changed, unchanged", body=_IDS),
     Route(
         "POST",
+        "/v1/jobs/suspend",
+        jobs.suspend,
+        "Let running jobs stand still; those with GPUs, under kept, go on holding them.",
+        "changed, unchanged, kept",
+        body=_IDS,
+    ),
+    Route("POST", "/v1/jobs/resume", jobs.resume, "Let suspended jobs go on.", "changed, unchanged", body=_IDS),
+    Route("POST", "/v1/jobs/requeue", jobs.requeue, "End runs and let their jobs wait again.", "changed", body=_IDS),
+    Route(
+        "POST",
         "/v1/jobs/update",
         jobs.update,
         "Change what jobs ask for.",

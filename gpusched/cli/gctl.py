@@ -1,4 +1,4 @@
-"""gctl: hold, release and update jobs; drain and undrain nodes and GPUs."""
+"""gctl: hold, release, suspend, resume, requeue and update jobs; drain and undrain nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,24 @@ from gpusched.model.units import printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+_DONE = {
+    "hold": "held",
+    "release": "released",
+    "suspend": "suspended",
+    "resume": "resumed",
+    "requeue": "requeued",
+    "update": "updated",
+    "drain": "drained",
+    "undrain": "undrained",
+}
+_AS_IT_WAS = {
+    "hold": "was held already",
+    "release": "was not held",
+    "suspend": "was suspended already",
+    "resume": "was not suspended",
+}
 
 
 def main() -> int:
@@ -58,12 +76,18 @@ def body(words: list[str]) -> int:
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{name}\n" for name in answer["changed"]))
     else:
-        done = {"hold": "held", "release": "released", "update": "updated", "drain": "drained", "undrain": "undrained"}
-        for name in answer["changed"]:
-            sys.stdout.write(f"{done[action]} {printable(str(name))}\n")
-        for name in answer.get("unchanged", ()):
-            output.note("gctl", f"{name} was {done[action]} already" if action == "hold" else f"{name} was not held")
+        _tell(action, answer)
     return 0
+
+
+def _tell(action: str, answer: dict[str, Any]) -> None:
+    for name in answer["changed"]:
+        sys.stdout.write(f"{_DONE[action]} {printable(str(name))}\n")
+    for name in answer.get("unchanged", ()):
+        output.note("gctl", f"{name} {_AS_IT_WAS[action]}")
+    for kept in answer.get("kept", ()):
+        gpus = "its GPU" if kept["gpus"] == 1 else f"its {kept['gpus']} GPUs"
+        output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have them: gctl requeue {kept['id']}")
 
 
 def _reload(rest: list[str], values: dict[str, Any]) -> int:

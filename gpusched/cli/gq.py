@@ -21,8 +21,22 @@ if TYPE_CHECKING:
     from gpusched.client import Client
 
 _NAME_WIDTH = 24
-_FIELDS = ("id", "name", "user", "state", "start_at", "end_at", "gpu_request", "node", "gpus", "reason", "reason_text")
-_ORDER = {"RUNNING": 0, "COMPLETING": 1, "PENDING": 2}
+_STILL = ("suspended_at", "suspended_s")
+_FIELDS = (
+    "id",
+    "name",
+    "user",
+    "state",
+    "start_at",
+    "end_at",
+    "gpu_request",
+    "node",
+    "gpus",
+    "reason",
+    "reason_text",
+    *_STILL,
+)
+_ORDER = {"RUNNING": 0, "COMPLETING": 1, "SUSPENDED": 1, "PENDING": 2}
 
 
 def main() -> int:
@@ -112,11 +126,14 @@ def _table(client: Client, asked: str, values: Values) -> None:
 
 def _line(row: list[Any], now: float) -> tuple[str, ...]:
     job_id, name, user, state, start_at, end_at, wanted, node, gpus, reason, reason_text = row[:11]
+    suspended_at, suspended_s = row[11:13]
     elapsed = "0:00"
     if start_at is not None and state != "PENDING":
-        elapsed = format_duration((end_at or now) - start_at)
+        elapsed = format_duration(max(0.0, (end_at or suspended_at or now) - start_at - suspended_s))
     if state in ("RUNNING", "COMPLETING"):
         where = f"{node}:{','.join(str(gpu['index']) for gpu in gpus)}" if gpus else (node or "")
+    elif state == "SUSPENDED":
+        where = f"({reason_text})"
     elif reason and reason != "None":
         where = f"({reason}) {reason_text or ''}"
     else:

@@ -57,7 +57,9 @@ def await_all(
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{job['id']} {job['state']}\n" for job in answer["jobs"]))
     elif not answer["done"]:
-        open_ids = [job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING")]
+        open_ids = [
+            job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
+        ]
         output.note(command, f"gave up waiting; not ended: {', '.join(open_ids)}")
     else:
         for job in answer["jobs"]:

@@ -22,15 +22,17 @@ def _instant(at: float | None) -> str:
 def _elapsed(job: Job) -> str:
     if job["start_at"] is None or job["state"] == "PENDING":
         return "0:00"
-    return format_duration((job["end_at"] or time.time()) - job["start_at"])
+    until = job["end_at"] or job["suspended_at"] or time.time()
+    return format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
 
 
 def _left(job: Job) -> str:
     if job["time_limit_s"] is None:
         return "UNLIMITED"
-    if job["state"] != "RUNNING":
+    if job["state"] not in ("RUNNING", "SUSPENDED"):
         return format_duration(job["time_limit_s"])
-    return format_duration(max(0.0, job["start_at"] + job["time_limit_s"] - time.time()))
+    used_s = (job["suspended_at"] or time.time()) - job["start_at"] - job["suspended_s"]
+    return format_duration(max(0.0, job["time_limit_s"] - used_s))
 
 
 def _gpus(job: Job) -> str:

@@ -57,7 +57,10 @@ def apply(command: Suspend | Resume | Requeue, turn: Turn) -> dict[str, Any]:
 def _suspend(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
     for job in jobs:
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
-            raise Refused(f"job {job.id} is {job.state} and has nothing to suspend", _instead(job, "gctl hold"))
+            raise Refused(
+                f"job {job.id} is {job.state} and has nothing to suspend",
+                _instead(job, "keep it from starting with: gctl hold"),
+            )
         if job.suspended_by == "policy":
             raise Refused(
                 f"job {job.id} stands still already, to make room, and goes on by itself",
@@ -85,7 +88,9 @@ def _resume(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
                 f"to have it wait in line instead: gctl requeue {job.id}",
             )
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
-            raise Refused(f"job {job.id} is {job.state}, not suspended", _instead(job, "gctl release"))
+            raise Refused(
+                f"job {job.id} is {job.state}, not suspended", _instead(job, "see what it waits for with: gq --why")
+            )
     changed, unchanged = [], []
     for job in jobs:
         if job.state is JobState.RUNNING:
@@ -114,10 +119,8 @@ def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
     return {"changed": [job.id for job in jobs]}
 
 
-def _instead(job: Job, command: str) -> str:
-    if job.state is JobState.PENDING:
-        return f"a job that waits is stopped and let go with gctl hold and gctl release: {command} {job.id}"
-    return f"see it with: gshow {job.id}"
+def _instead(job: Job, while_pending: str) -> str:
+    return f"{while_pending} {job.id}" if job.state is JobState.PENDING else f"see it with: gshow {job.id}"
 
 
 def carry_out(plan: Plan, turn: Turn) -> bool:

@@ -1,0 +1,82 @@
+"""gctl suspend, resume and requeue as users type them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shell import Shell
+from support import wait_until
+
+
+def shown(sh: Shell, job_id: str) -> dict[str, Any]:
+    return dict(json.loads(sh.ok("gshow", "--json", job_id))["jobs"][0])
+
+
+def state(sh: Shell, job_id: str) -> str:
+    return str(shown(sh, job_id)["state"])
+
+
+def sleeper(sh: Shell, *words: str) -> str:
+    job_id = sh.submit("-c", "0", *words, "--", "sleep", "1000")
+    wait_until(lambda: state(sh, job_id) == "RUNNING", what="the job to run")
+    return job_id
+
+
+def test_a_job_stands_still_until_it_is_resumed(sh: Shell) -> None:
+    job_id = sleeper(sh)
+    assert sh.ok("gctl", "suspend", job_id) == f"suspended {job_id}\n"
+    (line,) = (line for line in sh.ok("gq", "--me").splitlines() if line.split()[0] == job_id)
+    assert line.split()[3] == "S"
+    assert f"let it go on with: gctl resume {job_id}" in line
+    assert sh.type("gctl", "suspend", job_id).err == f"gctl: {job_id} was suspended already\n"
+    waited = sh.type("gwait", "--timeout", "1s", job_id)
+    assert (waited.code, job_id in waited.err) == (1, True)
+    assert sh.ok("gctl", "resume", job_id) == f"resumed {job_id}\n"
+    assert state(sh, job_id) == "RUNNING"
+    assert sh.type("gctl", "resume", job_id).err == f"gctl: {job_id} was not suspended\n"
+    story = [event["text"] for event in shown(sh, job_id)["events"]]
+    assert any(text.startswith("suspended by ") for text in story)
+    assert any(text.startswith("resumed by ") for text in story)
+    sh.ok("gcancel", job_id)
+
+
+def test_a_suspended_job_that_keeps_its_gpus_says_so(own: Shell) -> None:
+    job_id = sleeper(own, "-g", "2")
+    done = own.type("gctl", "suspend", job_id)
+    assert done.out == f"suspended {job_id}\n"
+    assert done.err == f"gctl: {job_id} keeps its 2 GPUs meanwhile; to let others have them: gctl requeue {job_id}\n"
+    waiting = own.submit("-g", "1", "--", "true")
+    assert state(own, waiting) == "PENDING"
+    own.ok("gctl", "requeue", job_id)
+    wait_until(lambda: state(own, waiting) in ("RUNNING", "COMPLETED") or state(own, job_id) == "RUNNING", what="it")
+    own.ok("gcancel", job_id)
+
+
+def test_json_and_quiet_are_for_scripts(sh: Shell) -> None:
+    job_id = sleeper(sh)
+    answer = json.loads(sh.ok("gctl", "--json", "suspend", job_id))
+    assert (answer["changed"], answer["unchanged"], answer["kept"]) == ([int(job_id)], [], [])
+    assert shown(sh, job_id)["suspended_at"] is not None
+    assert sh.ok("gctl", "--quiet", "resume", job_id) == f"{job_id}\n"
+    assert sh.ok("gctl", "--quiet", "requeue", job_id) == f"{job_id}\n"
+    wait_until(lambda: shown(sh, job_id)["run"] == 2, what="the second run")
+    sh.ok("gcancel", job_id)
+
+
+def test_what_cannot_be_done_is_said_with_what_can(sh: Shell) -> None:
+    held = sh.submit("-H", "--", "true")
+    once = sleeper(sh, "--no-requeue")
+    for action, job_id, says, hint in (
+        ("suspend", held, "is PENDING", f"gctl hold {held}"),
+        ("resume", held, "is PENDING, not suspended", f"gq --why {held}"),
+        ("requeue", held, "it waits already", f"gq --why {held}"),
+        ("requeue", once, "--no-requeue", f"gcancel {once}"),
+        ("suspend", "99999", "there is no job 99999", "gq -a"),
+    ):
+        done = sh.type("gctl", action, job_id)
+        assert done.code == 1, done
+        assert says in done.err
+        assert hint in done.err
+        assert done.out == ""
+    sh.ok("gcancel", held, once)
