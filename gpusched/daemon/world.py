@@ -18,14 +18,12 @@ from gpusched.model.snapshot import ClassKey, PendingClass, Urgency, Usage
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import (
-    Expression,
     Lookup,
     Never,
     Parent,
     Satisfied,
     Verdict,
     Waiting,
-    evaluate,
     parse_dependency,
 )
 from gpusched.policy.ordering import class_key
@@ -33,6 +31,7 @@ from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
 from .classes import FRONT, ClassQueue
+from .dependents import Dependents
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
 from .tally import JobCounts
@@ -78,10 +77,7 @@ class World:
         self._class_of: dict[int, ClassKey] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
         self._timed = Alarms()
-        self._expressions: dict[int, Expression] = {}
-        self._children: dict[int, set[int]] = {}
-        self._parents: dict[int, Parent] = {}
-        self._touched: set[int] = set()
+        self._dependents = Dependents()
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Alarms()
         self._stopping_at: dict[int, float] = {}
@@ -120,9 +116,9 @@ class World:
             return
         self.rules = rules
         self._inheritance = Inheritance(self._urgency_of, rules.tiers)
-        for job_id in sorted(self._expressions):
-            self._pass_on(self.jobs[job_id], self.dependency_state(self.jobs[job_id]))
-        self._reorder(self._children)
+        for job_id in self._dependents:
+            self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
+        self._reorder(self._dependents.parents())
         for run in self.open_runs.values():
             self._hold(run)
 
@@ -141,15 +137,12 @@ class World:
             verdict: Verdict = _FREE
             if job.state is JobState.PENDING:
                 self._await_deadline(job)
-                self._watch_dependency(job)
+                self._dependents.watch(job, self.jobs)
                 verdict = self.dependency_state(job)
                 self._enqueue(job, verdict, now)
             self._pass_on(job, verdict)
             self._follow_run(job, now)
-        children = self._children.get(job.id)
-        if children:
-            self._parents[job.id] = (job.state, job.start_at)
-            self._touched.update(children)
+        self._dependents.follow(job)
 
     def _count(self, job: Job) -> None:
         before = self.jobs.get(job.id)
@@ -272,7 +265,7 @@ class World:
 
     def _pass_on(self, job: Job, verdict: Verdict) -> None:
         """Let the jobs that this one waits for be as urgent as it is, as long as it waits for them."""
-        if job.id not in self._expressions:
+        if job.id not in self._dependents:
             return
         # A held job would not start if they had ended, so nobody has to hurry for it.
         targets: tuple[int, ...] = ()
@@ -298,7 +291,7 @@ class World:
 
     def learn_parents(self, store: Store, ids: Iterable[int]) -> None:
         """Remember the states of jobs that others are about to depend on, ended ones included."""
-        self._parents.update(self._look_up(store, set(ids) - self._parents.keys()))
+        self._dependents.learn(self._look_up(store, self._dependents.unknown(ids)))
 
     def lookup_parents(self, store: Store, ids: Iterable[int]) -> Lookup:
         """A lookup for `evaluate` that knows these jobs."""
@@ -311,32 +304,10 @@ class World:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
         return {job_id: (job.state, job.start_at) for job_id, job in found.items()}
 
-    def _watch_dependency(self, job: Job) -> None:
-        job_id = job.id
-        if not job.spec.dependency or job_id in self._expressions:
-            return
-        expression = parse_dependency(job.spec.dependency)
-        self._expressions[job_id] = expression
-        self._touched.add(job_id)
-        for parent_id in expression.job_ids:
-            self._children.setdefault(parent_id, set()).add(job_id)
-            parent = self.jobs.get(parent_id)
-            if parent is not None:
-                self._parents[parent_id] = (parent.state, parent.start_at)
-
     def _forget_dependency(self, job_id: int) -> None:
-        expression = self._expressions.pop(job_id, None)
-        if expression is None:
-            return
-        self._reorder(self._inheritance.settle(job_id, ()))
-        for parent_id in expression.job_ids:
-            children = self._children.get(parent_id)
-            if children is None:
-                continue
-            children.discard(job_id)
-            if not children:
-                del self._children[parent_id]
-                self._parents.pop(parent_id, None)
+        if job_id in self._dependents:
+            self._reorder(self._inheritance.settle(job_id, ()))
+            self._dependents.forget(job_id)
 
     def replace_dependency(self, job: Job) -> None:
         """The job's dependency was changed: watch the new one from the next `put_job` on."""
@@ -344,22 +315,20 @@ class World:
 
     def dependency_state(self, job: Job) -> Verdict:
         """Satisfied, Waiting or Never, as of what is known of the parents."""
-        expression = self._expressions.get(job.id)
-        return _FREE if expression is None else evaluate(expression, self._parents.get)
+        return self._dependents.state(job.id)
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
-        return tuple(sorted(self._children.get(job_id, ())))
+        return self._dependents.children_of(job_id)
 
     def dependency_edges(self) -> dict[int, frozenset[int]]:
         """Which jobs each waiting job names."""
-        return {job_id: frozenset(expr.job_ids) for job_id, expr in self._expressions.items()}
+        return self._dependents.edges()
 
     def settle_dependencies(self, now: float) -> list[tuple[Job, Never]]:
         """Queue the jobs whose dependency became satisfied; return those for which it never can be."""
         hopeless = []
-        touched, self._touched = sorted(self._touched), set()
-        for job_id in touched:
+        for job_id in self._dependents.take_touched():
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING:
                 continue

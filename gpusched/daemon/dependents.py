@@ -1,0 +1,89 @@
+"""Who waits for whom, and what is known of those that are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpusched.model.job import Job
+from gpusched.policy.dependencies import Expression, Parent, Satisfied, Verdict, evaluate, parse_dependency
+
+_FREE = Satisfied()
+
+
+class Dependents:
+    """Jobs with a dependency and their parents, ended ones included; nothing of jobs without one."""
+
+    def __init__(self) -> None:
+        self._expressions: dict[int, Expression] = {}
+        self._children: dict[int, set[int]] = {}
+        self._parents: dict[int, Parent] = {}
+        self._touched: set[int] = set()
+        """Jobs whose dependency may have come true, or never will, since somebody asked last."""
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._expressions
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._expressions))
+
+    def learn(self, parents: Mapping[int, Parent]) -> None:
+        """Remember the states of jobs that others are about to depend on."""
+        self._parents.update(parents)
+
+    def unknown(self, ids: Iterable[int]) -> set[int]:
+        """Those of these jobs of which nothing is known."""
+        return set(ids) - self._parents.keys()
+
+    def watch(self, job: Job, jobs: Mapping[int, Job]) -> None:
+        """Follow the parents of a job that waits, if it names any; `jobs` are the active ones."""
+        if not job.spec.dependency or job.id in self._expressions:
+            return
+        expression = parse_dependency(job.spec.dependency)
+        self._expressions[job.id] = expression
+        self._touched.add(job.id)
+        for parent_id in expression.job_ids:
+            self._children.setdefault(parent_id, set()).add(job.id)
+            parent = jobs.get(parent_id)
+            if parent is not None:
+                self._parents[parent_id] = (parent.state, parent.start_at)
+
+    def forget(self, job_id: int) -> None:
+        """The job has ended or depends on something else: its parents are followed no more for its sake."""
+        expression = self._expressions.pop(job_id, None)
+        for parent_id in expression.job_ids if expression is not None else ():
+            children = self._children.get(parent_id)
+            if children is None:
+                continue
+            children.discard(job_id)
+            if not children:
+                del self._children[parent_id]
+                self._parents.pop(parent_id, None)
+
+    def follow(self, job: Job) -> None:
+        """A job has changed: those that wait for it have to be looked at."""
+        children = self._children.get(job.id)
+        if children:
+            self._parents[job.id] = (job.state, job.start_at)
+            self._touched.update(children)
+
+    def take_touched(self) -> list[int]:
+        """Jobs to look at since the last call, by id."""
+        touched, self._touched = sorted(self._touched), set()
+        return touched
+
+    def state(self, job_id: int) -> Verdict:
+        """Satisfied, Waiting or Never, as of what is known of the parents."""
+        expression = self._expressions.get(job_id)
+        return _FREE if expression is None else evaluate(expression, self._parents.get)
+
+    def children_of(self, job_id: int) -> tuple[int, ...]:
+        """Jobs that name this one in their dependency, by id."""
+        return tuple(sorted(self._children.get(job_id, ())))
+
+    def parents(self) -> list[int]:
+        """Jobs that others name, by id."""
+        return sorted(self._children)
+
+    def edges(self) -> dict[int, frozenset[int]]:
+        """Which jobs each waiting job names."""
+        return {job_id: frozenset(expression.job_ids) for job_id, expression in self._expressions.items()}
