@@ -11,6 +11,7 @@ from aiohttp import web
 from gpusched.api import validate
 from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, document, event_json, job_json, plain, run_json
+from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import Service, number, service_of, states_of, words
 from gpusched.daemon import commands, yielding
 from gpusched.daemon.forecast import forecast
@@ -51,7 +52,8 @@ async def submit(request: web.Request) -> web.Response:
         body.get("spec"), body.get("batch"), service.settings, caller.user, service.requests
     )
     if body.get("dry_run"):
-        return respond(dry_run=plain(forecast(submission.specs[0], caller, service.scheduler)))
+        found = await service.work_out(forecast(submission.specs[0], caller, service.scheduler))
+        return respond(dry_run=forecast_json(found))
     answer = await service.ask(commands.Submit(caller, submission.specs, submission.payloads))
     if body.get("batch") is not None:
         return respond(ids=answer["ids"])
