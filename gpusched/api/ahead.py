@@ -5,25 +5,22 @@ The answers are worked out on a thread of their own, one after the other, so tha
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
 
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.render import plain
+from gpusched.api.render_ahead import accuracy_json, alternative_json, range_json
 from gpusched.api.service import Service, service_of
 from gpusched.daemon.outlook import Outlook
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
-from gpusched.policy.estimates import Accuracy, StartRange
+from gpusched.policy.estimates import StartRange
 from gpusched.policy.ordering import class_key
 from gpusched.policy.whatif import Alternative
-
-_Answer = TypeVar("_Answer")
 
 
 async def why(request: web.Request) -> web.Response:
@@ -52,13 +49,13 @@ async def _ahead_of(service: Service, job: Job) -> dict[str, Any]:
     if job.state is not JobState.PENDING:
         return nothing
     outlook = Outlook.of(service.scheduler)
-    place, found, alternatives = await _work_out(service, lambda: _look(outlook, job))
+    place, found, alternatives = await service.work_out(lambda: _look(outlook, job))
     return {
         "place": place and place[0],
         "of": place and place[1],
-        "start": _range_json(found),
-        "alternatives": [_alternative_json(one) for one in alternatives],
-        "accuracy": _accuracy_json(service.scheduler.estimates.accuracy()),
+        "start": range_json(found),
+        "alternatives": [alternative_json(one) for one in alternatives],
+        "accuracy": accuracy_json(service.scheduler.estimates.accuracy()),
     }
 
 
@@ -76,7 +73,7 @@ async def starts(request: web.Request) -> web.Response:
     facts = service.facts_of(jobs)
     ids = [job.id for job in jobs]
     outlook = Outlook.of(scheduler)
-    ranges = await _work_out(service, lambda: outlook.starts(ids))
+    ranges = await service.work_out(lambda: outlook.starts(ids))
     rows = []
     for job in jobs:
         found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)
@@ -93,7 +90,7 @@ async def starts(request: web.Request) -> web.Response:
         }
         rows.append((_soonest(found), job.id, row))
     rows.sort(key=lambda entry: entry[:2])
-    return respond(starts=[row for _, _, row in rows], accuracy=_accuracy_json(scheduler.estimates.accuracy()))
+    return respond(starts=[row for _, _, row in rows], accuracy=accuracy_json(scheduler.estimates.accuracy()))
 
 
 def _soonest(found: StartRange) -> tuple[bool, float, float]:
@@ -102,26 +99,3 @@ def _soonest(found: StartRange) -> tuple[bool, float, float]:
 
 def _nodes(place: Placement | None) -> list[str]:
     return [] if place is None else [piece.node for piece in (place, *place.others)]
-
-
-async def _work_out(service: Service, question: Callable[[], _Answer]) -> _Answer:
-    """Have the thread answer this. What it looks at must not change."""
-    return await asyncio.get_running_loop().run_in_executor(service.thinker, question)
-
-
-def _range_json(found: StartRange) -> dict[str, Any] | None:
-    return None if found.is_unknown else {"low_at": found.low_at, "high_at": found.high_at}
-
-
-def _alternative_json(one: Alternative) -> dict[str, Any]:
-    return {
-        "change": plain(one.change),
-        "text": one.text,
-        "option": one.option,
-        "update": one.update,
-        "starts": "now" if one.is_now else one.starts_at,
-    }
-
-
-def _accuracy_json(found: Accuracy | None) -> dict[str, Any] | None:
-    return None if found is None else plain(found)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -23,6 +23,8 @@ from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, printable
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
@@ -60,6 +62,10 @@ class Service:
         self.scheduler.submit(command, reply)
         self.wake()
         return await future
+
+    async def work_out(self, question: Callable[[], _Answer]) -> _Answer:
+        """Have another thread answer this while the queue goes on. What the question looks at must not change."""
+        return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
 
     def announce(self, job_ids: Iterable[int]) -> None:
         """Wake the clients that wait for any of these jobs; called after each commit."""

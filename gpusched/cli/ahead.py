@@ -99,6 +99,16 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     return lines
 
 
+def forecast_lines(found: dict[str, Any]) -> list[str]:
+    """Lines of `gsub --dry-run` after the verdict: when, and what would help."""
+    if found["verdict"] != "waits":
+        return []
+    now = time.time()
+    span = {"low_at": found["start_low_at"], "high_at": found["start_at"]}
+    is_known = any(at is not None for at in span.values())
+    return [f"start: {_start(span if is_known else None, now)}", *(one["text"] for one in found["alternatives"])]
+
+
 def _start(found: dict[str, Any] | None, now: float) -> str:
     if found is None:
         return "unknown"

@@ -251,5 +251,8 @@ def _print_forecast(answer: dict[str, Any], values: Values) -> int:
     elif values.get("quiet"):
         sys.stdout.write(f"{found['verdict']}\n")
     else:
-        sys.stdout.write(f"{printable(found['text'])}\n")
+        from gpusched.cli.ahead import forecast_lines  # only a dry run asks for it
+
+        lines = [found["text"], *forecast_lines(found)]
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     return 1 if found["verdict"] == "refused" else 0

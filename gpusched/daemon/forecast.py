@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpusched.daemon.admitting import check_submission, completed
@@ -11,12 +11,13 @@ from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.turn import Turn
 from gpusched.errors import Refused
-from gpusched.model.job import GpuShare, JobSpec
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Plan, Snapshot
+from gpusched.model.job import GpuShare, Job, JobSpec
+from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration
 from gpusched.policy.cycle import decide
 from gpusched.policy.dependencies import Satisfied, evaluate, parse_dependency
 from gpusched.policy.ordering import class_key
+from gpusched.policy.whatif import Alternative
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,23 @@ class Forecast:
     node: str | None = None
     gpus: tuple[GpuShare, ...] = ()
     start_at: float | None = None
-    """Now, or the latest expected start where one is known."""
+    """Now, or the latest start where one is known."""
+    start_low_at: float | None = None
+    """Its start if runs take as long as usual; None when nobody knows."""
     facts: Mapping[str, object] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+    """What would make it start now."""
 
 
-def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast:
-    """Say what submitting this now would do; changes nothing."""
+def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Callable[[], Forecast]:
+    """What submitting this now would do: a question that another thread may answer. Changes nothing."""
+    answer = _at_once(spec, caller, scheduler)
+    return (lambda: answer) if isinstance(answer, Forecast) else answer
+
+
+def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast | Callable[[], Forecast]:
     now = scheduler.now()
-    snapshot = scheduler.snapshot(now)
-    turn = Turn(scheduler.world, scheduler.store, scheduler.settings, snapshot.nodes, now)
+    turn = Turn(scheduler.world, scheduler.store, scheduler.settings, scheduler.nodes(now), now)
     spec = completed(spec, caller.user, scheduler.settings)
     try:
         check_submission([spec], caller.user, turn)
@@ -47,30 +56,25 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast:
     job = new_job(scheduler.world.next_id, caller, spec, now)
     if spec.hold:
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")
-    if job.eligible_at > now:
-        text = f"begins in {format_duration(job.eligible_at - now)} at the earliest"
-        return Forecast("waits", text, "BeginTime", start_at=job.eligible_at)
     if spec.dependency:
         expression = parse_dependency(spec.dependency)
         verdict = evaluate(expression, scheduler.world.lookup_parents(scheduler.store, set(expression.job_ids)))
         if not isinstance(verdict, Satisfied):
             return Forecast("waits", verdict.text, "Dependency")
-    key = class_key(job)
-    return _read(job.id, key, now, decide(_with_job(snapshot, key, job.id, job.queued_at), scheduler.settings))
+    outlook = Outlook.of(scheduler, job)
+    return lambda: _look(outlook, job)
 
 
-def _with_job(snapshot: Snapshot, key: ClassKey, job_id: int, queued_at: float) -> Snapshot:
-    newcomer = PendingJob(job_id, queued_at)
-    classes = list(snapshot.pending)
-    for at, waiting in enumerate(classes):
-        if waiting.key == key:
-            # Behind a front that is cut short, its turn is beyond this plan anyway.
-            classes[at] = PendingClass(key, (*waiting.jobs, newcomer), waiting.total + 1)
-            break
-    else:
-        classes.append(PendingClass(key, (newcomer,), 1))
-    classes.sort(key=lambda waiting: (waiting.jobs[0].queued_at, waiting.jobs[0].id))
-    return replace(snapshot, pending=tuple(classes))
+def _look(outlook: Outlook, job: Job) -> Forecast:
+    now = outlook.snapshot.now
+    found = outlook.starts([job.id])[job.id]
+    if job.eligible_at > now:
+        text = f"begins in {format_duration(job.eligible_at - now)} at the earliest"
+        return Forecast("waits", text, "BeginTime", start_at=found.high_at, start_low_at=found.low_at)
+    answer = _read(job.id, class_key(job), now, decide(outlook.snapshot, outlook.settings, outlook.extensions))
+    if answer.verdict == "starts_now":
+        return answer
+    return replace(answer, start_at=found.high_at, start_low_at=found.low_at, alternatives=outlook.alternatives(job))
 
 
 def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
@@ -79,7 +83,7 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
             place = start.placement
             cards = ", ".join(str(share.index) for share in place.gpus)
             text = f"would start now on {place.node}" + (f", GPU {cards}" if cards else "")
-            return Forecast("starts_now", text, None, place.node, place.gpus, now)
+            return Forecast("starts_now", text, None, place.node, place.gpus, now, now)
     for reservation in plan.reservations:
         if reservation.job_id == job_id and reservation.start_at is not None:
             text = f"would wait about {format_duration(reservation.start_at - now)}"
@@ -91,8 +95,7 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
                 str(reason.code) if reason else None,
                 place.node,
                 place.gpus,
-                reservation.start_at,
-                reason.facts if reason else {},
+                facts=reason.facts if reason else {},
             )
     reason = plan.reasons.get(key)
     if reason is None:
