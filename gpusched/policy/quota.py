@@ -43,6 +43,7 @@ class Quotas:
         "_by_queue_user",
         "_capacity",
         "_chains",
+        "_leaving",
         "_nodes",
         "_reclaims",
         "_settings",
@@ -62,6 +63,8 @@ class Quotas:
         self._by_queue_user: dict[tuple[str, str], Held] = {}
         self._by_qos: dict[str, Held] = {}
         self._by_qos_user: dict[tuple[str, str], Held] = {}
+        self._leaving: dict[str, Held] = {}
+        """Of what queues hold, what they are losing already."""
         self._reclaims = settings.preempt.reclaim
         self.is_capacity = queues.is_capacity(settings)
         """Whether queues divide the machines among them, so that `rank` decides which goes first."""
@@ -75,6 +78,7 @@ class Quotas:
         twin._by_queue_user = self._by_queue_user.copy()
         twin._by_qos = self._by_qos.copy()
         twin._by_qos_user = self._by_qos_user.copy()
+        twin._leaving = self._leaving.copy()
         return twin
 
     def add(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
@@ -84,6 +88,25 @@ class Quotas:
     def remove(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
         """Undo `add`, exactly."""
         self._count(queue, user, qos, amount_of(amount), jobs, -1)
+
+    def leave(self, queue: str, amount: Resources) -> None:
+        """Count a running job as told to end: for guarantees it holds nothing, for limits all until it has ended.
+
+        So that a queue is not made to give back twice what it has borrowed. Those who get what it leaves
+        are added like running jobs, or they would claim their guarantee twice.
+        """
+        gpus, cpus, mem = amount_of(amount)
+        for node in self._chain(queue):
+            g, c, m, j = self._leaving.get(node.name, NONE_HELD)
+            self._leaving[node.name] = (g + gpus, c + cpus, m + mem, j + 1)
+
+    def _staying(self, name: str) -> Held:
+        """What a queue holds and is not losing already."""
+        held = self._by_queue.get(name, NONE_HELD)
+        leaving = self._leaving.get(name)
+        if leaving is None:
+            return held
+        return held[0] - leaving[0], held[1] - leaving[1], held[2] - leaving[2], held[3] - leaving[3]
 
     def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int) -> None:
         gpus, cpus, mem, jobs = sign * amount[0], sign * amount[1], sign * amount[2], sign * jobs
@@ -170,17 +193,7 @@ class Quotas:
         the cores of a job do not matter, and a job without GPUs is not within it.
         """
         needed = amount_of(amount)
-        return any(self._is_within(node, needed) for node in self._chain(queue))
-
-    def _is_within(self, node: QueueNode, needed: Amount) -> bool:
-        held = self._by_queue.get(node.name, NONE_HELD)
-        is_any = False
-        for kind, own in node.guarantees:
-            if needed[kind]:
-                if held[kind] + needed[kind] > own:
-                    return False
-                is_any = True
-        return is_any
+        return any(_is_within(node, self._staying(node.name), needed) for node in self._chain(queue))
 
     def rank(self, queue: str, amount: Resources) -> tuple[tuple[int, float, str], ...]:
         """Sort key between all queues, smaller first, for a job that would take this much.
@@ -195,7 +208,7 @@ class Quotas:
     def _rank_of(self, node: QueueNode, needed: Amount) -> tuple[int, float, str]:
         held = self._by_queue.get(node.name, NONE_HELD)
         share = 0.0
-        if self._is_within(node, needed):
+        if _is_within(node, held, needed):
             for kind, own in node.guarantees:
                 share = max(share, held[kind] / own)
             return 0, share, node.name
@@ -223,13 +236,13 @@ class Quotas:
         if not ours or not theirs:
             return False
         needed, lost = amount_of(amount), amount_of(victim_amount)
-        if not self._is_within(ours[-1], needed):
+        if not _is_within(ours[-1], self._staying(ours[-1].name), needed):
             return False
         wanted = [kind for kind in KINDS if needed[kind] and lost[kind] and ours[-1].guaranteed[kind]]
         return all(self._can_give(node, ours[-1], wanted, lost) for node in theirs)
 
     def _can_give(self, node: QueueNode, claimant: QueueNode, wanted: list[int], lost: Amount) -> bool:
-        held, own = self._by_queue.get(node.name, NONE_HELD), node.guaranteed
+        held, own = self._staying(node.name), node.guaranteed
         claimed = next((kind for kind in wanted if held[kind] > own[kind]), None)
         if claimed is None or not node.settings.preemptible:
             return False
@@ -248,3 +261,14 @@ class Quotas:
         tops = [name for name, node in self._nodes.items() if node.parent is None]
         tops += [name for name in self._by_queue if name not in self._nodes]
         return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))
+
+
+def _is_within(node: QueueNode, held: Held, needed: Amount) -> bool:
+    """Whether so much more is within the guarantee of this queue alone."""
+    is_any = False
+    for kind, own in node.guarantees:
+        if needed[kind]:
+            if held[kind] + needed[kind] > own:
+                return False
+            is_any = True
+    return is_any

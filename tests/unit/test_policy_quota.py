@@ -609,6 +609,45 @@ def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
     assert quotas.may_reclaim("b", both, "a", both), "a is guaranteed cores, and no GPU"
 
 
+def test_what_is_leaving_already_is_not_taken_back_twice():
+    quotas = quotas_of(A, B)
+    for _ in range(6):
+        quotas.add("b", "zoe", "", amount(1))
+    taken = 0
+    while taken < 9 and quotas.may_reclaim("a", amount(1), "b", amount(1)):
+        quotas.leave("b", amount(1))
+        quotas.add("a", "ann", "", amount(1))
+        taken += 1
+    assert taken == 2
+
+
+def test_room_that_is_made_for_a_queue_counts_against_its_guarantee():
+    quotas = quotas_of(queue("a", guaranteed_gpus=2.0), queue("b"), held={"b": 8})
+    for _ in range(2):
+        assert quotas.may_reclaim("a", amount(1), "b", amount(1))
+        quotas.leave("b", amount(1))
+        quotas.add("a", "ann", "", amount(1))
+    assert not quotas.may_reclaim("a", amount(1), "b", amount(1))
+
+
+def test_what_is_leaving_is_still_held_as_far_as_limits_go():
+    quotas = quotas_of(queue("lab", max_gpus=4.0), queue("vision", "lab", guaranteed_gpus=4.0), held={"vision": 4})
+    quotas.leave("vision", amount(4))
+    assert denied(quotas, amount(1)).facts["held"] == 4
+    assert quotas.used("lab").gpus == 4
+    assert quotas.is_within_guarantee("vision", amount(4))
+
+
+def test_a_copy_knows_what_is_leaving_and_forgets_nothing_of_it():
+    quotas = quotas_of(A, B, held={"b": 5})
+    quotas.leave("b", amount(1))
+    twin = quotas.copy()
+    assert not twin.may_reclaim("a", amount(1), "b", amount(1))
+    twin.leave("b", amount(4))
+    assert quotas.is_within_guarantee("b", amount(1)) is False
+    assert twin.is_within_guarantee("b", amount(4)) is True
+
+
 # The ledger
 
 
