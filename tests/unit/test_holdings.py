@@ -1,0 +1,164 @@
+"""What runs hold, as the policy is told: from their rows, from what their jobs asked for, from what is done to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpusched.daemon.world import Rules, World
+from gpusched.model.cluster import Allocation
+from gpusched.model.job import Job, Run
+from gpusched.model.states import JobState, RunState
+from gpusched.ports import Changes
+from gpusched.store.memory import MemoryStore
+from gpusched.testing import NOW, job, launch, request, run, share, spec
+
+CARDS = (share(0), share(1))
+
+
+def started(**parts: Any) -> tuple[Job, Run]:
+    asked = request(gpus=2, cpus=3.0, mem_mib=7, is_exclusive=True, licenses=(("matlab", 2),), resources=(("nvme", 1),))
+    fields = {"request": asked, "account": "lab", "queue": "vision", "qos": "rush", "reservation": "class", **parts}
+    made = job(1, spec=spec(**fields), state=JobState.RUNNING, run=1)
+    return made, run(made, state=RunState.RUNNING, start_at=NOW + 1, gpus=CARDS)
+
+
+def a_world(made: Job, its_run: Run) -> World:
+    world = World(Rules(grace_s=20.0))
+    world.put_job(made, NOW)
+    world.put_run(its_run)
+    return world
+
+
+def held(world: World) -> Allocation:
+    (found,) = world.holds.values()
+    return found
+
+
+def test_an_open_run_holds_all_that_it_booked_and_is_known_by_its_job() -> None:
+    world = a_world(*started(time_limit_s=60))
+    assert held(world) == Allocation(
+        job_id=1,
+        uid=1000,
+        node="n1",
+        gpus=CARDS,
+        cpus=3.0,
+        mem_mib=7,
+        start_at=NOW + 1,
+        expected_end_at=NOW + 61,
+        user="ann",
+        account="lab",
+        queue="vision",
+        qos="rush",
+        resources=(("nvme", 1),),
+        licenses=(("matlab", 2),),
+        is_exclusive=True,
+        reservation="class",
+        can_requeue=True,
+        can_suspend=False,
+        grace_s=20.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"retry": {"requeue": False}}, {"can_requeue": False}),
+        ({"request": request(cpus=1.0)}, {"can_suspend": True}),
+        ({"launch": launch("true", grace_s=3.0)}, {"grace_s": 3.0}),
+    ],
+    ids=["one that must not be run again", "one without GPUs can stand still", "its own grace"],
+)
+def test_what_a_job_accepts(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
+    world = a_world(*started(**asked))
+    assert {name: getattr(held(world), name) for name in wanted} == wanted
+
+
+STOPPED = [
+    ("is cancelled", {"state": JobState.COMPLETING, "cancel_at": NOW + 5}, NOW + 25),
+    ("makes room", {"preempt_at": NOW + 6}, NOW + 26),
+    (
+        "makes room and is cancelled then",
+        {"state": JobState.COMPLETING, "preempt_at": NOW, "cancel_at": NOW + 9},
+        NOW + 20,
+    ),
+    ("reached its limit", {"state": JobState.COMPLETING}, NOW + 30),
+]
+
+
+@pytest.mark.parametrize(("changes", "end_at"), [case[1:] for case in STOPPED], ids=[case[0] for case in STOPPED])
+def test_a_run_that_is_being_ended_is_gone_when_its_grace_is_over(changes: dict[str, Any], end_at: float) -> None:
+    made, its_run = started(time_limit_s=3600)
+    world = a_world(made, its_run)
+    assert not held(world).is_stopping
+    after = replace(made, **changes)
+    world.put_job(after, NOW + 10)
+    # However often it is told of afterwards.
+    world.put_job(replace(after, reason_text="again"), NOW + 15)
+    world.put_run(replace(its_run, peak_vram_mib=1))
+    assert (held(world).is_stopping, held(world).expected_end_at) == (True, end_at)
+    assert held(world).gpus == CARDS
+
+
+def test_a_preemption_that_is_over_leaves_no_mark_on_the_next_run() -> None:
+    made, its_run = started(time_limit_s=60)
+    world = a_world(replace(made, preempt_at=NOW), its_run)
+    world.put_run(replace(its_run, state=RunState.ENDED, outcome=JobState.PREEMPTED, end_at=NOW + 2))
+    world.put_job(replace(made, state=JobState.PENDING), NOW + 2)
+    world.put_job(replace(made, run=2), NOW + 3)
+    world.put_run(replace(its_run, number=2, start_at=NOW + 3))
+    assert (held(world).is_stopping, held(world).expected_end_at) == (False, NOW + 63)
+
+
+def test_cores_memory_and_all_that_is_counted_are_free_when_the_run_has_ended_cards_when_they_are_clean() -> None:
+    made, its_run = started(time_limit_s=60)
+    world = a_world(made, its_run)
+    ended = replace(its_run, state=RunState.ENDED, outcome=JobState.COMPLETED, end_at=NOW + 9)
+    world.put_job(replace(made, state=JobState.COMPLETING), NOW + 9)
+    world.begin_release(ended)
+    left = held(world)
+    assert left.gpus == CARDS
+    assert (left.cpus, left.mem_mib, left.licenses, left.resources, left.is_exclusive) == (0.0, 0, (), (), False)
+    # As good as back, not to be stopped, and not charged again for the time before.
+    assert (left.expected_end_at, left.is_stopping, left.start_at) == (NOW + 9, True, NOW + 9)
+
+
+def test_the_limit_and_the_usage_begin_later_by_the_time_that_it_stood_still() -> None:
+    made, its_run = started(time_limit_s=60)
+    world = a_world(made, replace(its_run, suspended_s=100.0))
+    assert (held(world).start_at, held(world).expected_end_at) == (NOW + 101, NOW + 161)
+
+
+def test_a_run_that_stands_still_to_make_room_gives_back_its_cores_and_has_no_end() -> None:
+    made, its_run = started(request=request(cpus=3.0, mem_mib=7), time_limit_s=60)
+    world = a_world(made, its_run)
+    world.put_job(replace(made, state=JobState.SUSPENDED, suspended_at=NOW + 5, suspended_by="policy"), NOW + 5)
+    still = held(world)
+    assert (still.is_suspended, still.cpus, still.mem_mib, still.expected_end_at) == (True, 0.0, 7, None)
+    world.put_job(made, NOW + 9)
+    assert (held(world).is_suspended, held(world).cpus) == (False, 3.0)
+
+
+def test_a_new_limit_counts_at_once() -> None:
+    made, its_run = started(time_limit_s=60)
+    world = a_world(made, its_run)
+    world.put_job(replace(made, spec=replace(made.spec, time_limit_s=600)), NOW)
+    assert held(world).expected_end_at == NOW + 601
+
+
+def test_a_restart_knows_since_when_a_run_is_being_ended() -> None:
+    made, its_run = started()
+    store = MemoryStore()
+    stopped = replace(made, state=JobState.COMPLETING, cancel_at=NOW + 5)
+    store.commit(Changes(jobs={1: stopped}, runs={its_run.id: its_run}))
+    world = World.load(store, NOW + 100, Rules(grace_s=20.0))
+    assert (held(world).is_stopping, held(world).expected_end_at) == (True, NOW + 25)
+
+
+def test_a_run_of_a_job_that_nobody_knows_holds_what_it_booked() -> None:
+    _, its_run = started()
+    world = World()
+    world.put_run(its_run)
+    assert (held(world).gpus, held(world).cpus, held(world).can_requeue) == (CARDS, 3.0, False)
