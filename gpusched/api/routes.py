@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, jobs, site
+from gpusched.api import ahead, calendar, jobs, site
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -140,7 +140,9 @@ ROUTES: tuple[Route, ...] = (
             "run_not": "one id only: answer once its run number differs from this",
         },
     ),
-    Route("GET", "/v1/cluster", site.cluster, "Nodes, GPUs and queues.", "nodes, gpus, queues"),
+    Route(
+        "GET", "/v1/cluster", site.cluster, "Nodes, GPUs, queues and reservations.", "nodes, gpus, queues, reservations"
+    ),
     Route(
         "POST",
         "/v1/drain",
@@ -150,6 +152,29 @@ ROUTES: tuple[Route, ...] = (
         body={"targets": _STRINGS, "message": {"type": "string"}},
     ),
     Route("POST", "/v1/undrain", site.undrain, "Let work back.", "changed", body={"targets": _STRINGS}),
+    Route(
+        "GET",
+        "/v1/reservations",
+        calendar.listing,
+        "Reservations that are not over, by their next window.",
+        "reservations",
+    ),
+    Route(
+        "POST",
+        "/v1/reservations",
+        calendar.reserve,
+        "Keep GPUs, cores and memory for some people, once or again and again.",
+        "reservation, notes",
+        body={name: field.json_schema() for name, field in calendar.FIELDS.items()},
+    ),
+    Route(
+        "POST",
+        "/v1/unreserve",
+        calendar.unreserve,
+        "Take reservations out of the calendar; what runs inside goes on.",
+        "changed, waiting",
+        body={"names": _STRINGS},
+    ),
     Route(
         "POST",
         "/v1/reload",

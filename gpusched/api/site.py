@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.api.calendar import reservations
 from gpusched.api.identity import caller_of, user_name
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.render import plain
@@ -53,6 +54,7 @@ async def cluster(request: web.Request) -> web.Response:
         nodes=nodes,
         gpus=[_gpu(service, node.name, view) for view in node.gpus],
         queues=_queues(service),
+        reservations=reservations(service),
     )
 
 

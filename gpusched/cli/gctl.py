@@ -1,10 +1,10 @@
-"""gctl: hold, release, suspend, resume, requeue and update jobs; drain and undrain nodes and GPUs."""
+"""gctl: hold, release, suspend, resume, requeue and update jobs; drain, undrain and reserve nodes and GPUs."""
 
 from __future__ import annotations
 
 import sys
 
-from gpusched.cli import output
+from gpusched.cli import output, reserving
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
 from gpusched.cli.updates import ACTIONS, UPDATES
@@ -52,8 +52,15 @@ def body(words: list[str]) -> int:
     action, rest = operands[0], operands[1:]
     if "message" in values and action != "drain":
         raise UsageError(f"-m goes with drain, not with {action}", "see: gctl --help")
+    odd = [name for name in reserving.FIELDS if name in values and action != "reserve"]
+    if odd:
+        raise UsageError(f"options of reserve do not go with {action}", "see: gctl --help")
     if action == "reload":
         return _reload(rest, values)
+    if action == "reserve":
+        return reserving.reserve(rest, values)
+    if action == "unreserve":
+        return reserving.unreserve(_split(rest), values)
     if not rest:
         raise UsageError(f"{action} needs to know what", ACTIONS[action])
     request: dict[str, Any]

@@ -35,6 +35,11 @@ def body(words: list[str]) -> int:
         sys.stdout.write("".join(f"{gpu['node']}:{gpu['index']} {gpu['state']}\n" for gpu in cluster["gpus"]))
     else:
         _print(cluster)
+        if cluster["reservations"]:
+            from gpusched.cli.reserving import print_reservations
+
+            sys.stdout.write("\nreservations:\n")
+            print_reservations(cluster["reservations"])
     return 0
 
 

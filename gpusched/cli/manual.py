@@ -38,10 +38,11 @@ gsub [OPTIONS] < script""",
     "ginfo": ("Show nodes and GPUs: free, booked, used by whom.", "ginfo", "ginfo [OPTIONS]"),
     "ghist": ("Show what has ended, and what it used.", "ghist --since 30d --usage", "ghist [OPTIONS] [IDS...]"),
     "gctl": (
-        "Hold, suspend, requeue and update jobs; drain and undrain nodes and GPUs; reload the settings.",
+        "Hold, suspend, requeue and update jobs; drain and reserve nodes and GPUs; reload the settings.",
         "gctl update 42 time=2h",
         "gctl hold|release|suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
-        "gctl drain|undrain NODE|GPU...\ngctl reload",
+        "gctl drain|undrain NODE|GPU...\ngctl reserve [NAME --start TIME --duration TIME ...]\n"
+        "gctl unreserve NAMES...\ngctl reload",
     ),
 }
 """What each command does for its user, an example, and how it is called."""

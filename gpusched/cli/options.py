@@ -647,12 +647,67 @@ def ghist_table() -> Table:
     )
 
 
+def every(value: str) -> Values:
+    """`hour`, `day`, `week`, or a length of time."""
+    word = value.strip().lower()
+    return {"every_s": {"hour": 3600, "day": 86400, "week": 604800}.get(word) or parse_duration_s(value)}
+
+
+def instant(key: str) -> Reader:
+    """An instant, see cli.instants."""
+
+    def read(value: str) -> Values:
+        from gpusched.cli.instants import parse_instant
+
+        return {key: parse_instant(value)}
+
+    return read
+
+
+def _reserve_options() -> list[Option]:
+    when, what, who = "With reserve: when", "With reserve: what", "With reserve: for whom"
+    return [
+        Option("--start", metavar="TIME", read=instant("start_at"), section=when, help="begin, as in gsub --begin"),
+        Option("--duration", metavar="TIME", read=seconds("duration_s"), section=when, help="how long: 4h"),
+        Option("--every", metavar="PERIOD", read=every, section=when, help="again every hour, day, week, or 2d"),
+        Option("--until", metavar="TIME", read=instant("until_at"), section=when, help="none begins after this"),
+        Option(
+            "-g",
+            "--gpus",
+            metavar="N",
+            read=whole("gpus", 1, 1024),
+            section=what,
+            help="so many GPUs; those are chosen that disturb least",
+        ),
+        Option("--gpu", metavar="LIST", read=words_of("cards"), section=what, help="these GPUs: 0,1 or UUIDs"),
+        Option("--node", sets={"is_node": True}, section=what, help="the whole node"),
+        Option(
+            "-c",
+            "--cpus",
+            metavar="N",
+            read=decimal("cpus", 0, 65536),
+            section=what,
+            help="cores; default: the same part of them as of the GPUs",
+        ),
+        Option("--mem", metavar="SIZE", read=size("mem_mib"), section=what, help="host memory; default: likewise"),
+        Option("--users", metavar="NAMES", read=words_of("users"), section=who, help="users who may use it"),
+        Option("--accounts", metavar="NAMES", read=words_of("accounts"), section=who, help="accounts that may use it"),
+        Option(
+            "--ignore-jobs",
+            sets={"ignore_jobs": True},
+            section=when,
+            help="also when running jobs may reach into it; they are left alone",
+        ),
+    ]
+
+
 def gctl_table() -> Table:
     """gctl"""
     return Table(
         "gctl",
         [
             Option("-m", "--message", metavar="TEXT", read=text("message"), help="with drain: why, for all to see"),
+            *_reserve_options(),
             *_common(),
         ],
     )

@@ -20,6 +20,8 @@ ACTIONS = {
     "update": "change what jobs ask for: gctl update 41 time=2h nice=5 gpus=2",
     "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
     "undrain": "let work back: gctl undrain 3",
+    "reserve": "keep GPUs for some people, once or again and again; without a name: list: gctl reserve",
+    "unreserve": "take a reservation out: gctl unreserve course",
     "reload": "read the config file again: gctl reload",
 }
 

@@ -153,7 +153,8 @@ def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEn
     if command.gpus is not None and command.gpus > most:
         raise Refused(f"{command.gpus} GPUs are to be reserved and there are {most}", "see them with: ginfo")
     raise Refused(
-        f"fewer than {command.gpus} GPUs are not reserved at that time already", f"choose another time; {_LIST}"
+        f"other reservations leave fewer than {command.gpus} of the {most} GPUs at that time",
+        f"choose another time; {_LIST}",
     )
 
 
