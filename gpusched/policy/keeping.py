@@ -79,7 +79,8 @@ def _pick(free: Sequence[GpuView], count: int, late: Sequence[Allocation]) -> tu
         return None
     ranked = sorted(free, key=lambda view: (view.why_not is not None, _jobs_on(view, late), view.index))
     options = [(ranked[:count], len(ranked))]
-    for group in {view.link_group for view in free if view.link_group is not None}:
+    groups = {view.link_group for view in free if view.link_group is not None} if count > 1 else set()
+    for group in sorted(groups):
         linked = [view for view in ranked if view.link_group == group]
         if len(linked) >= count:
             options.append((linked[:count], len(linked)))
@@ -87,7 +88,7 @@ def _pick(free: Sequence[GpuView], count: int, late: Sequence[Allocation]) -> tu
     def cost(option: tuple[list[GpuView], int]) -> tuple[object, ...]:
         views, out_of = option
         groups = {view.link_group for view in views}
-        is_linked = count == 1 or (len(groups) == 1 and None not in groups)
+        is_linked = len(groups) == 1 and None not in groups
         indices = sorted(view.index for view in views)
         unwell = sum(view.why_not is not None for view in views)
         return unwell, _disturbance(views, late), not is_linked, out_of, indices
