@@ -1,0 +1,251 @@
+"""Runs that make room or stand still, with real processes and daemons that die at the worst moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+from gpusched.engine.proctree import read_process
+
+LOOP = "while :; do sleep 0.02; done"
+SAVES = f"trap 'echo saved $GPUSCHED_RUN >> $HOME_DIR/saved; exit 7' TERM; echo ready; {LOOP}"
+STUBBORN = f"trap '' TERM; echo ready; {LOOP}"
+COUNTS = "echo ready; while :; do echo x >> $HOME_DIR/ticks; sleep 0.02; done"
+
+
+def submit(daemon: Daemon, text: str, **spec: Any) -> str:
+    """A shell command that knows the home; waits until it has said that it is ready."""
+    job_id = daemon.submit("/bin/bash", "-c", text, env={"HOME_DIR": str(daemon.home)}, **spec)
+    wait_until(lambda: "ready" in daemon.output(job_id), what="a word from the job")
+    return job_id
+
+
+def ask(daemon: Daemon, action: str, *ids: str) -> dict[str, Any]:
+    return daemon.call("POST", f"/v1/jobs/{action}", {"ids": list(ids)})
+
+
+def wait_run(daemon: Daemon, job_id: str, number: int) -> dict[str, Any]:
+    """Wait until a job is in its run of this number."""
+
+    def there() -> bool:
+        job = daemon.job(job_id)
+        return job["run"] == number and job["state"] == "RUNNING"
+
+    wait_until(there, what=f"run {number} of job {job_id}")
+    return daemon.job(job_id)
+
+
+def outcomes(daemon: Daemon, job_id: str) -> list[str | None]:
+    return [run["outcome"] for run in daemon.job(job_id)["runs"]]
+
+
+def order_file(daemon: Daemon, job_id: str) -> Path:
+    """Where the orders to a job's first run are written."""
+    (record,) = daemon.home.rglob(f"{job_id}.1.record")
+    return record.with_suffix(".order")
+
+
+def is_still(daemon: Daemon, job_id: str) -> bool:
+    process = read_process(daemon.pid_of(job_id))
+    return process is not None and process.state == "T"
+
+
+# --- making room ---------------------------------------------------------------------------------------
+
+
+def test_a_job_that_makes_room_may_save_its_work_within_its_grace(daemon: Daemon) -> None:
+    job_id = submit(daemon, SAVES, grace_s=30, retries=1)
+    assert ask(daemon, "requeue", job_id)["changed"] == [int(job_id)]
+    job = wait_run(daemon, job_id, 2)
+    assert (daemon.home / "saved").read_text() == f"saved {job_id}.1\n"
+    assert (job["failures"], job["restarts"]) == (0, 1)
+    assert outcomes(daemon, job_id) == ["PREEMPTED", None]
+    assert job["runs"][0]["exit_code"] == 7
+
+
+def test_one_that_ignores_its_signal_is_killed_after_its_grace_and_not_before(daemon: Daemon) -> None:
+    job_id = submit(daemon, STUBBORN, grace_s=1.5)
+    began = time.time()
+    ask(daemon, "requeue", job_id)
+    job = wait_run(daemon, job_id, 2)
+    first = job["runs"][0]
+    assert first["signal"] == 9
+    assert 1.5 <= first["end_at"] - began < 15
+
+
+def test_one_that_comes_to_its_good_end_within_its_grace_is_completed(daemon: Daemon) -> None:
+    job_id = submit(daemon, f"trap 'exit 0' TERM; echo ready; {LOOP}")
+    ask(daemon, "requeue", job_id)
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+
+
+def test_a_cancel_within_the_grace_cancels(daemon: Daemon) -> None:
+    job_id = submit(daemon, STUBBORN, grace_s=1)
+    ask(daemon, "requeue", job_id)
+    daemon.wait_state(job_id, "COMPLETING")
+    ask(daemon, "cancel", job_id)
+    assert daemon.wait(job_id)[0]["state"] == "CANCELLED"
+    assert len(daemon.job(job_id)["runs"]) == 1
+
+
+def test_what_was_forked_away_ends_before_the_job_runs_again(daemon: Daemon) -> None:
+    forked = f"(setsid bash -c 'trap \"\" TERM; echo $$ > $HOME_DIR/forked; {LOOP}' &) ; echo ready; {LOOP}"
+    job_id = submit(daemon, forked, grace_s=1)
+    wait_until(lambda: (daemon.home / "forked").exists() and (daemon.home / "forked").read_text(), what="the fork")
+    pid = int((daemon.home / "forked").read_text())
+    ask(daemon, "requeue", job_id)
+    wait_run(daemon, job_id, 2)
+    process = read_process(pid)
+    assert process is None or not process.is_alive
+
+
+def test_a_requeued_job_starts_before_others_that_ask_for_the_same(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(config="[node]\ncpus = 1\n")
+    text = f"echo ready; echo $GPUSCHED_RUN >> $HOME_DIR/order; [ $GPUSCHED_RESTART_COUNT -gt 0 ] && exit 0; {LOOP}"
+    first = submit(daemon, text, cpus=1)
+    env = {"HOME_DIR": str(daemon.home)}
+    says = ("/bin/bash", "-c", "echo $GPUSCHED_RUN >> $HOME_DIR/order")
+    others = [daemon.submit(*says, cpus=1, env=env) for _ in range(2)]
+    ask(daemon, "requeue", first)
+    daemon.wait(first, *others)
+    runs = (daemon.home / "order").read_text().split()
+    assert runs == [f"{first}.1", f"{first}.2", *(f"{job_id}.1" for job_id in others)]
+
+
+# --- standing still ------------------------------------------------------------------------------------
+
+
+def test_a_suspended_job_does_nothing_and_its_time_limit_waits(daemon: Daemon) -> None:
+    job_id = submit(daemon, COUNTS, time_limit_s=3)
+    ask(daemon, "suspend", job_id)
+    wait_until(lambda: is_still(daemon, job_id), what="the job to stand still")
+    ticks = daemon.home / "ticks"
+    time.sleep(0.1)
+    before = ticks.stat().st_size
+    time.sleep(3.5)
+    assert daemon.state(job_id) == "SUSPENDED"
+    assert ticks.stat().st_size == before
+    ask(daemon, "resume", job_id)
+    wait_until(lambda: ticks.stat().st_size > before, what="the job to go on")
+    job = daemon.wait(job_id)[0]
+    (run,) = job["runs"]
+    assert job["state"] == "TIMEOUT"
+    assert run["suspended_s"] >= 3.5
+    assert run["end_at"] - run["start_at"] >= 3 + run["suspended_s"] - 0.05
+
+
+def test_a_suspended_job_can_be_cancelled_and_may_clean_up(daemon: Daemon) -> None:
+    job_id = submit(daemon, SAVES, grace_s=30)
+    ask(daemon, "suspend", job_id)
+    wait_until(lambda: is_still(daemon, job_id), what="the job to stand still")
+    ask(daemon, "cancel", job_id)
+    assert daemon.wait(job_id)[0]["state"] == "CANCELLED"
+    assert (daemon.home / "saved").read_text() == f"saved {job_id}.1\n"
+
+
+# --- a daemon that dies ----------------------------------------------------------------------------------
+
+
+def kill_before_the_order(daemon: Daemon, job_id: str, action: str) -> None:
+    """Ask for it, and `kill -9` the daemon when it is recorded and before anybody is told."""
+    orders = order_file(daemon, job_id)
+    kept = orders.with_suffix(".kept")
+    if orders.exists():
+        orders.rename(kept)
+    # An order file that cannot be made.
+    orders.symlink_to("/no/such/folder/order")
+    ask(daemon, action, job_id)
+    daemon.kill()
+    orders.unlink()
+    if kept.exists():
+        kept.rename(orders)
+
+
+def test_a_daemon_killed_between_decision_and_order_stops_and_requeues_once(daemon: Daemon) -> None:
+    job_id = submit(daemon, SAVES, grace_s=30)
+    pid = daemon.pid_of(job_id)
+    kill_before_the_order(daemon, job_id, "requeue")
+    assert os.path.exists(f"/proc/{pid}")
+    daemon.start()
+    job = wait_run(daemon, job_id, 2)
+    assert (daemon.home / "saved").read_text() == f"saved {job_id}.1\n"
+    assert (outcomes(daemon, job_id), job["failures"]) == (["PREEMPTED", None], 0)
+    assert [event["kind"] for event in job["events"]].count("requeued") == 1
+
+
+def test_a_daemon_killed_within_the_grace_tells_the_job_no_second_time(daemon: Daemon) -> None:
+    text = f"trap 'echo told >> $HOME_DIR/told' TERM; echo ready; {LOOP}"
+    job_id = submit(daemon, text, grace_s=3)
+    ask(daemon, "requeue", job_id)
+    told = daemon.home / "told"
+    wait_until(told.exists, what="the signal to arrive")
+    daemon.kill()
+    daemon.start()
+    daemon.wait_state(job_id, "COMPLETING")
+    wait_run(daemon, job_id, 2)
+    assert told.read_text() == "told\n"
+    assert outcomes(daemon, job_id) == ["PREEMPTED", None]
+
+
+@pytest.mark.parametrize("ends_while_down", [True, False])
+def test_a_preempted_run_that_ends_while_no_daemon_lives_is_requeued(daemon: Daemon, ends_while_down: bool) -> None:
+    job_id = submit(daemon, SAVES, grace_s=30)
+    pid = daemon.pid_of(job_id)
+    ask(daemon, "requeue", job_id)
+    daemon.kill()
+    if ends_while_down:
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), what="the run to end")
+    daemon.start()
+    wait_run(daemon, job_id, 2)
+    assert outcomes(daemon, job_id) == ["PREEMPTED", None]
+
+
+def test_a_suspension_recorded_and_not_ordered_is_carried_out_by_the_next_daemon(daemon: Daemon) -> None:
+    job_id = submit(daemon, COUNTS)
+    kill_before_the_order(daemon, job_id, "suspend")
+    assert not has_stopped_counting(daemon)
+    daemon.start()
+    assert daemon.state(job_id) == "SUSPENDED"
+    wait_until(lambda: is_still(daemon, job_id), what="the job to stand still")
+
+
+def test_a_resume_recorded_and_not_ordered_is_carried_out_by_the_next_daemon(daemon: Daemon) -> None:
+    job_id = submit(daemon, COUNTS)
+    ask(daemon, "suspend", job_id)
+    wait_until(lambda: is_still(daemon, job_id), what="the job to stand still")
+    kill_before_the_order(daemon, job_id, "resume")
+    before = (daemon.home / "ticks").stat().st_size
+    daemon.start()
+    assert daemon.state(job_id) == "RUNNING"
+    wait_until(lambda: (daemon.home / "ticks").stat().st_size > before, what="the job to go on")
+
+
+def test_a_suspended_job_stands_still_while_the_daemon_is_replaced(daemon: Daemon) -> None:
+    job_id = submit(daemon, COUNTS, time_limit_s=4)
+    ask(daemon, "suspend", job_id)
+    wait_until(lambda: is_still(daemon, job_id), what="the job to stand still")
+    daemon.kill()
+    time.sleep(3)
+    daemon.start()
+    time.sleep(1.5)
+    assert daemon.state(job_id) == "SUSPENDED"
+    assert is_still(daemon, job_id)
+    ask(daemon, "resume", job_id)
+    job = daemon.wait(job_id)[0]
+    assert job["state"] == "TIMEOUT"
+    assert job["runs"][0]["suspended_s"] >= 4.5
+
+
+def has_stopped_counting(daemon: Daemon) -> bool:
+    """Whether what counts in this home has stopped to."""
+    ticks = daemon.home / "ticks"
+    before = ticks.stat().st_size
+    time.sleep(0.3)
+    return ticks.stat().st_size == before
