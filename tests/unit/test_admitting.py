@@ -106,7 +106,7 @@ def test_refused(asked: dict[str, Any], words: str) -> None:
     lab = a_lab()
     with pytest.raises(Refused, match=words):
         lab.submit(**asked)
-    verdict = forecast(spec(**asked), ANN, lab.scheduler)
+    verdict = forecast(spec(**asked), ANN, lab.scheduler)()
     assert verdict.verdict == "refused"
     assert words in verdict.text
     assert lab.store.jobs(JobFilter()) == []
