@@ -120,6 +120,8 @@ def test_a_later_migration_reaches_old_and_fresh_databases_alike(tmp_path: Path)
 
 def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, next_release: Path) -> None:
     path = restore(OLD_RELEASES[0], tmp_path / "old.db")
+    # Each migration is a transaction of its own: those before the one that fails stay.
+    SqliteStore.open(path).close()
     before = schema(path)
     good = (next_release / "9999_next.sql").read_text()
     (next_release / "9999_next.sql").write_text(good + "ALTER TABLE no_such_table ADD COLUMN x TEXT;\n")
