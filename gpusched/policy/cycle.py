@@ -69,6 +69,8 @@ class Cycle:
         self.quotas = Quotas(settings, self.layout)
         for one in held.values():
             self.quotas.add(one.first.queue, one.first.user, one.first.qos, one.amount)
+            if one.first.is_stopping:
+                self.quotas.leave(one.first.queue, one.amount)
         self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
         self.ceilings = Ceilings(self.layout, _ceilings_of(settings), snapshot.allocations)
         self.preemption = Preemption(held, self.quotas, settings, self.ranking.capacity, self.now)
@@ -118,6 +120,8 @@ class Cycle:
     def claim(self, head: Head, need: Need, guard: Guard | None) -> None:
         """Keep what others are leaving for the first job in line, also when all reservations are made."""
         before = len(self.reservations)
+        # As good as held: the next of its queue must not take back more than is left of the guarantee.
+        self.quotas.add(head.key.queue, head.key.user, head.key.qos, self.ranking.wanted(head.key))
         self.keep(head, need, guard, _preempting(self.preemption, head))
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)

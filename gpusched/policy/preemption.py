@@ -54,6 +54,8 @@ class Victim:
     held: Held
     is_reclaimed: bool
     """It holds what its queue has borrowed from that of the claimant."""
+    cuts: bool
+    """Its queue would be left with less than its guarantee: it is partly on what is borrowed."""
     mode: str
     lost: float
     """Seconds of work that are lost, times the dominant share of the cluster that did them."""
@@ -63,10 +65,11 @@ class Victim:
         """Of the running job."""
         return self.held.first.job_id
 
-    def cost(self, settings: Settings) -> tuple[bool, int, bool, float, int]:
+    def cost(self, settings: Settings) -> tuple[bool, bool, int, bool, float, int]:
         """Sorts those first that are to go first."""
         is_last = self.mode == PreemptMode.CANCEL
-        return not self.is_reclaimed, tier_of(self.held.first.qos, settings), is_last, self.lost, -self.job_id
+        tier = tier_of(self.held.first.qos, settings)
+        return not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
 
 
 class Preemption:
@@ -130,8 +133,10 @@ class Preemption:
             if one.is_stopping or one.is_suspended or job_id in self.chosen or self._is_protected(one):
                 continue
             takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount)
-            if takes_back or self.may_preempt(key, one):
-                found.append(Victim(held, takes_back, self._mode(one), self._lost(held)))
+            cuts = not takes_back and reclaims
+            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount, cuts=True)
+            if takes_back or cuts or self.may_preempt(key, one):
+                found.append(Victim(held, takes_back or cuts, cuts, self._mode(one), self._lost(held)))
         found.sort(key=lambda victim: victim.cost(self._settings))
         return found
 
@@ -163,6 +168,7 @@ class Preemption:
             if picked and (not best or self._price(picked) < self._price(best)):
                 best = picked
         for victim in best:
+            self._quotas.leave(victim.held.first.queue, victim.held.amount)
             text = f"made room for job {job_id} ({self._why(key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
@@ -194,11 +200,11 @@ class Preemption:
             one = victim.held.first
             if victim.is_reclaimed and quotas is not None:
                 # Every victim leaves its queue with less; none is pushed below its own guarantee.
-                if not quotas.may_reclaim(key.queue, amount, one.queue, victim.held.amount) and not self.may_preempt(
-                    key, one
-                ):
+                lost = victim.held.amount
+                is_borrowed = quotas.may_reclaim(key.queue, amount, one.queue, lost, cuts=victim.cuts)
+                if not is_borrowed and not self.may_preempt(key, one):
                     continue
-                quotas.remove(one.queue, one.user, one.qos, victim.held.amount)
+                quotas.leave(one.queue, lost)
             for booking in victim.held.bookings:
                 trial.release(booking)
             picked.append(victim)
@@ -216,10 +222,11 @@ class Preemption:
                 picked.remove(victim)
         return tuple(picked)
 
-    def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, float, int]:
+    def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:
         """Of a whole set: few that are not borrowed, of low tier, few that lose for good, little work, few."""
         return (
             sum(not victim.is_reclaimed for victim in victims),
+            sum(victim.cuts for victim in victims),
             max(tier_of(victim.held.first.qos, self._settings) for victim in victims),
             sum(victim.mode == PreemptMode.CANCEL for victim in victims),
             sum(victim.lost for victim in victims),

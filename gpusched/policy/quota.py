@@ -218,14 +218,18 @@ class Quotas:
         level = 1 if node.is_configured or not self._nodes else 2
         return level, share / weight if weight > 0 else inf, node.name
 
-    def may_reclaim(self, claimant: str, amount: Resources, victim: str, victim_amount: Resources) -> bool:
+    def may_reclaim(
+        self, claimant: str, amount: Resources, victim: str, victim_amount: Resources, *, cuts: bool = False
+    ) -> bool:
         """Whether a job of the claimant queue may have what a job of the victim queue holds.
 
         Seen from the queue that is above both, the claimant's side stays within its guarantee with the
         amount. Every queue on the victim's side is preemptible, holds more than its guarantee of something
         that the claimant is guaranteed and needs, and falls below its guarantee of nothing that it holds
-        more of. A guarantee of GPUs goes before one of cores, and that before one of memory, so that two
-        queues with guarantees of different kinds do not take turns with one another.
+        more of; with `cuts` it may, by the loss of a job that is partly on what is borrowed. Such a job is
+        larger than what is left of its queue's guarantee, so it cannot take its place back in turn.
+        A guarantee of GPUs goes before one of cores, and that before one of memory, so that two queues with
+        guarantees of different kinds do not take turns with one another.
         """
         if not self._reclaims:
             return False
@@ -239,9 +243,9 @@ class Quotas:
         if not _is_within(ours[-1], self._staying(ours[-1].name), needed):
             return False
         wanted = [kind for kind in KINDS if needed[kind] and lost[kind] and ours[-1].guaranteed[kind]]
-        return all(self._can_give(node, ours[-1], wanted, lost) for node in theirs)
+        return all(self._can_give(node, ours[-1], wanted, lost, cuts) for node in theirs)
 
-    def _can_give(self, node: QueueNode, claimant: QueueNode, wanted: list[int], lost: Amount) -> bool:
+    def _can_give(self, node: QueueNode, claimant: QueueNode, wanted: list[int], lost: Amount, cuts: bool) -> bool:
         held, own = self._staying(node.name), node.guaranteed
         claimed = next((kind for kind in wanted if held[kind] > own[kind]), None)
         if claimed is None or not node.settings.preemptible:
@@ -250,7 +254,7 @@ class Quotas:
             if not lost[kind] or not own[kind]:
                 continue
             if held[kind] > own[kind]:
-                if held[kind] - lost[kind] < own[kind]:
+                if held[kind] - lost[kind] < own[kind] and not cuts:
                     return False
             elif kind < claimed and not claimant.guaranteed[kind]:
                 return False

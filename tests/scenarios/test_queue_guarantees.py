@@ -89,6 +89,21 @@ def test_a_job_that_is_partly_on_borrowed_gpus_is_taken_only_when_no_other_will_
     assert set(Scenario(FOUR, [asks(1, 1, "nlp")], held, halves()).outcome().preempts) == {8}
 
 
+def test_a_queue_takes_back_its_guarantee_once_however_many_of_its_jobs_wait():
+    chosen = settings(
+        queue={"vision": {"guaranteed_gpus": 1.0}, "nlp": {"guaranteed_gpus": 2.0}}, preempt={"min_run_s": 60.0}
+    )
+    held = [has(number, f"n1:{number - 6}", "vision") for number in (6, 7, 8, 9)]
+    jobs = [asks(number, 1, "nlp", uid=number) for number in (1, 2, 3)]
+    outcome = Scenario(FOUR, jobs, held, chosen).outcome()
+    assert len(outcome.preempts) == 2
+    # While they are being stopped, it is the same.
+    stopping = [
+        has(one.job_id, f"n1:{one.job_id - 6}", "vision", is_stopping=one.job_id in outcome.preempts) for one in held
+    ]
+    assert Scenario(FOUR, jobs, stopping, chosen).outcome().preempts == {}
+
+
 def test_a_preempted_job_does_not_take_its_place_back():
     # Job 8 waits again; it asks for more than is guaranteed, so it preempts nobody.
     held = [has(1, "n1:0,1", "nlp")]
