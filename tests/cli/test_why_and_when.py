@@ -1,0 +1,208 @@
+"""gq --why and gq --start, typed against a real daemon with simulated GPUs: when, and what would help."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import stopped
+from shell import Shell
+
+from gpusched.cli.ahead import instant, when, why_lines
+
+NOW = time.mktime((2026, 3, 5, 12, 0, 30, 0, 0, -1))
+
+
+@pytest.fixture
+def lab(own: Shell) -> Iterator[Shell]:
+    """Two cards: job 1 has one for two hours, job 2 wants both, job 3 wants one for five hours."""
+    own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
+    own.submit("-g", "2", "-t", "1h", "-J", "wide", "--", "sleep", "600")
+    own.submit("-g", "1", "-t", "5h", "-J", "long", "--", "sleep", "600")
+    deadline = time.monotonic() + 20
+    while "RUNNING" not in own.ok("gq", "-j", "1", "-o", "%T"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    yield own
+    stopped(own)
+
+
+def starts(sh: Shell, *words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(sh.ok("gq", "--start", "--json", *words))["starts"]
+    return found
+
+
+def test_what_is_proposed_helps_when_it_is_typed(lab: Shell) -> None:
+    lines = lab.ok("gq", "--why", "3")
+    (advice,) = [line for line in lines.splitlines() if "would start now" in line]
+    typed = re.fullmatch(r"  would start now with -t (\S+): gctl (update 3 time=\1)", advice)
+    assert typed is not None, lines
+    lab.ok("gctl", *typed.group(2).split())
+    deadline = time.monotonic() + 20
+    while "RUNNING" not in lab.ok("gq", "-j", "3", "-o", "%T"):
+        assert time.monotonic() < deadline, lab.ok("gq", "--why", "3")
+        time.sleep(0.1)
+
+
+def test_the_place_and_the_start_are_said(lab: Shell) -> None:
+    text = lab.ok("gq", "--why", "2")
+    assert "  place in the queue: 1 of 2\n" in text
+    assert re.search(r"  start: \S+ at the latest, if nothing that is submitted later goes before it\n", text)
+    why = json.loads(lab.ok("gq", "--why", "3", "--json"))["why"]
+    assert (why["place"], why["of"]) == (2, 2)
+    assert why["start"]["high_at"] - time.time() == pytest.approx(3 * 3600, abs=120)
+    (one,) = [one for one in why["alternatives"] if one["option"].startswith("-t")]
+    assert (one["starts"], one["change"]) == ("now", {"time_limit_s": 6900})
+
+
+def test_the_table_of_starts(lab: Shell) -> None:
+    lab.submit("-H", "-J", "held", "--", "true")
+    titles, *rows = [line.split() for line in lab.ok("gq", "--start").splitlines()]
+    assert titles == ["JOBID", "NAME", "USER", "ST", "START_TIME", "NODELIST", "REASON"]
+    assert [(row[0], row[1], row[3], *row[5:]) for row in rows] == [
+        ("2", "wide", "PD", "lab1", "(Resources)"),
+        ("3", "long", "PD", "(null)", "(Priority)"),
+        ("4", "held", "PD", "(null)", "(JobHeldUser)"),
+    ]
+    assert rows[2][4] == "N/A"
+    assert lab.ok("gq", "--start", "--quiet").split() == ["2", "3", "4"]
+    assert lab.ok("gq", "--start", "--noheader").split()[0] == "2"
+
+
+def test_the_document_of_starts(lab: Shell) -> None:
+    wide, long = starts(lab)
+    now = time.time()
+    assert (wide["id"], wide["nodes"], wide["reason"]) == ("2", ["lab1"], "Resources")
+    assert wide["start_high_at"] - now == pytest.approx(7200, abs=60)
+    assert long["start_high_at"] - now == pytest.approx(10_800, abs=120)
+    assert [row["id"] for row in starts(lab, "-j", "3")] == ["3"]
+    assert starts(lab, "-j", "1") == [], "a running job does not wait"
+
+
+def test_what_nobody_knows_is_said_to_be_unknown(own: Shell) -> None:
+    own.submit("-g", "2", "--", "sleep", "600")
+    waiting = own.submit("-g", "1", "--", "true")
+    assert "  start: unknown\n" in own.ok("gq", "--why", waiting)
+    (row,) = starts(own)
+    assert (row["start_low_at"], row["start_high_at"]) == (None, None)
+
+
+def test_earlier_runs_make_the_early_end(own: Shell) -> None:
+    for _ in range(3):
+        own.ok("gsub", "-W", "--quiet", "-g", "2", "-t", "1h", "--", "sleep", "0.2")
+    own.submit("-g", "2", "-t", "1h", "--wrap", "sleep 600")
+    own.submit("-g", "2", "-t", "1h", "--", "sleep", "0.3")
+    own.submit("-g", "2", "-t", "1h", "--", "true")
+    usual, last = starts(own)
+    # Nothing like the wrapped line has run: its limit is all that is known of it.
+    assert usual["start_low_at"] == usual["start_high_at"]
+    # The one between is like three that took a moment, but may take its hour.
+    assert last["start_low_at"] - usual["start_high_at"] < 60
+    assert last["start_high_at"] - usual["start_high_at"] == pytest.approx(3600, abs=60)
+
+
+def test_estimates_are_recorded_and_completed(own: Shell) -> None:
+    own.submit("-g", "2", "-t", "1h", "--", "sleep", "9")
+    waiting = own.submit("-g", "2", "-t", "1h", "--", "true")
+    own.ok("gwait", waiting)
+    database = sqlite3.connect(own.home / "gpusched.db")
+    rows = database.execute("SELECT job_id, low_at, high_at, start_at FROM estimates").fetchall()
+    database.close()
+    ((job_id, low_at, high_at, start_at),) = rows
+    assert job_id == int(waiting)
+    assert low_at <= high_at
+    assert start_at < high_at
+
+
+def test_a_dry_run_says_when_and_what_would_help(lab: Shell) -> None:
+    lines = lab.ok("gsub", "--dry-run", "-g", "1", "-t", "6h", "--", "true").splitlines()
+    assert lines[0].startswith("would wait: ")
+    assert re.fullmatch(r"start: \S+ at the latest, if nothing that is submitted later goes before it", lines[1])
+    assert lines[2:] == ["would start now with -t 1h55m"]
+    found = json.loads(lab.ok("gsub", "--dry-run", "--json", "-g", "1", "-t", "6h", "--", "true"))["dry_run"]
+    assert [one["option"] for one in found["alternatives"]] == ["-t 1h55m"]
+    assert found["start_at"] >= found["start_low_at"] > time.time()
+    assert lab.ok("gsub", "--dry-run", "-g", "1", "-t", "1h", "--", "true").startswith("would start now on lab1, GPU ")
+
+
+def test_hundreds_of_waiting_jobs_are_answered_within_a_second(own: Shell, tmp_path: Path) -> None:
+    own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
+    own.submit("-g", "1", "-t", "3h", "--", "sleep", "600")
+    for hours in (1, 2, 3, 4, 5):
+        lines = tmp_path / f"batch{hours}"
+        lines.write_text("".join(f"echo {number}\n" for number in range(100)))
+        own.ok("gsub", "--quiet", "-g", "1", "-t", f"{hours}h", "--batch", str(lines))
+    fastest = 9.0
+    for _ in range(3):
+        began = time.monotonic()
+        assert len(starts(own)) == 500
+        fastest = min(fastest, time.monotonic() - began)
+    assert fastest < 1.0
+
+
+# --- the words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "shown"),
+    [
+        (None, None, "N/A"),
+        (0, 0, "now"),
+        (600, 600, "12:11"),
+        (600, 1200, "12:10 - 12:21"),
+        (600, None, "12:10 - N/A"),
+        (0, 1200, "now - 12:21"),
+        (600, 630, "12:11"),
+        (30, 86_400 * 2, "12:01 - 2026-03-07T12:01"),
+    ],
+)
+def test_ranges_are_rounded_outwards(low_s: float | None, high_s: float | None, shown: str) -> None:
+    low_at, high_at = (None if at is None else NOW + at for at in (low_s, high_s))
+    assert when(low_at, high_at, NOW) == shown
+
+
+def test_an_instant_that_is_over_is_now() -> None:
+    assert instant(NOW - 100, NOW) == "now"
+
+
+def asked(**parts: Any) -> dict[str, Any]:
+    bare = {"id": "7", "state": "PENDING", "place": None, "of": None, "start": None, "alternatives": []}
+    return {**bare, "accuracy": None, **parts}
+
+
+def test_nothing_is_said_of_a_job_that_does_not_wait() -> None:
+    assert why_lines(asked(state="RUNNING"), NOW) == []
+
+
+def test_how_good_estimates_were_is_said_when_there_are_enough() -> None:
+    start = {"low_at": NOW + 600, "high_at": NOW + 1200}
+    good = {"count": 40, "inside": 0.8, "median_error_s": 75.0}
+    line = why_lines(asked(start=start, accuracy=good), NOW)[-1]
+    assert line == (
+        "such estimates so far: 80% of 40 jobs started inside their range; half of them within 1:15 of its beginning"
+    )
+    assert len(why_lines(asked(start=start, accuracy={**good, "count": 4}), NOW)) == 1
+    assert len(why_lines(asked(accuracy=good), NOW)) == 1
+
+
+def test_both_ends_are_explained() -> None:
+    both = why_lines(asked(start={"low_at": NOW + 600, "high_at": NOW + 1200}), NOW)
+    assert both[0].startswith("start: between 12:10, if runs take as long as usual, and 12:21, if ")
+    early = why_lines(asked(start={"low_at": NOW + 600, "high_at": None}), NOW)
+    assert early == ["start: 12:10, if runs take as long as usual; nobody knows the latest"]
+
+
+def test_what_gctl_has_no_word_for_is_said_without_a_command() -> None:
+    dropped = {"text": "would start now without -C nvlink", "update": "", "starts": "now"}
+    later = {"text": "would start in about 1 h with -g 1", "update": "gpus=1", "starts": NOW + 3600}
+    lines = why_lines(asked(alternatives=[dropped, later]), NOW)
+    assert lines[1:] == [
+        "would start now without -C nvlink",
+        "would start in about 1 h with -g 1 (13:00): gctl update 7 gpus=1",
+    ]
