@@ -18,8 +18,9 @@ from gpusched.errors import Refused
 from gpusched.model.job import Job
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.policy.lifecycle import misses_deadline
 from gpusched.ports import JobFilter
-from gpusched.testing import NOW, job, launch, spec
+from gpusched.testing import NOW, job, launch, request, spec
 
 QUEUES = {
     "default": QueueSettings("default"),
@@ -124,6 +125,24 @@ def test_jobs_are_counted_until_they_end() -> None:
     lab.submit(queue="short")
 
 
+def test_a_restart_counts_the_jobs_that_are_there() -> None:
+    lab = a_lab()
+    for _ in range(3):
+        lab.submit(queue="short")
+    lab.restart()
+    with pytest.raises(Refused, match="and has 3"):
+        lab.submit(queue="short")
+
+
+def test_every_kind_of_job_in_a_submission_is_looked_at() -> None:
+    lab = a_lab()
+    parts = ({}, {"request": request(cpus=99.0)})
+    specs = [spec(**{"launch": launch("true", env_sha="e"), **one}) for one in parts]
+    (answer,) = lab.ask(Submit(ANN, specs, {}))
+    assert isinstance(answer, Refused)
+    assert lab.store.jobs(JobFilter()) == []
+
+
 def test_a_batch_is_taken_whole_or_not_at_all_and_says_how_many_would_do() -> None:
     lab = a_lab()
     lab.submit(queue="short")
@@ -199,6 +218,14 @@ def count(marks: list[Any]) -> dict[Any, int]:
 
 
 # --- deadlines ----------------------------------------------------------------------------------
+
+
+def test_the_last_instant_is_not_too_late() -> None:
+    made = job(1, deadline_at=NOW + 60, time_limit_s=20)
+    assert not misses_deadline(made, NOW + 40)
+    assert misses_deadline(made, NOW + 40.001)
+    assert not misses_deadline(replace(made, state=JobState.RUNNING), NOW + 99)
+    assert not misses_deadline(job(1), NOW + 99)
 
 
 def test_a_job_that_can_no_longer_end_by_its_deadline_ends_then() -> None:

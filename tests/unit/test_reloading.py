@@ -112,6 +112,10 @@ def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
     key = world.class_of(parent)
     assert key is not None
     assert key.inherited == Urgency(0, "b")
+    reload(lab, qos={"b": QosSettings("b", tier=0)})
+    key = world.class_of(parent)
+    assert key is not None
+    assert key.inherited is None
 
 
 def test_cards_are_judged_by_the_new_settings() -> None:
