@@ -13,7 +13,6 @@ from itertools import groupby
 from math import inf
 
 from gpusched.model.cluster import Allocation
-from gpusched.model.job import Request
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.snapshot import (
     ClassKey,
@@ -26,6 +25,7 @@ from gpusched.model.snapshot import (
     Snapshot,
     Start,
 )
+from gpusched.policy.again import key_of
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
@@ -58,7 +58,7 @@ class _Running:
     pieces: tuple[Allocation, ...]
     end_at: float | None
     key: ClassKey | None = None
-    """Known for jobs that started in the play."""
+    """Known for jobs that started in the play, and for those that have to come back."""
     queued_at: float = 0.0
     left_s: float | None = None
     """Of a suspended job, what is left of its run."""
@@ -106,7 +106,7 @@ class Future:
                     started[start.job_id] = self.now
             if not left or any(not waiting.jobs for waiting in self._pending.values()):
                 break
-            if not (plan.has_more and plan.starts) and not self._move_on():
+            if not _goes_on_at_once(plan) and not self._move_on():
                 break
         return started
 
@@ -214,6 +214,8 @@ class Future:
                 for piece in run.pieces
             )
             return
+        if run.key is None:
+            run.key, run.queued_at = key_of(run.pieces), run.pieces[0].start_at
         end_at = self.now + run.pieces[0].grace_s
         run.comes_back = preempt.mode == PreemptMode.REQUEUE
         run.end_at = end_at if run.end_at is None else min(run.end_at, end_at)
@@ -275,15 +277,20 @@ class Future:
         return [at for at in ends if at > self.now]
 
     def _queue_again(self, job_id: int, run: _Running) -> None:
-        key = run.key or _key_of(run.pieces)
-        queued_at = run.queued_at if run.key is not None else run.pieces[0].start_at
-        self._enqueue(replace(key, is_front=True), PendingJob(job_id, queued_at))
+        if run.key is not None:
+            self._enqueue(replace(run.key, is_front=True), PendingJob(job_id, run.queued_at))
 
     def _enqueue(self, key: ClassKey, job: PendingJob) -> None:
         waiting = self._pending.get(key)
         jobs = (job,) if waiting is None else (*waiting.jobs, job)
         total = 1 if waiting is None else waiting.total + 1
         self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+
+
+def _goes_on_at_once(plan: Plan) -> bool:
+    """Whether there is more to plan at the same instant: a class was used up, or others stand still or go on."""
+    suspends = any(preempt.mode == PreemptMode.SUSPEND for preempt in plan.preempts)
+    return suspends or bool(plan.resumes) or (plan.has_more and bool(plan.starts))
 
 
 def _no_ceiling(settings: Settings) -> CeilingSettings:
@@ -296,35 +303,3 @@ def _no_ceiling(settings: Settings) -> CeilingSettings:
 def _is_too_late(key: ClassKey, now: float) -> bool:
     """Whether jobs of this class can no longer end by their deadline: they are ended in place of being started."""
     return key.deadline_at is not None and now + (key.time_limit_s or 0) > key.deadline_at
-
-
-def _key_of(pieces: tuple[Allocation, ...]) -> ClassKey:
-    """What a running job would wait for again, as far as one can tell from what it holds."""
-    held = pieces[0]
-    share = held.gpus[0] if held.gpus else None
-    limit_s = None if held.expected_end_at is None else int(held.expected_end_at - held.start_at)
-    request = Request(
-        gpus=len(held.gpus),
-        gpu_fraction=share.fraction if share else None,
-        vram_mib=share.vram_mib if share and share.fraction is None else None,
-        cpus=held.cpus,
-        mem_mib=held.mem_mib,
-        nodes=len(pieces),
-        is_exclusive=held.is_exclusive,
-        licenses=held.licenses,
-        resources=held.resources,
-    )
-    return ClassKey(
-        uid=held.uid,
-        account=held.account,
-        queue=held.queue,
-        nice=0,
-        time_limit_s=limit_s,
-        request=request,
-        user=held.user,
-        qos=held.qos,
-        reservation=held.reservation,
-        is_front=True,
-        can_requeue=held.can_requeue,
-        can_suspend=held.can_suspend,
-    )
