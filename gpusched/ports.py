@@ -181,6 +181,9 @@ class Engine(Protocol):
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """Which of these processes belong to a run: pid -> handle. Foreign ones are left out."""
 
+    def checkpoints(self) -> Mapping[str, float]:
+        """When living runs last said that they have saved their work; those that never did are left out."""
+
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """Called from the event loop's thread whenever `events` has something new."""
 

@@ -6,7 +6,13 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 
 
-def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: float | None = None) -> Allocation:
+def holding(
+    job: Job | None,
+    run: Run,
+    default_grace_s: float,
+    stopping_at: float | None = None,
+    checkpoint_at: float | None = None,
+) -> Allocation:
     """What an open run holds; `stopping_at` is since when it is being ended, if it is.
 
     A run that the policy has suspended keeps memory, GPUs and what is counted by number, and gives its cores back,
@@ -48,6 +54,7 @@ def holding(job: Job | None, run: Run, default_grace_s: float, stopping_at: floa
         can_requeue=spec.retry.requeue,
         can_suspend=not request.gpus and not stands_still,
         grace_s=grace_s,
+        checkpoint_at=checkpoint_at,
     )
 
 

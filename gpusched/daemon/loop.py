@@ -148,6 +148,7 @@ class Loop:
         except GpuschedError as error:
             log.error("poll: %s", error.message)
         self._scheduler.observe_host(self._host.read())
+        self._scheduler.observe_checkpoints()
         if busy or loop.time() - self._last_gpu_poll >= settings.idle_poll_s:
             self._request_gpus()
         # Also without news: this is where a driver that does not answer is noticed.

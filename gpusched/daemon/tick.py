@@ -161,6 +161,12 @@ class Scheduler:
         self.host = sample
         self._look_again = True
 
+    def observe_checkpoints(self) -> None:
+        """Learn which runs have saved their work since the last look."""
+        now = self._clock.now()
+        # A file may be dated to any instant, and nothing was saved in the future.
+        self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+
     def nodes(self, now: float) -> tuple[NodeView, ...]:
         """The nodes as the policy sees them now."""
         name = self.site.node

@@ -66,6 +66,8 @@ class World:
         """What each run holds, until its end is recorded and its GPUs are proven clean."""
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
+        self.checkpoints: dict[str, float] = {}
+        """When open runs have last said that their work is saved."""
         self.drains: dict[str, str] = {}
         self.usage: dict[tuple[str, str], Usage] = {}
         """Of ended runs, by account and user."""
@@ -362,7 +364,15 @@ class World:
 
     def _hold(self, run: Run) -> None:
         stopping_at = self._stopping_at.get(run.job_id)
-        self.holds[run.id] = holding(self.jobs.get(run.job_id), run, self.rules.grace_s, stopping_at)
+        job = self.jobs.get(run.job_id)
+        self.holds[run.id] = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
+
+    def note_checkpoints(self, found: Mapping[str, float]) -> None:
+        """When the open runs have last saved their work, by run."""
+        before, self.checkpoints = self.checkpoints, dict(found)
+        for name in found:
+            if found[name] != before.get(name) and name in self.open_runs:
+                self._hold(self.open_runs[name])
 
     def end_release(self, run: Run) -> None:
         """The GPUs of an ended run are clean, or given up on."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched.engine.remains import RUN_VARIABLE, SPOOL_VARIABLE
-from gpusched.engine.spool import SUSPEND_LINE
+from gpusched.engine.remains import CHECKPOINT_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
+from gpusched.engine.spool import SUSPEND_LINE, checkpoint_path
 from gpusched.model.execution import (
     LimitOrder,
     Order,
@@ -23,15 +23,20 @@ from gpusched.model.execution import (
 
 
 def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
-    """A ticket in built-in types, with the marks that tie a process to its run added to the environment."""
+    """A ticket in built-in types. Its environment also says which run it is, by which its processes are found."""
     notice = ticket.notice
+    own = {
+        RUN_VARIABLE: ticket.run,
+        SPOOL_VARIABLE: spool,
+        CHECKPOINT_VARIABLE: checkpoint_path(spool, ticket.run),
+    }
     return {
         "run": ticket.run,
         "uid": ticket.uid,
         "user": ticket.user,
         "argv": ticket.argv,
         "script": ticket.script,
-        "env": {**ticket.env, RUN_VARIABLE: ticket.run, SPOOL_VARIABLE: spool},
+        "env": {**ticket.env, **own},
         "work_dir": ticket.work_dir,
         "umask": ticket.umask,
         "stdout_path": ticket.stdout_path,

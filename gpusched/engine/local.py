@@ -203,6 +203,11 @@ class LocalEngine:
                 found[pid] = supervisors[at]
         return found
 
+    def checkpoints(self) -> Mapping[str, float]:
+        """See `ports.Engine`."""
+        found = ((w.run, files.checkpoint_at(self._spool, w.run)) for w in self._runs if w.phase is Phase.RUNNING)
+        return {run: at for run, at in found if at is not None}
+
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """See `ports.Engine`. To be called inside the running event loop; None detaches from it."""
         self._waker.attach(wake)
@@ -514,7 +519,7 @@ class LocalEngine:
 
     def _remove(self, watched: Watched) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
-        paths = []
+        paths = [files.checkpoint_path(self._spool, watched.run)]
         if watched.supervisor is not None:
             paths.append(files.record_path(self._spool, watched.run))
         if watched.other_files:
@@ -528,7 +533,8 @@ class LocalEngine:
         if record is None or record.pid is None:
             if self._may_sweep:
                 files.remove([files.record_path(self._spool, run)])
-            files.remove([files.script_path(self._spool, run), files.order_path(self._spool, run)])
+            ways = (files.script_path, files.order_path, files.checkpoint_path)
+            files.remove([way(self._spool, run) for way in ways])
             return
         log.warning("the spool holds run %s, of no job in the table", run)
         self._runs.add(watched)

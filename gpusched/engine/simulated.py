@@ -105,6 +105,8 @@ class SimulatedEngine:
     boot_id: str = "simulated"
     signals: list[tuple[str, SignalOrder]] = field(default_factory=list)
     """Signals that were delivered to living runs, for tests."""
+    saved_at: dict[str, float] = field(default_factory=dict)
+    """When runs have saved their work, for tests to say."""
     _runs: dict[str, SimulatedRun] = field(default_factory=dict)
     _revoked: set[str] = field(default_factory=set)
     _events: list[EngineEvent] = field(default_factory=list)
@@ -198,6 +200,10 @@ class SimulatedEngine:
         """See `ports.Engine`."""
         alive = {run.pid: run.ticket.run for run in self._runs.values() if run.end is None}
         return {pid: alive[pid] for pid in pids if pid in alive}
+
+    def checkpoints(self) -> Mapping[str, float]:
+        """See `ports.Engine`."""
+        return {run: at for run, at in self.saved_at.items() if run in self._runs and self._runs[run].end is None}
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """See `ports.Engine`; time alone wakes nobody, whoever moves the clock asks for the events."""

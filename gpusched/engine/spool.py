@@ -4,6 +4,7 @@
                      a supervisor claims it and keeps the lock for life, the daemon revokes it.
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
+    JOB.RUN.checkpoint  touched by the job when it has saved its work
     server.lock      share-locked by every fork server and every supervisor: by all who may claim
     engine.log       complaints of fork servers and supervisors
 
@@ -66,6 +67,11 @@ def order_path(spool: str, run: str) -> str:
 def script_path(spool: str, run: str) -> str:
     """What it executes."""
     return f"{spool}/{run}.script"
+
+
+def checkpoint_path(spool: str, run: str) -> str:
+    """What it touches when it has saved its work."""
+    return f"{spool}/{run}.checkpoint"
 
 
 # --- the supervisor's side --------------------------------------------------------------------------
@@ -222,6 +228,16 @@ def has_orders(spool: str, run: str) -> bool:
 def was_suspended(spool: str, run: str) -> bool:
     """Whether a suspension was ever ordered; whether it lasts is for the supervisor to know."""
     return SUSPEND_LINE in read_orders(spool, run, 0)[0]
+
+
+def checkpoint_at(spool: str, run: str) -> float | None:
+    """When the run last said that it has saved its work; None if never."""
+    try:
+        found = os.lstat(checkpoint_path(spool, run))
+    except OSError:
+        return None
+    # The supervisor of another user's job makes the file, dated to the epoch.
+    return found.st_mtime or None
 
 
 def runs_in(spool: str) -> set[str]:

@@ -447,3 +447,16 @@ def test_the_waker_is_called_inside_the_event_loop(bench: Bench) -> None:
 
     asyncio.run(run())
     assert bench.end_of("1.1").exit_code == 6
+
+
+def test_a_run_says_when_it_has_saved_its_work(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.start("2.1", SLEEPS)
+    bench.ready("1.1")
+    bench.ready("2.1")
+    assert bench.engine.checkpoints() == {}
+    bench.save("1.1", 1_234_567.5)
+    assert bench.engine.checkpoints() == {"1.1": 1_234_567.5}
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    assert bench.engine.checkpoints() == {}

@@ -51,11 +51,11 @@ def test_a_command_gets_arguments_environment_and_work_dir_as_they_are(bench: Lo
     assert (folder / "1.1.out").read_text().strip() == expected
 
 
-def test_the_environment_is_the_tickets_and_two_marks(bench: LocalBench) -> None:
+def test_the_environment_is_the_tickets_and_three_marks(bench: LocalBench) -> None:
     bench.start("1.1", argv=("env",), env={"PATH": "/usr/bin:/bin", "GPUSCHED_RUN": "77.7"})
     bench.end_of("1.1")
     names = {line.partition("=")[0] for line in bench.output("1.1").splitlines()}
-    assert names == {"PATH", "GPUSCHED_RUN", "GPUSCHED_SPOOL"}
+    assert names == {"PATH", "GPUSCHED_RUN", "GPUSCHED_SPOOL", "GPUSCHED_CHECKPOINT_FILE"}
     assert "GPUSCHED_RUN=1.1\n" in bench.output("1.1")
 
 
@@ -205,6 +205,14 @@ def test_a_job_of_another_user_runs_and_writes_as_that_user(tmp_path: Path) -> N
         bench.until("5.1", RunStarted)
         bench.engine.order("5.1", StopOrder("cancel"))
         assert bench.end_of("5.1").stopped_by == "cancel"
+        text = 'test -e "$GPUSCHED_CHECKPOINT_FILE" && read word && touch "$GPUSCHED_CHECKPOINT_FILE"; exec sleep 600'
+        os.mkfifo(home / "go")
+        (home / "go").chmod(0o666)
+        bench.start("6.1", argv=("sh", "-c", f"exec < go; {text}"), **nobody)
+        bench.until("6.1", RunStarted)
+        assert bench.engine.checkpoints() == {}
+        (home / "go").write_text("go\n")
+        bench.wait(lambda: bench.engine.checkpoints().keys() == {"6.1"}, what="the mark of saved work")
     finally:
         bench.close()
 

@@ -376,3 +376,18 @@ def test_what_is_recorded_says_what_is_ordered_again() -> None:
     assert found == [StopOrder("cancel"), StopOrder("preempt"), SuspendOrder(), None]
     one.ask(Cancel(ANN, Selection(ids=(ids[1],))))
     assert pending_order(one.job(ids[1])) == StopOrder("cancel")
+
+
+def test_what_a_run_has_saved_is_known_to_the_policy_and_forgotten_with_the_run() -> None:
+    one = lab()
+    job_id = one.submit()
+    one.turn()
+    assert one.scheduler.world.holds["1.1"].checkpoint_at is None
+    for saved_at, known_at in ((-5, -5), (5, 0)):
+        one.engine.saved_at["1.1"] = one.clock.now() + saved_at
+        one.scheduler.observe_checkpoints()
+        assert one.scheduler.world.holds["1.1"].checkpoint_at == one.clock.now() + known_at
+    one.ask(Requeue(ANN, (job_id,)))
+    one.turn()
+    one.scheduler.observe_checkpoints()
+    assert (one.scheduler.world.checkpoints, one.scheduler.world.holds["1.2"].checkpoint_at) == ({}, None)
