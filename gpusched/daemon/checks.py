@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
+from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
+from gpusched.policy.quota_problems import problems
+from gpusched.policy.usage import capacity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,23 @@ class Check:
 
 def daemon_checks(scheduler: Scheduler) -> list[Check]:
     """All checks, each with what to do when it fails."""
-    return [_table(scheduler), _books(scheduler), _gpus(scheduler), _plugins(scheduler), _pace(scheduler)]
+    return [
+        _table(scheduler),
+        _books(scheduler),
+        _gpus(scheduler),
+        _queues(scheduler),
+        _plugins(scheduler),
+        _pace(scheduler),
+    ]
+
+
+def broken_promises(scheduler: Scheduler) -> list[str]:
+    """What the queues are promised and the machines, as they are, cannot hold: a sentence for each."""
+    settings = scheduler.settings
+    if not settings.queue:
+        return []
+    capacity = capacity_of(Layout(scheduler.nodes(scheduler.now()), settings))
+    return [f"{path}: {text}" for path, text in problems(settings, capacity)]
 
 
 def _table(scheduler: Scheduler) -> Check:
@@ -59,6 +78,14 @@ def _gpus(scheduler: Scheduler) -> Check:
         text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
     return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
+
+
+def _queues(scheduler: Scheduler) -> Check:
+    broken = broken_promises(scheduler)
+    if broken:
+        hint = "promise less in the config file, then: gctl reload; or mend what is missing, see ginfo"
+        return Check("queues", False, "; ".join(broken), hint)
+    return Check("queues", True, "what the queues are promised is there")
 
 
 def _plugins(scheduler: Scheduler) -> Check:

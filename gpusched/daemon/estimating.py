@@ -44,6 +44,8 @@ class Estimator:
         is_quiet = self._scheduler.ticks - ticks <= _BUSY_TICKS
         if self._is_looking or not is_quiet or loop.time() < self._next_at or not self._scheduler.plan.reasons:
             return
+        if not self._scheduler.history.load_some():
+            return
         self._is_looking = True
         outlook = Outlook.of(self._scheduler)
         known = frozenset(self._scheduler.estimates.known())

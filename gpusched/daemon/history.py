@@ -17,7 +17,9 @@ from gpusched.policy.prediction import SAMPLES, Family, family, predict
 from gpusched.ports import JobFilter, Store
 
 MOST_JOBS = 5000
-"""Ended jobs that are read from the table, the newest."""
+"""So many jobs back from the newest, those that have ended are read from the table."""
+
+_CHUNK = 500
 
 MOST_FAMILIES = 5000
 
@@ -34,26 +36,43 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
-        self._is_loaded = False
+        self._unread: range | None = None
+        """Jobs whose past is not read yet; None before the first look into the table."""
 
     def load(self) -> None:
-        """Read the past from the table, once."""
-        if self._is_loaded:
-            return
-        self._is_loaded = True
-        wanted = JobFilter(states=frozenset({JobState.COMPLETED}), limit=MOST_JOBS)
-        jobs = {job.id: job for job in self._store.jobs(wanted)}
+        """Read what is left of the past."""
+        while not self.load_some():
+            pass
+
+    def load_some(self) -> bool:
+        """Read a part of the past, the newest first, which takes some hundredths of a second; whether it was the last.
+
+        What ends before that is learned from the table too, never twice: a run is read or learned as it ends.
+        """
+        if self._unread is None:
+            last = self._store.next_job_id()
+            self._unread = range(max(1, last - MOST_JOBS), last)
+        chunk, self._unread = self._unread[-_CHUNK:], self._unread[:-_CHUNK]
+        if chunk:
+            self._read(frozenset(chunk))
+        return not self._unread
+
+    def _read(self, ids: frozenset[int]) -> None:
+        jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=frozenset({JobState.COMPLETED})))}
+        older: dict[Family, list[float]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
-            self.learn(jobs[run.job_id], run)
+            run_s = _run_s(run)
+            if run_s is not None:
+                older.setdefault(family(jobs[run.job_id]), []).append(run_s)
+        for kind, run_times_s in older.items():
+            self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
 
     def learn(self, job: Job, run: Run) -> None:
         """Take in a run that has ended; what failed or was stopped says nothing of how long it takes."""
-        if not self._is_loaded or run.outcome is not JobState.COMPLETED:
-            return
-        if run.start_at is None or run.end_at is None:
+        run_s = _run_s(run)
+        if self._unread is None or job.id in self._unread or run_s is None:
             return
         kind = family(job)
-        run_s = max(0.0, run.end_at - run.start_at - run.suspended_s)
         before = self._run_times_s.pop(kind, ())
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
         if len(self._run_times_s) > MOST_FAMILIES:
@@ -62,6 +81,13 @@ class History:
     def predict(self, job: Job) -> Prediction | None:
         """How long this job will run; None when too few like it have ended."""
         return predict(self._run_times_s.get(family(job), ()))
+
+
+def _run_s(run: Run) -> float | None:
+    """How long a run moved; None for one that did not end well."""
+    if run.outcome is not JobState.COMPLETED or run.start_at is None or run.end_at is None:
+        return None
+    return max(0.0, run.end_at - run.start_at - run.suspended_s)
 
 
 class Estimates:

@@ -23,6 +23,7 @@ from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.local import LocalEngine
 from gpusched.errors import GpuschedError, NotReady
@@ -122,6 +123,7 @@ def _run(report: _Report, foreground: bool) -> None:
         ) from None
     try:
         loaded = load_settings(paths.config_file(), os.environ)
+        check_promises(loaded.settings)
         fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
         if os.path.exists(fake):
             # A path relative to where the daemon was started would lead nowhere from the root.

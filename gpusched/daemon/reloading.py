@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from gpusched.errors import Forbidden, Refused
+from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.settings import Settings
+from gpusched.policy.quota_problems import problems
 
 from .selection import Caller
 
@@ -56,12 +57,19 @@ def reread(command: Reload, running: Settings, read: Callable[[], Settings] | No
     if read is None:
         raise Refused("this scheduler was not started from a config file", "restart it with other settings")
     wanted = read()
+    check_promises(wanted)
     differing = _differing(running, wanted)
     fixed = tuple(path for path in differing if path in FIXED)
     settings = wanted
     for path in fixed:
         settings = _with(settings, path, _value(running, path))
     return Reloaded(settings, tuple(path for path in differing if path not in FIXED), fixed)
+
+
+def check_promises(settings: Settings) -> None:
+    """Refuse settings whose queues are promised what contradicts each other. Raises: UsageError."""
+    for path, text in problems(settings, None):
+        raise UsageError(f"{path}: {text}", "mend the config file; see what it says with: gpusched config show")
 
 
 def _differing(one: Settings, other: Settings) -> list[str]:

@@ -10,14 +10,16 @@ import pytest
 from lab import Lab
 
 from gpusched.daemon import estimating
+from gpusched.daemon import history as history_module
 from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.history import KEPT, MOST_FAMILIES, Estimates, History
 from gpusched.daemon.outlook import Outlook
 from gpusched.engine.simulated import Outcome
 from gpusched.model.calendar import Estimate
 from gpusched.model.settings import QueueSettings
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, RunState
 from gpusched.policy.estimates import StartRange
+from gpusched.ports import Changes
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")
@@ -71,6 +73,31 @@ def test_time_in_suspension_is_no_run_time() -> None:
     found = history.predict(one)
     assert found is not None
     assert found.median_s == 60
+
+
+def test_the_past_is_read_in_parts_and_the_newest_runs_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "_CHUNK", 3)
+    lab = Lab()
+    changes = Changes(payloads={"e": b""})
+    jobs = [job(number, launch=TRAIN, state=JobState.COMPLETED, run=1, end_at=NOW) for number in range(1, 102)]
+    for one in jobs:
+        changes.jobs[one.id] = one
+        changes.runs[f"{one.id}.1"] = run(
+            one, start_at=NOW, end_at=NOW + one.id, outcome=JobState.COMPLETED, state=RunState.ENDED
+        )
+    lab.store.commit(changes)
+    history = History(lab.store)
+    assert not history.load_some()
+    # A run that ends now, of a job that is read later, is not taken twice.
+    history.learn(jobs[0], changes.runs["1.1"])
+    parts = 1
+    while not history.load_some():
+        parts += 1
+    assert parts == 33
+    found = history.predict(jobs[0])
+    assert found is not None
+    assert (found.samples, found.median_s) == (50, 76)
+    assert history.load_some()
 
 
 def test_the_number_of_families_is_bounded() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
+from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.commands import Caller
 from gpusched.daemon.reloading import FIXED, Reload, reread
 from gpusched.engine.simulated import Outcome
@@ -84,6 +85,25 @@ def test_a_bad_file_is_refused_with_its_sentence_and_nothing_changes() -> None:
     assert "daemon.poll_s is -1" in answer.message
     assert lab.scheduler.settings is before
     assert other["ids"] == [1]
+
+
+def test_promises_that_contradict_each_other_are_refused() -> None:
+    lab = Lab()
+    queues = {"a": QueueSettings("a", guaranteed_gpus=1), "b": QueueSettings("b", parent="a", guaranteed_gpus=2)}
+    answer = reload(lab, queue=queues)
+    assert isinstance(answer, UsageError)
+    assert answer.message.startswith("queue.a.guaranteed_gpus: the queues below a are guaranteed")
+    assert lab.scheduler.settings.queue == {}
+
+
+def test_the_doctor_names_promises_that_the_machine_cannot_keep() -> None:
+    lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=2)})
+    assert broken_promises(lab.scheduler) == []
+    reload(lab, queue={"a": QueueSettings("a", guaranteed_gpus=3)})
+    (broken,) = broken_promises(lab.scheduler)
+    assert "guaranteed" in broken
+    (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "queues"]
+    assert (check.ok, check.text) == (False, broken)
 
 
 def test_only_the_owner_and_root_may(monkeypatch: pytest.MonkeyPatch) -> None:
