@@ -55,7 +55,19 @@ def busy(free_cards: int) -> tuple[Allocation, ...]:
         end_at = None if place % 5 == 0 else NOW + 60.0 * (place + 1)
         job_id, queue = place + 1, QUEUES[place % 2]
         held.append(
-            Allocation(job_id, 1000, f"node{number}", (share,), 2, 4096, NOW - 3600 + place, end_at, "u0", "lab", queue)
+            Allocation(
+                job_id,
+                1000,
+                f"node{number}",
+                (share,),
+                2,
+                4096,
+                NOW - 3600 + place,
+                end_at,
+                user="u0",
+                account="lab",
+                queue=queue,
+            )
         )
     return tuple(held)
 

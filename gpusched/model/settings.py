@@ -50,6 +50,11 @@ class PrioritySettings:
     backfill_depth: int = setting(
         1, "How many blocked jobs get a reservation: 1 is EASY backfill, more is conservative for the first so many."
     )
+    predict: bool = setting(
+        False,
+        "Plan jobs without a time limit with the run time learned from earlier ones. Nothing is ever ended for it, but "
+        "a reserved start may come later than planned when a job runs on.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,13 @@ class ClassKey:
     """Of the most urgent job that waits for one of these to end; None when there is none."""
     can_requeue: bool = True
     can_suspend: bool = False
+    predicted_s: int | None = None
+    """How long a job without a time limit is planned to run, learned from earlier ones; it may run on."""
+
+    @property
+    def planned_s(self) -> int | None:
+        """How long it is planned to run: its time limit, or what was predicted; None when nobody knows."""
+        return self.predicted_s if self.time_limit_s is None else self.time_limit_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Cycle:
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)
         outside = [held for held in snapshot.allocations if not self.inside.holds(held)]
-        running = [*endings(self.layout, outside), *self.inside.now]
+        running = [*endings(self.layout, outside, self.now), *self.inside.now]
         for ending in running:
             self.draft.book(ending.booking)
         self.profile = Profile(self.draft, running, self.now)
@@ -107,7 +107,8 @@ class Cycle:
 
     def keep(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
         """Keep room for the first job in line; its class goes on only while there are reservations left to make."""
-        duration_s = inf if head.key.time_limit_s is None else float(head.key.time_limit_s)
+        planned_s = head.key.planned_s
+        duration_s = inf if planned_s is None else float(planned_s)
         kept = self.profile.reserve(head.job.id, need, duration_s, guard)
         if kept is not None:
             self.reservations.append(kept)
@@ -132,8 +133,8 @@ class Cycle:
         return len(self.reservations) < self.settings.priority.backfill_depth
 
     def end_of(self, key: ClassKey) -> float:
-        """When a job of this class that starts now has ended at the latest."""
-        return inf if key.time_limit_s is None else self.now + key.time_limit_s
+        """When a job of this class that starts now has ended: at its limit, or as planned."""
+        return inf if key.planned_s is None else self.now + key.planned_s
 
     def is_hopeless(self, mark: object) -> bool:
         """Whether a job with the same mark was turned away; what is free only shrinks in a cycle."""
@@ -300,7 +301,8 @@ def _preempting(preemption: Preemption, head: Head) -> Reason | None:
 
 def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
     """A job that asked for a reservation of the calendar runs inside it or not at all."""
-    text = cycle.inside.why_not(name, head.key, cycle.end_of(head.key), cycle.now)
+    limit_s = head.key.time_limit_s
+    text = cycle.inside.why_not(name, head.key, inf if limit_s is None else cycle.now + limit_s, cycle.now)
     if text is not None:
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return

@@ -40,8 +40,8 @@ class Priority:
     """Name of each factor and its weighted value."""
 
 
-def class_key(job: Job, inherited: Urgency | None = None) -> ClassKey:
-    """The class a job waits in."""
+def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | None = None) -> ClassKey:
+    """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
     spec = job.spec
     return ClassKey(
         uid=job.uid,
@@ -58,6 +58,7 @@ def class_key(job: Job, inherited: Urgency | None = None) -> ClassKey:
         inherited=inherited,
         can_requeue=spec.retry.requeue,
         can_suspend=not spec.request.gpus,
+        predicted_s=predicted_s if spec.time_limit_s is None else None,
     )
 
 
@@ -202,8 +203,8 @@ class Ranking:
         return (-self.priority(key, job.queued_at).total * (100.0 - percent),)
 
     def by_length(self, key: ClassKey, job: PendingJob) -> Measure:
-        """Shortest job first by time limit; one without comes last."""
-        return (inf if key.time_limit_s is None else float(key.time_limit_s),)
+        """Shortest job first by time limit, or as predicted; one of unknown length comes last."""
+        return (inf if key.planned_s is None else float(key.planned_s),)
 
     def by_dominant_share(self, key: ClassKey, job: PendingJob) -> Measure:
         """DRF's progressive filling: the user with the smallest dominant share of what is held now."""

@@ -43,15 +43,23 @@ class Ending:
     booking: Booking
 
 
-def endings(layout: Layout, allocations: Iterable[Allocation]) -> list[Ending]:
+def endings(layout: Layout, allocations: Iterable[Allocation], now: float) -> list[Ending]:
     """The running jobs of a snapshot. Those on nodes that are gone give nothing back."""
     found = []
     for held in allocations:
         booking = layout.booking(held.uid, held)
         if booking is not None:
-            end_at = inf if held.expected_end_at is None else held.expected_end_at
-            found.append(Ending(held.job_id, held.start_at, end_at, booking))
+            found.append(Ending(held.job_id, held.start_at, _end_of(held, now), booking))
     return found
+
+
+def _end_of(held: Allocation, now: float) -> float:
+    if held.expected_end_at is not None:
+        return held.expected_end_at
+    # One that has run on for longer than was predicted may run for ever.
+    if held.predicted_end_at is not None and held.predicted_end_at > now:
+        return held.predicted_end_at
+    return inf
 
 
 class Kept:

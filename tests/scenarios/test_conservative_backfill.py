@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
-from gpusched.testing import node
+from gpusched.model.settings import Settings
+from gpusched.policy.cycle import decide
+from gpusched.testing import NOW, node
 
 FOUR = [node(gpus=4, cpus=64.0)]
 HELD = [running(90, "n1:0,1", ends_in=HOUR), running(91, "n1:2,3", ends_in=2 * HOUR)]
@@ -105,3 +109,36 @@ def test_conservative_backfill_of_every_job_is_planning_them_in_order():
         5: 180 - 30 + 30,
         6: 350,
     }
+
+
+# --- predictions ---------------------------------------------------------------------------------------
+
+
+def snapshot_with(scenario, **predicted):
+    """The scenario's snapshot, its waiting classes with run times learned from earlier jobs."""
+    before = scenario.snapshot()
+    classes = [
+        replace(one, key=replace(one.key, predicted_s=predicted.get(f"job{one.jobs[0].id}"))) for one in before.pending
+    ]
+    return replace(before, pending=tuple(classes))
+
+
+def test_a_job_without_a_limit_passes_when_those_like_it_were_short():
+    scenario = Scenario(FOUR, [wants(1, 4, limit=HOUR), wants(2, 1)], [running(90, "n1:0,1", ends_in=HOUR)])
+    assert scenario.outcome().starts == {}
+    starts = decide(snapshot_with(scenario, job2=600), Settings()).starts
+    assert [start.job_id for start in starts] == [2]
+    assert decide(snapshot_with(scenario, job2=4000), Settings()).starts == ()
+
+
+@pytest.mark.parametrize(("predicted", "expected"), [(600.0, 600.0), (-1.0, None)], ids=["will end", "runs on"])
+def test_a_running_job_without_a_limit_is_planned_to_end_as_predicted_unless_it_runs_on(predicted, expected):
+    held = [running(90, "n1:0,1,2,3", predicted_end_at=NOW + predicted)]
+    outcome = Scenario(FOUR, [wants(1, 4)], held).outcome()
+    assert outcome.reserved == {1: ("n1:0,1,2,3", expected)}
+
+
+def test_a_time_limit_counts_and_not_the_prediction():
+    waiting = [wants(1, 4, limit=HOUR), wants(2, 1, limit=2 * HOUR)]
+    scenario = Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=HOUR)])
+    assert decide(snapshot_with(scenario, job2=60), Settings()).starts == ()

@@ -98,7 +98,7 @@ def test_a_line_that_is_cut_short_shows_nothing_more():
 def draft_of(*nodes, running=()):
     layout = Layout(nodes, SETTINGS)
     draft = Draft(layout)
-    for ending in endings(layout, running):
+    for ending in endings(layout, running, NOW):
         draft.book(ending.booking)
     return draft
 
@@ -251,7 +251,7 @@ def test_fractions_end_at_one_card_even_where_they_book_next_to_no_memory():
 def reserved(*nodes, running, wanted):
     draft = draft_of(*nodes, running=running)
     before = state_of(draft)
-    profile = Profile(draft, endings(draft.layout, running), NOW)
+    profile = Profile(draft, endings(draft.layout, running, NOW), NOW)
     made = profile.reserve(99, wanted, inf)
     assert state_of(draft) == before
     return profile, made
@@ -298,7 +298,7 @@ def test_a_refused_booking_leaves_the_reservation_as_it_was():
 
 def test_an_ending_without_a_limit_is_infinitely_far():
     layout = Layout([node(gpus=1)], SETTINGS)
-    assert [ending.end_at for ending in endings(layout, [allocation(1, gpus=[0])])] == [inf]
+    assert [ending.end_at for ending in endings(layout, [allocation(1, gpus=[0])], NOW)] == [inf]
 
 
 # --- invariants -------------------------------------------------------------------------------------
