@@ -43,6 +43,9 @@ class FakeDevice:
     compute_mode: int = 0
     display: bool = False
     lost: bool = False
+    links: dict[int, str | None] = field(default_factory=dict)
+    """Link -> UUID at its far end (`switch` for a switch); None for one that is down. None at all: no NVLink."""
+    numa: tuple[int, ...] | None = None
     codes: dict[str, int] = field(default_factory=dict)
 
 
@@ -54,6 +57,8 @@ class FakeNvml:
     init_code: int = 0
     codes: dict[str, int] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
+    peers: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of UUIDs that reach each other over NVLink, as GetP2PStatus tells."""
     calls: Counter[str] = field(default_factory=Counter)
     is_initialised: bool = False
 
@@ -70,6 +75,7 @@ class FakeNvml:
             "nvmlDeviceGetCount": self._global("nvmlDeviceGetCount", lambda: len(self.devices)),
             "nvmlDeviceGetHandleByIndex": self._handle,
             "nvmlDeviceGetMemoryInfo": self._memory,
+            "nvmlDeviceGetP2PStatus": self._peer_status,
         }
         fields = {
             "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
@@ -82,6 +88,9 @@ class FakeNvml:
             "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.mig), int(gpu.mig)],
             "nvmlDeviceGetComputeMode": lambda gpu: gpu.compute_mode,
             "nvmlDeviceGetDisplayActive": lambda gpu: int(gpu.display),
+            "nvmlDeviceGetNvLinkState": _link_state,
+            "nvmlDeviceGetNvLinkRemotePciInfo": self._far_end,
+            "nvmlDeviceGetMemoryAffinity": _memory_affinity,
             "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: _processes(gpu.compute),
             "nvmlDeviceGetGraphicsRunningProcesses_v3": lambda gpu: _processes(gpu.graphics),
             "nvmlDeviceGetMPSComputeRunningProcesses_v3": lambda gpu: _processes(gpu.mps),
@@ -126,6 +135,16 @@ class FakeNvml:
         self._check("nvmlDeviceGetHandleByIndex", gpu)
         return gpu
 
+    def _peer_status(self, gpu: FakeDevice, other: FakeDevice, what: int) -> int:
+        self.calls["nvmlDeviceGetP2PStatus"] += 1
+        self._check("nvmlDeviceGetP2PStatus", gpu)
+        assert what == 2, "the index of NVLink"
+        return 0 if frozenset((str(gpu.uuid), str(other.uuid))) in self.peers else 5
+
+    def _far_end(self, gpu: FakeDevice, link: int) -> SimpleNamespace:
+        (minor,) = [one.minor for one in self.devices if one.uuid == gpu.links[link]] or [0xFF]
+        return SimpleNamespace(busId=f"00000000:{minor:02X}:00.0".encode())
+
     def _memory(self, gpu: FakeDevice, version: int | None = None) -> SimpleNamespace:
         name = "nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo"
         self.calls[name] += 1
@@ -142,6 +161,24 @@ class FakeNvml:
             return get(gpu, *arguments)
 
         return call
+
+
+def _link_state(gpu: FakeDevice, link: int) -> int:
+    if not gpu.links:
+        raise NVMLError(3)
+    if link not in gpu.links:
+        raise NVMLError(2)
+    return int(gpu.links[link] is not None)
+
+
+def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:
+    assert scope == 0, "of nodes"
+    if gpu.numa is None:
+        raise NVMLError(3)
+    mask = [0] * words
+    for node in gpu.numa:
+        mask[node // 64] |= 1 << node % 64
+    return mask
 
 
 def _processes(entries: list[tuple[int, int | None]]) -> list[SimpleNamespace]:

@@ -11,6 +11,9 @@ from gpusched.model.units import MAX_MIB, MAX_SECONDS
 MAX_GPUS = 1024
 MAX_CPUS = 65536
 MAX_RETRIES = 1000
+MAX_NODES = 4096
+MAX_UNITS = 1_000_000
+"""Most of one license or custom resource that one job may ask for."""
 MAX_NAME = 200
 MAX_INSTANT = 32503680000.0
 """Year 3000: a begin time above is a mistake in units."""
@@ -21,7 +24,7 @@ class Field:
     """One field: JSON type, range or choices, and its meaning."""
 
     kind: str
-    """string, integer, number, boolean, strings, map, notice."""
+    """string, integer, number, boolean, strings, map, counts, notice."""
     doc: str
     low: float | None = None
     high: float | None = None
@@ -36,6 +39,9 @@ class Field:
             shape = {"type": "array", "items": {"type": "string"}}
         elif self.kind == "map":
             shape = {"type": "object", "additionalProperties": {"type": "string"}}
+        elif self.kind == "counts":
+            number = {"type": "integer", "minimum": 1, "maximum": MAX_UNITS}
+            shape = {"type": "object", "additionalProperties": number}
         elif self.kind == "notice":
             shape = {
                 "type": "object",
@@ -64,13 +70,23 @@ class Field:
 
 
 REQUEST_FIELDS: dict[str, Field] = {
-    "gpus": Field("integer", "GPUs; 0 for none.", 0, MAX_GPUS),
+    "gpus": Field("integer", "GPUs on all nodes together, the same number on each; 0 for none.", 0, MAX_GPUS),
+    "gpus_per_node": Field("integer", "GPUs on each node; in place of `gpus`.", 0, MAX_GPUS),
     "gpu_fraction": Field("number", "Share of one card.", 0, 1, exclusive_low=True),
     "gpu_type": Field("string", "Part of the GPU's model name."),
     "vram_mib": Field("integer", "VRAM on each card, sharing it, in MiB.", 1, MAX_MIB),
     "min_vram_mib": Field("integer", "Least VRAM of each card, in MiB.", 1, MAX_MIB),
-    "cpus": Field("number", "Cores; 0 books none.", 0, MAX_CPUS),
-    "mem_mib": Field("integer", "Host memory in MiB; 0 books none.", 0, MAX_MIB),
+    "gpus_linked": Field("boolean", "The cards of each node must be linked with each other."),
+    "cpus": Field("number", "Cores on each node; 0 books none.", 0, MAX_CPUS),
+    "mem_mib": Field("integer", "Host memory on each node in MiB; 0 books none.", 0, MAX_MIB),
+    "resources": Field("counts", "Custom resources on each node: names and numbers."),
+    "licenses": Field("counts", "Licenses of the whole cluster: names and numbers."),
+    "nodes": Field("integer", "Nodes, all at once.", 1, MAX_NODES),
+    "nodelist": Field("strings", "Only these nodes; a text may name several, as gpu[01-03]."),
+    "exclude": Field("strings", "None of these nodes; a text may name several."),
+    "constraint": Field("string", "Labels a node must have: a100&nvlink, imagenet|coco, !old."),
+    "prefer": Field("string", "As constraint, but nodes without them will do."),
+    "exclusive": Field("boolean", "Nothing else runs on the job's nodes."),
 }
 
 RETRY_FIELDS: dict[str, Field] = {
@@ -106,6 +122,9 @@ JOB_FIELDS: dict[str, Field] = {
     "time_limit_s": Field("integer", "Time limit in seconds; null for none.", 1, MAX_SECONDS),
     "begin_at": Field("number", "Not before this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42."),
+    "qos": Field("string", "Quality of service."),
+    "deadline_at": Field("number", "To have ended by this instant, UTC epoch seconds.", 0, MAX_INSTANT),
+    "reservation": Field("string", "Runs inside this reservation only."),
     "hold": Field("boolean", "Keep the job from starting until it is released."),
 }
 

@@ -86,6 +86,8 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
         "utilisation": sample.utilisation if sample else None,
         "temperature_c": sample.temperature_c if sample else None,
         "power_w": sample.power_w if sample else None,
+        "link_group": view.link_group,
+        "numa": view.numa,
         "pci_bus_id": sample.pci_bus_id if sample else None,
         "jobs": sorted({str(run.job_id) for run, _ in runs}, key=int),
         "booked_by": [

@@ -11,9 +11,11 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
+from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
     JOB_FIELDS,
     MAX_NAME,
+    MAX_UNITS,
     REQUEST_FIELDS,
     RETRY_FIELDS,
     SPEC_FIELDS,
@@ -90,6 +92,12 @@ def _check(name: str, value: Any, field: Field) -> Any:
         for key, text in value.items():
             _check_text(f"{name}.{key}", key)
             _check_text(f"{name}.{key}", text)
+    elif kind == "counts":
+        if not isinstance(value, dict):
+            raise _wrong(name, value, "an object of names and whole numbers")
+        for key, count in value.items():
+            _check_text(f"{name}.{key}", key)
+            _check_number(f"{name}.{printable(key, 60)}", count, _COUNT)
     else:
         notice = read_object(value, name)
         if set(notice) != {"signal", "before_s", "main_only"}:
@@ -108,6 +116,7 @@ def _check_text(name: str, value: str) -> None:
         raise UsageError(f"{printable(name, 60)} holds a text that stands for no bytes", "remove it") from None
 
 
+_COUNT = Field("integer", "", 1, MAX_UNITS)
 LAUNCH_NOTICE_BEFORE = Field("integer", "", 0, JOB_FIELDS["time_limit_s"].high)
 
 
@@ -179,8 +188,8 @@ def _read_spec(values: dict[str, Any], settings: Settings, payloads: dict[str, b
 
 
 def check_words(values: Mapping[str, Any]) -> None:
-    """Queue and account are single words; a dependency follows its grammar. Raises: UsageError."""
-    for key in ("queue", "account"):
+    """Names are single words; a dependency follows its grammar. Raises: UsageError."""
+    for key in ("queue", "account", "qos", "reservation"):
         word = values.get(key)
         if word is not None and (not word.isprintable() or not word or " " in word or len(word) > MAX_NAME):
             raise UsageError(f"{key} is {printable(repr(word), 60)}; it must be one word", "see gsub --help")
@@ -189,24 +198,6 @@ def check_words(values: Mapping[str, Any]) -> None:
             parse_dependency(values["dependency"])
         except ValueError as error:
             raise UsageError(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
-
-
-def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
-    """The resources of a submission, checked against each other. Raises: UsageError."""
-    wanted = {key: values[key] for key in REQUEST_FIELDS if key in values}
-    wanted.setdefault("cpus", settings.default.cpus)
-    wanted["cpus"] = float(wanted["cpus"])
-    if wanted.get("gpu_fraction") == 1:
-        del wanted["gpu_fraction"]
-        wanted.setdefault("gpus", 1)
-    if wanted.get("gpu_fraction") is not None or wanted.get("vram_mib") is not None:
-        # Asking for a part of a card is asking for one card, unless a number is given.
-        wanted.setdefault("gpus", 1)
-    request = Request(**wanted)
-    problem = request.contradiction()
-    if problem:
-        raise UsageError(problem, "see the GPU options of gsub --help")
-    return request
 
 
 def _read_retry(values: Mapping[str, Any]) -> RetryRule:
@@ -310,20 +301,20 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
     check_words(changes)
     if not given:
         raise UsageError("nothing to change", "for example: gctl update 42 time=2h")
+    changes = {**{key: value for key, value in changes.items() if key not in REQUEST_FIELDS}, **request_values(changes)}
     if "cpus" in changes:
         changes["cpus"] = float(changes["cpus"])
     resets: dict[str, Any] = {
-        "gpus": 0,
+        **RESETS,
         "cpus": settings.default.cpus,
-        "mem_mib": 0,
         "nice": 0,
         "retries": 0,
         "queue": settings.default.queue,
         "account": "",
+        "qos": "",
     }
-    for key, value in given.items():
-        if value is None:
-            if key == "name":
-                raise UsageError("a job cannot be without a name", "for example: gctl update 42 name=train")
-            changes[key] = resets.get(key)
+    for key in (request_name(name) for name, value in given.items() if value is None):
+        if key == "name":
+            raise UsageError("a job cannot be without a name", "for example: gctl update 42 name=train")
+        changes[key] = resets.get(key)
     return changes

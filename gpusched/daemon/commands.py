@@ -13,7 +13,7 @@ from typing import Any
 
 from gpusched.errors import NotFound, Refused
 from gpusched.model.execution import LimitOrder, SignalOrder
-from gpusched.model.job import Job, JobEvent, JobSpec, Request
+from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import parse_dependency
@@ -237,8 +237,22 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     return {"changed": [job.id for job in jobs]}
 
 
+def _gpus_on_each_node(changes: dict[str, Any], nodes_before: int) -> dict[str, Any]:
+    """The changes with GPUs counted on each node: `gpus` of an update counts all nodes together."""
+    if not {"gpus", "gpus_per_node"} & changes.keys():
+        return changes
+    left = {name: value for name, value in changes.items() if name not in ("gpus", "gpus_per_node")}
+    nodes = changes.get("nodes", nodes_before)
+    try:
+        return {**left, "gpus": gpus_of_each_node(changes.get("gpus"), changes.get("gpus_per_node"), nodes)}
+    except ValueError as error:
+        hint = "say how many all nodes give together, gpus=N, or each of them, gpus-per-node=N"
+        raise Refused(str(error), hint) from None
+
+
 def _changed(job: Job, changes: dict[str, Any]) -> Job:
     spec = job.spec
+    changes = _gpus_on_each_node(changes, spec.request.nodes)
     request_changes = {name: value for name, value in changes.items() if name in _REQUEST_FIELDS}
     rest = {name: value for name, value in changes.items() if name not in _REQUEST_FIELDS}
     if request_changes:

@@ -323,6 +323,19 @@ class World:
         """Jobs that name this one in their dependency, by id."""
         return self._dependents.children_of(job_id)
 
+    def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
+        """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""
+        found = []
+        for job_id in sorted(self._expressions):
+            job = self.jobs.get(job_id)
+            if job is None or job.state is not JobState.PENDING or job.hold is not None or len(found) >= most:
+                continue
+            if isinstance(self.dependency_state(job), Waiting):
+                expression = self._expressions[job_id]
+                parents = {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
+                found.append((job, expression, parents))
+        return found
+
     def dependency_edges(self) -> dict[int, frozenset[int]]:
         """Which jobs each waiting job names."""
         return self._dependents.edges()

@@ -4,6 +4,7 @@
     simulated   GPUs that exist in a text or a JSON file
     choose      which of the two, from settings and environment
     child       the process that runs a source and answers over pipes
+    topology    which cards are linked, and next to which memory each is
     worker      the daemon's end of that process: deadline, restart, last known state
     wire        a reading as one line of JSON
     usage       whose memory it is: our runs', foreign, or unexplained

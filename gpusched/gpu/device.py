@@ -12,7 +12,7 @@ from gpusched.model.cluster import GpuProcess, GpuSample
 SLOW_S = 30.0
 """Between two readings of what seldom changes, and between two attempts at a lost device."""
 
-UNINITIALIZED, NOT_SUPPORTED, NOT_FOUND, DRIVER_NOT_LOADED = 1, 3, 6, 9
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, DRIVER_NOT_LOADED = 1, 2, 3, 6, 9
 FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH = 13, 15, 25
 
 _MIB = 1 << 20
@@ -30,6 +30,15 @@ class Nvml(Protocol):
 
     def constant(self, name: str) -> int | None:
         """A constant of the binding; None when it is too old to have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A card that answers: its index, the library's handle, its address."""
+
+    index: int
+    handle: Any
+    pci_bus_id: str | None
 
 
 class DriverGone(Exception):
@@ -82,6 +91,13 @@ class Device:
     def uuid(self) -> str | None:
         """The device's UUID when it was ever read."""
         return self._identity.uuid if self._identity else None
+
+    @property
+    def present(self) -> Present | None:
+        """The device as others may ask about it; None while it does not answer."""
+        if self._handle is None or self._identity is None:
+            return None
+        return Present(self._index, self._handle, self._identity.pci_bus_id)
 
     def read(self, now: float) -> GpuSample:
         """One sample. Args: now: monotonic seconds. Raises: DriverGone."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from gpusched.gpu import faults, visible
 from gpusched.gpu.device import FUNCTION_NOT_FOUND, Device, DriverGone
-from gpusched.model.cluster import GpuReading
+from gpusched.gpu.topology import NOWHERE, Topology
+from gpusched.model.cluster import GpuReading, GpuSample
 
 RETRY_S = 10.0
 """Between two attempts to initialise a library that failed."""
@@ -69,6 +71,7 @@ class NvmlSource:
         self._monotonic = monotonic
         self._nvml: Gateway | None = None
         self._devices: list[Device] = []
+        self._topology: Topology | None = None
         self._driver_version: str | None = None
         self._binding_note: str | None = None
         self._failure: int | str | None = None
@@ -88,6 +91,7 @@ class NvmlSource:
         except DriverGone:
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; it is asked again soon")
+        samples = self._placed(samples, now)
         notes = []
         if self._limit is not None:
             chosen = visible.visible(self._limit, [device.uuid for device in self._devices])
@@ -97,10 +101,21 @@ class NvmlSource:
             notes.append(self._binding_note)
         return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes))
 
+    def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
+        """The samples with the links and the NUMA nodes of their cards."""
+        if self._topology is None:
+            return samples
+        spots = self._topology.spots(now, [found for device in self._devices if (found := device.present)])
+        placed = []
+        for sample in samples:
+            spot = spots.get(sample.index, NOWHERE)
+            placed.append(replace(sample, link_group=spot.link_group, numa=spot.numa))
+        return tuple(placed)
+
     def close(self) -> None:
         """Let go of the driver."""
         nvml, self._nvml = self._nvml, None
-        self._devices = []
+        self._devices, self._topology = [], None
         if nvml is not None:
             nvml.ask("nvmlShutdown")
 
@@ -122,6 +137,7 @@ class NvmlSource:
             return code
         self._nvml = nvml
         self._devices = [Device(nvml, index) for index in range(int(count))]
+        self._topology = Topology(nvml)
         version, _ = nvml.ask("nvmlSystemGetDriverVersion")
         self._driver_version = version.decode() if isinstance(version, bytes) else version
         if nvml.constant("nvmlMemory_v2") is None:

@@ -1,10 +1,12 @@
 """GPUs that exist only in a text, so that everything can be tried and tested without hardware.
 
-The text is a sum of groups, `COUNTxNAME:SIZE`; count and name may be left out:
+The text is a sum of groups, `COUNTxNAME:SIZE/LINKED`; all but the size may be left out:
 
-    4x24GiB      2xA100:80GiB+2xT4:16GiB      a100:80G
+    4x24GiB      2xA100:80GiB+2xT4:16GiB      a100:80G      8x80GiB/4      4x24GiB/1
 
-or the path of a JSON file (it holds a `/` or ends in `.json`), which is read again when it changes:
+The cards of a group are linked with each other, as with NVLink: all of them, or always so many (`/4`), or
+none (`/1`). Or it is the path of a JSON file (it holds another `/`, or ends in `.json`), which is read again
+when it changes:
 
     {"gpus": [
         {"name": "A100", "vram": "80GiB", "utilisation": 0.4, "temperature_c": 61, "power_w": 250,
@@ -14,8 +16,9 @@ or the path of a JSON file (it holds a `/` or ends in `.json`), which is read ag
 Keys of a GPU, all but `vram` optional: `name`, `vram`, `uuid`, `vram_used` (default: what the processes
 hold; null: unknown), `utilisation` (0 to 1), `temperature_c`, `power_w`, `processes` (null: no list),
 `lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`, `display_active`,
-`unified_memory`. Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process
-is a job's when its pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
+`unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the NUMA node).
+Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
+pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
 
 Beside `gpus`: `driver_version`; `init_error` (an NVML code: 18 is a driver mismatch; 9, 12 and 28 mean
 that there are no GPUs); `read_delay_s` (each reading takes this long); `hang` (readings never end).
@@ -38,7 +41,9 @@ from gpusched.model.units import parse_size_mib
 MAX_GPUS = 1024
 
 _EXAMPLE = "for example: GPUSCHED_FAKE_GPUS=4x24GiB, or 2xA100:80GiB+2xT4:16GiB, or the path of a JSON file"
-_GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]+):)?(?P<size>[^:+]+)", re.IGNORECASE)
+_GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]+):)?(?P<size>[^:+/]+)(?:/(?P<linked>\d+))?", re.IGNORECASE)
+_GROUPS_ONLY = re.compile(r"[^/]*\d[KMGT]?(I?B)?/\d+(\+[^/]*\d[KMGT]?(I?B)?(/\d+)?)*", re.IGNORECASE)
+"""A sum of groups that holds a `/`; anything else that does is a path."""
 _IDLE_TEMPERATURE_C = 35.0
 _IDLE_POWER_W = 30.0
 
@@ -127,14 +132,14 @@ def simulated_uuid(number: int) -> str:
 
 def is_path(text: str) -> bool:
     """Whether a description of GPUs is the path of a JSON file."""
-    return "/" in text or text.endswith(".json")
+    return text.endswith(".json") or ("/" in text and _GROUPS_ONLY.fullmatch(text) is None)
 
 
 # --- groups -------------------------------------------------------------------------------------
 
 
 def _parse_groups(text: str) -> tuple[GpuSample, ...]:
-    kinds: list[tuple[str, int]] = []
+    kinds: list[tuple[str, int, int | None]] = []
     for group in text.split("+"):
         match = _GROUP.fullmatch(group.strip())
         if match is None:
@@ -146,7 +151,10 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
         count = int(match["count"] or 1) if len(match["count"] or "") <= 6 else MAX_GPUS + 1
         if not 1 <= count <= MAX_GPUS - len(kinds):
             raise _bad(text, f"the number of GPUs must be from 1 to {MAX_GPUS}")
-        kinds.extend([((match["name"] or "Simulated GPU").strip(), vram_mib)] * count)
+        name, linked = (match["name"] or "Simulated GPU").strip(), _linked(text, match["linked"], count)
+        first = len(kinds)
+        groups = (None if linked == 1 else first + at // linked * linked for at in range(count))
+        kinds.extend((name, vram_mib, group) for group in groups)
     return tuple(
         GpuSample(
             uuid=simulated_uuid(number),
@@ -160,9 +168,20 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
             processes=(),
             pci_bus_id=_bus_id(number),
             minor=number,
+            link_group=group,
         )
-        for number, (name, vram_mib) in enumerate(kinds)
+        for number, (name, vram_mib, group) in enumerate(kinds)
     )
+
+
+def _linked(text: str, word: str | None, count: int) -> int:
+    """How many cards of a group are linked with each other; 1 for none."""
+    if word is None:
+        return count
+    linked = int(word) if len(word) <= 6 else MAX_GPUS + 1
+    if not 1 <= linked <= count or count % linked:
+        raise _bad(text, f"{count} GPUs cannot be linked by {word}")
+    return linked
 
 
 def _bad(text: str, why: str) -> UsageError:
@@ -247,6 +266,8 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         unified_memory=entry.flag("unified_memory"),
         is_lost=entry.flag("lost"),
         error=entry.text("error"),
+        link_group=entry.integer("link_group"),
+        numa=entry.integer("numa"),
     )
     entry.end()
     if sample.is_lost or sample.error:
@@ -259,6 +280,8 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
             minor=number,
             is_lost=sample.is_lost,
             error=sample.error or faults.sentence(15),
+            link_group=sample.link_group,
+            numa=sample.numa,
         )
     return sample
 
@@ -315,6 +338,13 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
             raise self._wrong(key, value, "a number from 0")
         return value
+
+    def integer(self, key: str) -> int | None:
+        """A whole number from 0; None when the key is missing or null."""
+        value = self.number(key)
+        if value is not None and value != int(value):
+            raise self._wrong(key, value, "a whole number")
+        return None if value is None else int(value)
 
     def size(self, key: str, default: int | None) -> int | None:
         """MiB, from a text such as `24GiB` or a number of MiB."""

@@ -136,6 +136,8 @@ class GpuTracker:
             can_share=card.can_share,
             utilisation=card.sample.utilisation,
             is_present=not card.is_lost,
+            link_group=card.sample.link_group,
+            numa=card.sample.numa,
         )
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:

@@ -49,6 +49,10 @@ class GpuSample:
     """The driver says the device is gone (fell off the bus)."""
     error: str | None = None
     """Why this device could not be read at all."""
+    link_group: int | None = None
+    """Cards with the same number are linked with each other (NVLink); None has no link, or nobody knows."""
+    numa: int | None = None
+    """NUMA node next to the card; None when unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,38 @@ class Request:
             ):
                 if value is not None:
                     return f"{name} is asked for, but no GPU"
+            if self.is_linked:
+                return "linked GPUs are asked for, but no GPU"
+        return self._contradiction_of_nodes()
+
+    def _contradiction_of_nodes(self) -> str | None:
+        if self.nodelist:
+            left = [name for name in self.nodelist if name not in self.exclude]
+            if not left:
+                return "every node that is asked for is excluded as well"
+            if len(left) < self.nodes:
+                named = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+                return f"{self.nodes} nodes are asked for, but only {len(left)} may be used: {named}"
         return None
+
+
+def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> int | None:
+    """GPUs on each node of a gang, from their number in all, on each node, or both; None when neither is given.
+
+    Raises: ValueError when the total does not divide evenly, or the two do not agree.
+    """
+    if total is None:
+        return per_node
+    if total % nodes:
+        low = total - total % nodes
+        near = f"{low} or {low + nodes}" if low else str(nodes)
+        word = "GPU" if total == 1 else "GPUs"
+        raise ValueError(f"{total} {word} cannot be spread evenly over {nodes} nodes; the nearest that can: {near}")
+    each = total // nodes
+    if per_node not in (None, each):
+        where = f"each of {nodes} nodes" if nodes > 1 else "one node"
+        raise ValueError(f"{total} GPUs in all and {per_node} on {where} do not agree")
+    return each
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +306,7 @@ class JobEvent:
     job_id: int
     at: float
     kind: str
-    """One word: submitted, started, stopping, ended, retry, requeued, suspended, resumed, held, released, updated, note."""
+    """One word: submitted, started, stopping, ended, retry, requeued, suspended, resumed, held, released, updated,
+    note."""
     text: str
     run: int | None = None

@@ -134,7 +134,7 @@ class Preemption:
                 continue
             takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount)
             cuts = not takes_back and reclaims
-            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount, cuts=True)
+            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount, may_cut=True)
             if takes_back or cuts or self.may_preempt(key, one):
                 found.append(Victim(held, takes_back or cuts, cuts, self._mode(one), self._lost(held)))
         found.sort(key=lambda victim: victim.cost(self._settings))
@@ -201,7 +201,7 @@ class Preemption:
             if victim.is_reclaimed and quotas is not None:
                 # Every victim leaves its queue with less; none is pushed below its own guarantee.
                 lost = victim.held.amount
-                is_borrowed = quotas.may_reclaim(key.queue, amount, one.queue, lost, cuts=victim.cuts)
+                is_borrowed = quotas.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
                 if not is_borrowed and not self.may_preempt(key, one):
                     continue
                 quotas.leave(one.queue, lost)

@@ -219,17 +219,17 @@ class Quotas:
         return level, share / weight if weight > 0 else inf, node.name
 
     def may_reclaim(
-        self, claimant: str, amount: Resources, victim: str, victim_amount: Resources, *, cuts: bool = False
+        self, claimant: str, amount: Resources, victim: str, victim_amount: Resources, *, may_cut: bool = False
     ) -> bool:
         """Whether a job of the claimant queue may have what a job of the victim queue holds.
 
         Seen from the queue that is above both, the claimant's side stays within its guarantee with the
         amount. Every queue on the victim's side is preemptible, holds more than its guarantee of something
         that the claimant is guaranteed and needs, and falls below its guarantee of nothing that it holds
-        more of; with `cuts` it may, by the loss of a job that is partly on what is borrowed. Such a job is
-        larger than what is left of its queue's guarantee, so it cannot take its place back in turn.
-        A guarantee of GPUs goes before one of cores, and that before one of memory, so that two queues with
-        guarantees of different kinds do not take turns with one another.
+        more of; with `may_cut` it may, for a job that is partly on what its queue has borrowed and for want
+        of any other. A guarantee of GPUs goes before one of cores, and that before one of memory: a job on
+        guaranteed GPUs is not taken for the cores it has. Else two queues with guarantees of different
+        kinds could take turns with one another.
         """
         if not self._reclaims:
             return False
@@ -243,9 +243,9 @@ class Quotas:
         if not _is_within(ours[-1], self._staying(ours[-1].name), needed):
             return False
         wanted = [kind for kind in KINDS if needed[kind] and lost[kind] and ours[-1].guaranteed[kind]]
-        return all(self._can_give(node, ours[-1], wanted, lost, cuts) for node in theirs)
+        return all(self._can_give(node, wanted, lost, may_cut) for node in theirs)
 
-    def _can_give(self, node: QueueNode, claimant: QueueNode, wanted: list[int], lost: Amount, cuts: bool) -> bool:
+    def _can_give(self, node: QueueNode, wanted: list[int], lost: Amount, may_cut: bool) -> bool:
         held, own = self._staying(node.name), node.guaranteed
         claimed = next((kind for kind in wanted if held[kind] > own[kind]), None)
         if claimed is None or not node.settings.preemptible:
@@ -254,9 +254,9 @@ class Quotas:
             if not lost[kind] or not own[kind]:
                 continue
             if held[kind] > own[kind]:
-                if held[kind] - lost[kind] < own[kind] and not cuts:
+                if held[kind] - lost[kind] < own[kind] and not may_cut:
                     return False
-            elif kind < claimed and not claimant.guaranteed[kind]:
+            elif kind < claimed:
                 return False
         return True
 

@@ -33,6 +33,8 @@ class Gpu:
     lost: bool = False
     mig: bool = False
     compute_mode: int = 0
+    link_group: int | None = None
+    numa: int | None = None
 
 
 class Bench:
@@ -85,6 +87,8 @@ class SimulatedBench(Bench):
             "lost": gpu.lost,
             "mig_enabled": gpu.mig,
             "compute_mode": gpu.compute_mode,
+            "link_group": gpu.link_group,
+            "numa": gpu.numa,
         }
 
 
@@ -95,6 +99,8 @@ class NvmlBench(Bench):
         super().__init__(gpus)
         self._nvml = FakeNvml()
         monkeypatch.setitem(sys.modules, "pynvml", self._nvml.module())
+        # The addresses of these cards may be those of real devices.
+        monkeypatch.setattr("gpusched.gpu.topology.sysfs_numa", lambda bus_id: None)
 
     def source(self) -> GpuSource:
         self.apply()
@@ -104,12 +110,20 @@ class NvmlBench(Bench):
         self._nvml.init_code = self.init_code
         if not self._nvml.devices:
             self._nvml.devices = [FakeDevice(simulated_uuid(number)) for number in range(len(self.gpus))]
+        self._nvml.peers = {
+            frozenset((simulated_uuid(one), simulated_uuid(other)))
+            for one, mine in enumerate(self.gpus)
+            for other, theirs in enumerate(self.gpus)
+            if one != other and mine.link_group is not None and mine.link_group == theirs.link_group
+        }
         for number, (device, gpu) in enumerate(zip(self._nvml.devices, self.gpus, strict=True)):
             device.name, device.minor, device.total_mib = gpu.name, number, gpu.total_mib
             device.used_mib, device.compute = gpu.used_mib or 0, gpu.processes or []
             device.gpu_percent, device.lost = gpu.busy_percent, gpu.lost
             device.mig, device.compute_mode = gpu.mig, gpu.compute_mode
             device.codes = {}
+            device.links = {} if gpu.link_group is None else {0: "switch"}
+            device.numa = None if gpu.numa is None else (gpu.numa,)
             if gpu.used_mib is None:
                 device.codes = {"nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999}
             if gpu.processes is None:
@@ -238,6 +252,29 @@ def test_modes_that_forbid_sharing_are_told(make_bench: MakeBench) -> None:
     assert (plain.compute_mode, plain.mig_enabled) == (0, False)
     assert exclusive.compute_mode == 3
     assert mig.mig_enabled
+
+
+def test_linked_cards_have_the_same_group_and_others_have_none(make_bench: MakeBench) -> None:
+    groups = (0, None, 0, 3, 3)
+    bench = make_bench(*(Gpu(link_group=group, numa=None if group is None else group // 3) for group in groups))
+    source = bench.source()
+    for _ in range(2):
+        gpus = source.read().gpus
+        assert [gpu.link_group for gpu in gpus] == [0, None, 0, 3, 3]
+        assert [gpu.numa for gpu in gpus] == [0, None, 0, 1, 1]
+    source.close()
+
+
+def test_a_lost_card_stays_in_its_place(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu(link_group=0, numa=0), Gpu(link_group=0, numa=0), Gpu(link_group=0, numa=1))
+    source = bench.source()
+    source.read()
+    bench.gpus[2].lost = True
+    bench.apply()
+    lost = source.read().gpus[2]
+    assert (lost.is_lost, lost.link_group, lost.numa) == (True, 0, 1)
+    assert [gpu.link_group for gpu in source.read().gpus] == [0, 0, 0]
+    source.close()
 
 
 def test_changes_show_in_the_next_reading(make_bench: MakeBench) -> None:

@@ -22,7 +22,8 @@ COUNTS = "echo ready; while :; do echo x >> $HOME_DIR/ticks; sleep 0.02; done"
 
 def submit(daemon: Daemon, text: str, **spec: Any) -> str:
     """A shell command that knows the home; waits until it has said that it is ready."""
-    job_id = daemon.submit("/bin/bash", "-c", text, env={"HOME_DIR": str(daemon.home)}, **spec)
+    env = {"HOME_DIR": str(daemon.home), **spec.pop("env", {})}
+    job_id = daemon.submit("/bin/bash", "-c", text, env=env, **spec)
     wait_until(lambda: "ready" in daemon.output(job_id), what="a word from the job")
     return job_id
 
@@ -117,6 +118,15 @@ def test_a_requeued_job_starts_before_others_that_ask_for_the_same(make_daemon: 
     daemon.wait(first, *others)
     runs = (daemon.home / "order").read_text().split()
     assert runs == [f"{first}.1", f"{first}.2", *(f"{job_id}.1" for job_id in others)]
+
+
+def test_a_program_under_a_shell_that_dies_of_the_signal_keeps_its_grace(daemon: Daemon) -> None:
+    saves = f"trap 'sleep 1; echo saved > $HOME_DIR/saved; exit 75' TERM; echo ready; {LOOP}"
+    job_id = submit(daemon, 'bash -c "$SAVES"; echo not reached', grace_s=30, env={"SAVES": saves})
+    ask(daemon, "requeue", job_id)
+    wait_run(daemon, job_id, 2)
+    assert (daemon.home / "saved").read_text() == "saved\n"
+    assert daemon.job(job_id)["runs"][0]["signal"] == 15
 
 
 # --- standing still ------------------------------------------------------------------------------------

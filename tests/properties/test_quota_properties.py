@@ -279,21 +279,49 @@ def assert_may_lose(settings: Settings, quotas: Quotas, claim: Job, victim: Job)
             assert has >= own - SLACK or had <= own + SLACK
 
 
-@given(full_houses())
-def test_nobody_takes_back_in_turns(case):
+@given(full_houses(), st.booleans())
+def test_nobody_takes_back_in_turns(case, may_cut):
     """What was taken back by a job is not taken back again, at once, by the one that lost it."""
     settings, held, claims = case
     quotas = fresh(settings)
     add_all(quotas, held)
     for claim in claims:
         for victim in held:
-            if not quotas.may_reclaim(claim[0], claim[3], victim[0], victim[3]):
+            if not quotas.may_reclaim(claim[0], claim[3], victim[0], victim[3], may_cut=may_cut):
                 continue
             event("taken back")
             after = quotas.copy()
             after.remove(*victim)
             after.add(*claim)
-            assert not after.may_reclaim(victim[0], victim[3], claim[0], claim[3])
+            assert not after.may_reclaim(victim[0], victim[3], claim[0], claim[3], may_cut=may_cut)
+
+
+@given(full_houses())
+def test_whatever_is_taken_back_in_one_go_leaves_every_queue_its_guarantee(case):
+    """Victim after victim, as in one cycle: they are leaving, and the claims hold what they will get."""
+    settings, held, claims = case
+    settings = replace(settings, queue={name: replace(queue, parent=None) for name, queue in settings.queue.items()})
+    quotas = fresh(settings)
+    add_all(quotas, held)
+    after = quotas.copy()
+    left = list(held)
+    for claim in claims:
+        for victim in list(left):
+            if quotas.may_reclaim(claim[0], claim[3], victim[0], victim[3]):
+                event("taken back")
+                quotas.leave(victim[0], victim[3])
+                quotas.add(*claim)
+                after.remove(*victim)
+                left.remove(victim)
+                break
+    before = fresh(settings)
+    add_all(before, held)
+    for name in settings.queue:
+        own = quotas.guaranteed(name)
+        had, has = before.used(name), after.used(name)
+        if own.gpus:
+            # Cores may be less after a claim of GPUs; nothing goes before guaranteed GPUs.
+            assert has.gpus >= min(had.gpus, own.gpus) - SLACK
 
 
 @given(trees(), st.lists(jobs, max_size=15))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
 from gpusched.policy.changes import format_limit
 from gpusched.policy.cycle import decide
 from gpusched.policy.trial import BUDGET
 from gpusched.policy.whatif import Alternative, alternatives
-from gpusched.testing import gpu_view, node
+from gpusched.testing import NOW, gpu_view, node, share
 
 TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})
 
@@ -30,8 +30,6 @@ class Case:
     helps: list[str]
     """Texts after "would start now ", in order."""
     job_id: int = 1
-    refused: tuple[str, ...] = field(default=())
-    """Queues that would not admit the job."""
 
 
 CASES = {
@@ -206,6 +204,34 @@ def test_the_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_job_that_is_not_there_gets_no_advice() -> None:
     scenario = Scenario([node(gpus=1)], [wants(1, 1)], [running(9, "n1:0")])
     assert alternatives(scenario.snapshot(), scenario.settings, 77) == ()
+
+
+def test_outside_a_reservation_that_is_not_open_yet() -> None:
+    scenario = Scenario([node(gpus=1)], [wants(1, 1, limit=HOUR, reservation="course")])
+    window = Window("course", NOW + 2 * HOUR, NOW + 4 * HOUR, (Placement("n1", (share(0),), 1.0, 0),), users=("ann",))
+    snapshot = replace(scenario.snapshot(), windows=(window,))
+    (one,) = alternatives(snapshot, scenario.settings, 1)
+    assert one.text == "would start now without --reservation course"
+    assert (one.option, one.update) == ("", "")
+    assert starts_with(snapshot, scenario.settings, 1, one)
+
+
+def test_another_queue_and_its_place_among_the_changes() -> None:
+    queues = {
+        "default": QueueSettings("default", max_gpus=2.0),
+        "open": QueueSettings("open"),
+        "top": QueueSettings("top"),
+        "leaf": QueueSettings("leaf", parent="top"),
+    }
+    scenario = Scenario(
+        [node(gpus=4)],
+        [wants(1, 2)],
+        [running(9, "n1:0", ends_in=HOUR)],
+        settings=replace(Settings(), queue=queues),
+    )
+    found = alternatives(scenario.snapshot(), scenario.settings, 1)
+    assert [one.option for one in found] == ["-q leaf", "-q open", "-g 1"], "no job goes to a queue with others below"
+    assert found[0].update == "queue=leaf"
 
 
 @pytest.mark.parametrize(

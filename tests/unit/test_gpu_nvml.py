@@ -15,6 +15,7 @@ from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
 
 from gpusched.gpu import device
 from gpusched.gpu.nvml import Gateway, NvmlSource
+from gpusched.gpu.topology import EVERY_S, sysfs_numa
 from gpusched.gpu.visible import visible
 from gpusched.model.cluster import GpuSample
 
@@ -26,6 +27,8 @@ class Bench:
 
     def __init__(self, nvml: FakeNvml, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", nvml.module())
+        # The addresses of these cards may be those of real devices.
+        monkeypatch.setattr("gpusched.gpu.topology.sysfs_numa", lambda bus_id: None)
         self.nvml = nvml
         self.now = 0.0
         self.source = NvmlSource(environ, clock=lambda: 1e9 + self.now, monotonic=lambda: self.now)
@@ -335,3 +338,112 @@ def test_the_daemons_own_limit_is_honoured_and_said(bench: Callable[..., Bench])
     (note,) = reading.notes
     assert "CUDA_VISIBLE_DEVICES='2,0'" in note
     assert "0, 2" in note
+
+
+# --- topology -----------------------------------------------------------------------------------
+
+
+def cards(*links: dict[int, str | None]) -> list[FakeDevice]:
+    """Cards GPU-0, GPU-1 and so on with these links."""
+    return [gpu(uuid=f"GPU-{number}", minor=number, links=found) for number, found in enumerate(links)]
+
+
+def pairs(*found: tuple[int, int]) -> set[frozenset[str]]:
+    return {frozenset((f"GPU-{one}", f"GPU-{other}")) for one, other in found}
+
+
+def groups(made: Bench) -> list[int | None]:
+    return [sample.link_group for sample in made.source.read().gpus]
+
+
+BRIDGES = [{0: "GPU-1", 1: "GPU-1"}, {0: "GPU-0", 1: "GPU-0"}, {0: "GPU-3"}, {0: "GPU-2"}]
+SWITCHED: list[dict[int, str | None]] = [dict.fromkeys(range(18), "switch") for _ in range(4)]
+
+
+def test_bridges_link_pairs(bench: Callable[..., Bench]) -> None:
+    assert groups(bench(*cards(*BRIDGES), peers=pairs((0, 1), (2, 3)))) == [0, 0, 2, 2]
+
+
+def test_behind_a_switch_all_are_linked(bench: Callable[..., Bench]) -> None:
+    everyone = pairs(*((one, other) for one in range(4) for other in range(one)))
+    assert groups(bench(*cards(*SWITCHED), peers=everyone)) == [0, 0, 0, 0]
+
+
+def test_cards_that_are_linked_through_others_are_one_group(bench: Callable[..., Bench]) -> None:
+    assert groups(bench(*cards(*SWITCHED), peers=pairs((1, 3), (3, 2), (2, 0)))) == [0, 0, 0, 0]
+
+
+def test_a_link_that_is_down_links_nothing(bench: Callable[..., Bench]) -> None:
+    made = bench(*cards({0: None, 1: None}, {0: None, 1: None}), peers=pairs((0, 1)))
+    assert groups(made) == [None, None]
+    assert made.nvml.calls["nvmlDeviceGetP2PStatus"] == 0
+
+
+def test_one_active_link_of_several_is_enough(bench: Callable[..., Bench]) -> None:
+    links = {0: None, 1: None, 2: "switch"}
+    assert groups(bench(*cards(dict(links), dict(links)), peers=pairs((0, 1)))) == [0, 0]
+
+
+def test_without_the_question_for_peers_the_far_ends_count(bench: Callable[..., Bench]) -> None:
+    made = bench(*cards(*BRIDGES), missing=frozenset({"nvmlDeviceGetP2PStatus"}))
+    assert groups(made) == [0, 0, 2, 2]
+
+
+def test_links_to_a_switch_say_nothing_without_the_question_for_peers(bench: Callable[..., Bench]) -> None:
+    made = bench(*cards(*SWITCHED), missing=frozenset({"nvmlDeviceGetP2PStatus"}))
+    assert groups(made) == [None] * 4
+
+
+def test_an_old_driver_knows_no_links_and_is_read_all_the_same(bench: Callable[..., Bench]) -> None:
+    missing = frozenset({"nvmlDeviceGetNvLinkState", "nvmlDeviceGetMemoryAffinity"})
+    sample = one(bench(gpu(links={0: "switch"}, numa=(1,)), missing=missing))
+    assert (sample.link_group, sample.numa, sample.error) == (None, None, None)
+    assert sample.vram_used_mib == 0
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [((1,), 1), ((0,), 0), ((65,), 65), ((0, 1), None), (None, None)])
+def test_the_numa_node_is_known_when_there_is_only_one(
+    bench: Callable[..., Bench], nodes: tuple[int, ...] | None, expected: int | None
+) -> None:
+    assert one(bench(gpu(minor=0xFE, numa=nodes))).numa == expected
+
+
+def test_the_topology_is_read_seldom(bench: Callable[..., Bench]) -> None:
+    made = bench(*cards(*BRIDGES), peers=pairs((0, 1), (2, 3)))
+    for _ in range(5):
+        made.source.read()
+        made.now += 1
+    first = made.nvml.calls["nvmlDeviceGetP2PStatus"]
+    assert first == 6
+    made.nvml.peers = pairs((0, 1))
+    made.now += EVERY_S
+    assert groups(made) == [0, 0, None, None]
+    assert made.nvml.calls["nvmlDeviceGetP2PStatus"] == 2 * first
+
+
+def test_a_lost_card_leaves_the_links_of_the_others_as_they_are(bench: Callable[..., Bench]) -> None:
+    devices = cards(*BRIDGES)
+    made = bench(*devices, peers=pairs((0, 1), (2, 3)))
+    made.source.read()
+    devices[3].lost = True
+    made.now += 1
+    assert groups(made) == [0, 0, None, 2]
+    devices[3].lost = False
+    made.now += 100
+    assert groups(made) == [0, 0, 2, 2]
+
+
+def test_the_kernel_is_asked_for_the_numa_node_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def fake_open(path: str, mode: str) -> Any:
+        opened.append(path)
+        return open(tmp_path / "numa_node", mode)
+
+    monkeypatch.setattr("gpusched.gpu.topology.open", fake_open, raising=False)
+    for text, expected in (("1", 1), ("-1", None), ("odd", None)):
+        (tmp_path / "numa_node").write_text(text + "\n")
+        assert sysfs_numa("00000000:3B:00.0") == expected
+    assert set(opened) == {"/sys/bus/pci/devices/0000:3b:00.0/numa_node"}
+    (tmp_path / "numa_node").unlink()
+    assert sysfs_numa("00000000:3B:00.0") is None

@@ -12,7 +12,7 @@ import pytest
 
 from gpusched.errors import UsageError
 from gpusched.gpu.choose import choose
-from gpusched.gpu.simulated import SimulatedSource
+from gpusched.gpu.simulated import SimulatedSource, is_path
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.settings import GpuSettings
 
@@ -37,6 +37,38 @@ def test_groups_of_gpus(text: str, cards: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("24GiB", [None]),
+        ("3x24GiB", [0, 0, 0]),
+        ("2xA100:80GiB+1xT4:16GiB+2xT4:16GiB", [0, 0, None, 3, 3]),
+        ("8x80GiB/4", [0, 0, 0, 0, 4, 4, 4, 4]),
+        ("2x80G/1", [None, None]),
+        ("1xT4:16G+4xA100:80GB/2", [None, 1, 1, 3, 3]),
+        ("2x8192/2+2x8192", [0, 0, 2, 2]),
+    ],
+)
+def test_cards_of_a_group_are_linked(text: str, groups: list[int | None]) -> None:
+    assert [gpu.link_group for gpu in SimulatedSource(text).read().gpus] == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8x80GiB/4", False),
+        ("2xA100:80G/2+1xT4:16G", False),
+        ("gpus.json", True),
+        ("./gpus", True),
+        ("/tmp/80GiB/4", True),
+        ("labs/gpus", True),
+        ("80G/4/gpus", True),
+    ],
+)
+def test_a_stroke_makes_a_path_unless_it_is_of_a_group(text: str, expected: bool) -> None:
+    assert is_path(text) is expected
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("many", "'many' is not a size"),
@@ -49,6 +81,10 @@ def test_groups_of_gpus(text: str, cards: list[tuple[str, int]]) -> None:
         ("99999999999x1G", "must be from 1 to 1024"),
         ("4x0GiB", "out of range"),
         ("a:b:8G", "is not COUNTxNAME:SIZE"),
+        ("4x24GiB/3", "4 GPUs cannot be linked by 3"),
+        ("4x24GiB/0", "cannot be linked by 0"),
+        ("2x24GiB/4", "2 GPUs cannot be linked by 4"),
+        ("2xA100:80G/2+2x16G/9999999999", "cannot be linked"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_quoted_with_an_example(text: str, why: str) -> None:
@@ -81,6 +117,8 @@ def test_a_file_describes_every_field(tmp_path: Path) -> None:
         "compute_mode": 3,
         "display_active": True,
         "unified_memory": True,
+        "link_group": 3,
+        "numa": 1,
     }
     document = {
         "gpus": [entry, {"vram": 100, "processes": [{"pid": 8, "vram": 30}, {"pid": 9}]}],
@@ -92,6 +130,7 @@ def test_a_file_describes_every_field(tmp_path: Path) -> None:
     assert (full.utilisation, full.temperature_c, full.power_w) == (0.5, 60, 400)
     assert full.processes == (GpuProcess(7, 3072, "eva", 12.5, "python"),)
     assert (full.mig_enabled, full.compute_mode, full.display_active, full.unified_memory) == (True, 3, True, True)
+    assert (full.link_group, full.numa, small.link_group, small.numa) == (3, 1, None, None)
     assert (small.vram_used_mib, small.processes) == (30, (GpuProcess(8, 30), GpuProcess(9, None)))
     assert reading.driver_version == "1.2"
 
@@ -110,6 +149,7 @@ def test_a_file_describes_every_field(tmp_path: Path) -> None:
         ({"gpus": [{"vram": 8, "utilisation": -1}]}, "'utilisation' of GPU 0 is -1, not a number from 0"),
         ({"gpus": [{"vram": 8, "processes": [{"vram": 1}]}]}, "GPU 0, process 0 has no pid"),
         ({"gpus": [{"vram": 8, "uuid": "a"}, {"vram": 8, "uuid": "a"}]}, "the UUID 'a' is there twice"),
+        ({"gpus": [{"vram": 8, "numa": 0.5}]}, "'numa' of GPU 0 is 0.5, not a whole number"),
         ({"gpus": [], "speed": 1}, "the file has the unknown key 'speed'"),
         ({"gpus": [{"vram": 8}] * 1025}, "at most 1024"),
     ],

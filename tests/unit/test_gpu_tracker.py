@@ -126,6 +126,11 @@ def test_the_reserve_of_the_driver_is_not_bookable() -> None:
     assert view(seen(sample(vram_reserved_mib=576))).vram_total_mib == 24000
 
 
+def test_where_a_card_is_is_passed_on() -> None:
+    found = view(seen(sample(link_group=3, numa=1)))
+    assert (found.link_group, found.numa) == (3, 1)
+
+
 @pytest.mark.parametrize(("mode", "mig", "can_share"), [(0, False, True), (3, False, False), (0, True, False)])
 def test_which_cards_can_be_shared(mode: int, mig: bool, can_share: bool) -> None:
     assert view(seen(sample(compute_mode=mode, mig_enabled=mig))).can_share is can_share

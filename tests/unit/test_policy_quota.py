@@ -588,10 +588,16 @@ def test_cores_are_not_taken_back_for_gpus():
     assert not quotas.may_reclaim("a", amount(1, cpus=8), "b", amount(cpus=64))
 
 
+def test_a_job_on_guaranteed_gpus_is_not_taken_for_its_cores():
+    quotas = quotas_of(queue("a", guaranteed_gpus=4.0, guaranteed_cpus=16.0), B)
+    quotas.add("b", "zoe", "", amount(gpus=4, cpus=64))
+    assert not quotas.may_reclaim("a", amount(cpus=8), "b", amount(gpus=1, cpus=16))
+
+
 def test_cores_are_taken_back_where_they_are_guaranteed():
     quotas = quotas_of(queue("a", guaranteed_cpus=16.0), B)
     quotas.add("b", "zoe", "", amount(gpus=2, cpus=64))
-    assert quotas.may_reclaim("a", amount(cpus=8), "b", amount(cpus=64))
+    assert quotas.may_reclaim("a", amount(cpus=8), "b", amount(cpus=63))
 
 
 def test_a_queue_below_its_guaranteed_cores_can_still_give_back_gpus():
@@ -607,6 +613,20 @@ def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
     quotas.add("b", "zoe", "", both)
     assert not quotas.may_reclaim("a", both, "b", both), "the GPU is within the guarantee of b"
     assert quotas.may_reclaim("b", both, "a", both), "a is guaranteed cores, and no GPU"
+
+
+CUTS = {
+    "a job that is partly on borrowed GPUs": ({"b": 5}, 1, 2, True),
+    "a job on all that its queue holds": ({"b": 8}, 4, 8, True),
+    "a job of a queue within its guarantee": ({"b": 4}, 1, 1, False),
+    "for more than is guaranteed": ({"b": 8}, 5, 8, False),
+}
+
+
+@pytest.mark.parametrize(("held", "needed", "lost", "may"), CUTS.values(), ids=CUTS)
+def test_for_want_of_any_other_is_taken(held, needed, lost, may):
+    quotas = quotas_of(A, B, held=held)
+    assert quotas.may_reclaim("a", amount(needed), "b", amount(lost), may_cut=True) is may
 
 
 def test_what_is_leaving_already_is_not_taken_back_twice():

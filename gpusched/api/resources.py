@@ -1,0 +1,128 @@
+"""From the resources in a client's JSON to a Request: names, lists and counts checked, GPUs spread over the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpusched.api.schema import MAX_NAME, REQUEST_FIELDS
+from gpusched.errors import UsageError
+from gpusched.model.hostlist import MAX_NODES, expand
+from gpusched.model.job import Request, gpus_of_each_node
+from gpusched.model.settings import Settings
+from gpusched.model.units import printable
+
+_SEE = "see the GPU options of gsub --help"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
+_LABEL = r"!?[A-Za-z0-9_][A-Za-z0-9_.:=+/-]*"
+_CONSTRAINT = re.compile(rf"{_LABEL}(?:[&|]{_LABEL})*")
+_RENAMED = {"exclusive": "is_exclusive", "gpus_linked": "is_linked"}
+_PER_NODE = "gpus_per_node"
+
+RESETS: dict[str, Any] = {
+    "gpus": 0,
+    _PER_NODE: 0,
+    "is_linked": False,
+    "mem_mib": 0,
+    "resources": (),
+    "licenses": (),
+    "nodes": 1,
+    "nodelist": (),
+    "exclude": (),
+    "is_exclusive": False,
+}
+"""What null means in an update, for fields of a Request that cannot be None."""
+
+
+def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
+    """The resources of a submission, checked against each other. Raises: UsageError."""
+    wanted = request_values(values)
+    wanted.setdefault("cpus", settings.default.cpus)
+    wanted["cpus"] = float(wanted["cpus"])
+    _spread(wanted)
+    request = Request(**wanted)
+    problem = request.contradiction()
+    if problem:
+        raise UsageError(problem, _SEE)
+    return request
+
+
+def request_name(key: str) -> str:
+    """The name in a Request, or in the rest of a job, of a field of the JSON."""
+    return _RENAMED.get(key, key)
+
+
+def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked fields of the JSON by the names that a Request has for them; `gpus` still counts all nodes.
+
+    Raises: UsageError for names, lists and labels that cannot be read.
+    """
+    wanted = {request_name(key): values[key] for key in REQUEST_FIELDS if key in values}
+    for key in ("nodelist", "exclude"):
+        if key in wanted:
+            wanted[key] = _nodes(key, wanted[key])
+    for key in ("licenses", "resources"):
+        if key in wanted:
+            wanted[key] = _counts(key, wanted[key])
+    for key in ("constraint", "prefer"):
+        if key in wanted:
+            wanted[key] = _labels(key, wanted[key])
+    return wanted
+
+
+def _spread(wanted: dict[str, Any]) -> None:
+    """Put the number of GPUs on each node into `gpus`."""
+    gpus, per_node = wanted.get("gpus"), wanted.pop(_PER_NODE, None)
+    if gpus and per_node and "nodes" not in wanted and not gpus % per_node:
+        wanted["nodes"] = gpus // per_node  # as Slurm: the numbers say how many nodes there must be
+    nodes = wanted.get("nodes", 1)
+    fraction = wanted.get("gpu_fraction")
+    if fraction == 1:
+        del wanted["gpu_fraction"]
+    elif fraction is not None and nodes > 1 and per_node is None:
+        raise UsageError(
+            f"a share of one card, {fraction:g}, cannot be spread over {nodes} nodes",
+            f"for so much on each of them: --gpus-per-node {fraction:g}",
+        )
+    if fraction is not None or wanted.get("vram_mib") is not None:
+        # Asking for a part of a card is asking for one card, on each node, unless a number is given.
+        per_node = 1 if gpus is None and per_node is None else per_node
+    try:
+        each = gpus_of_each_node(gpus, per_node, nodes)
+    except ValueError as error:
+        raise UsageError(str(error), "give -g for all nodes together, or --gpus-per-node") from None
+    if each is not None:
+        wanted["gpus"] = each
+
+
+def _nodes(key: str, texts: Sequence[str]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for text in texts:
+        try:
+            names.update(dict.fromkeys(expand(text)))
+        except ValueError as error:
+            raise UsageError(f"{key}: {printable(str(error))}", "see what there is with: ginfo") from None
+    if len(names) > MAX_NODES:
+        raise UsageError(f"{key} names {len(names)} nodes; at most {MAX_NODES} are read", "use --constraint")
+    return tuple(names)
+
+
+def _counts(key: str, counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    for name in counts:
+        if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+            wanted = "-L matlab:2,ansys" if key == "licenses" else "--res scratch=2"
+            raise UsageError(f"{printable(repr(name), 60)} is not a name for {key}", f"for example: gsub {wanted}")
+    return tuple(sorted(counts.items()))
+
+
+def _labels(key: str, text: str) -> str | None:
+    squeezed = "".join(text.split())
+    if not squeezed:
+        return None
+    if not _CONSTRAINT.fullmatch(squeezed):
+        raise UsageError(
+            f"{key} is {printable(repr(text), 60)}; it must be labels joined by & (and) and | (or)",
+            f"for example: --{key} 'a100&nvlink|h100', and ! before a label that a node must not have",
+        )
+    return squeezed

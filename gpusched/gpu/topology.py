@@ -1,0 +1,134 @@
+"""Which cards are linked with each other, and next to which memory each one is; read at start and seldom after.
+
+A card is linked with another when it has an active NVLink and the driver lets the two access each other
+over NVLink; that holds behind an NVSwitch too, where the far end of a link is the switch. A driver too old
+to be asked that is asked which card is at the far end of each link. Cards that are linked through others
+count as linked: the communication libraries make rings through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.gpu.device import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, Nvml, Present
+
+EVERY_S = 600.0
+"""Between two readings; a card that comes or goes brings the next one forward."""
+
+_P2P_NVLINK, _P2P_OK = 2, 0
+_MOST_LINKS = 36
+_SCOPE_NODE, _MASK_WORDS, _WORD_BITS = 0, 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where one card is. None is unknown, or has no links."""
+
+    link_group: int | None = None
+    """Lowest index of the cards that it is linked with, itself included."""
+    numa: int | None = None
+
+
+NOWHERE = Spot()
+
+
+def sysfs_numa(pci_bus_id: str) -> int | None:
+    """NUMA node of a PCI device as the kernel knows it; None where it has none or does not tell."""
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    try:
+        with open(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node", "rb") as file:
+            node = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+class Topology:
+    """Remembers what was read, so that a card that is lost stays where it was."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._spots: dict[int, Spot] = {}
+        self._read_at = float("-inf")
+        self._of: tuple[int, ...] = ()
+
+    def spots(self, now: float, present: Sequence[Present]) -> Mapping[int, Spot]:
+        """Spots by index, of these cards and of those that were there before. Args: now: monotonic seconds."""
+        indices = tuple(card.index for card in present)
+        if now - self._read_at >= EVERY_S or indices != self._of:
+            self._read_at, self._of = now, indices
+            groups = self._groups(present)
+            for card in present:
+                self._spots[card.index] = Spot(groups.get(card.index), self._numa(card))
+        return self._spots
+
+    # --- links ----------------------------------------------------------------------------------
+
+    def _groups(self, present: Sequence[Present]) -> dict[int, int]:
+        active = {card.index: links for card in present if (links := self._active_links(card))}
+        cards = [card for card in present if card.index in active]
+        pairs = []
+        for at, card in enumerate(cards):
+            for other in cards[at + 1 :]:
+                status, code = self._nvml.ask("nvmlDeviceGetP2PStatus", card.handle, other.handle, _P2P_NVLINK)
+                if code == FUNCTION_NOT_FOUND:
+                    return _joined(self._far_ends(cards, active))
+                if code == 0 and status == _P2P_OK:
+                    pairs.append((card.index, other.index))
+        return _joined(pairs)
+
+    def _active_links(self, card: Present) -> list[int]:
+        links = []
+        for link in range(_MOST_LINKS):
+            state, code = self._nvml.ask("nvmlDeviceGetNvLinkState", card.handle, link)
+            if code == INVALID_ARGUMENT or (code and not link):
+                break  # no more links; or no NVLink, or a driver that does not know the question
+            if state:
+                links.append(link)
+        return links
+
+    def _far_ends(self, cards: Sequence[Present], active: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+        by_address = {_address(card.pci_bus_id): card.index for card in cards if card.pci_bus_id is not None}
+        pairs = []
+        for card in cards:
+            for link in active[card.index]:
+                pci, code = self._nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", card.handle, link)
+                other = None if code else by_address.get(_address(pci.busId))
+                if other is not None:
+                    pairs.append((card.index, other))
+        return pairs
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _numa(self, card: Present) -> int | None:
+        node = None if card.pci_bus_id is None else sysfs_numa(card.pci_bus_id)
+        if node is not None:
+            return node
+        # Containers may hide the PCI devices; nvmlDeviceGetNumaNodeId is no help, it tells of the card's own memory.
+        mask, code = self._nvml.ask("nvmlDeviceGetMemoryAffinity", card.handle, _MASK_WORDS, _SCOPE_NODE)
+        if code:
+            return None
+        nodes = [
+            number * _WORD_BITS + bit
+            for number, word in enumerate(mask)
+            for bit in range(_WORD_BITS)
+            if word >> bit & 1
+        ]
+        return nodes[0] if len(nodes) == 1 else None
+
+
+def _address(bus_id: Any) -> str:
+    """A bus id as it can be compared: old bindings give bytes, and the domain has four or eight digits."""
+    text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
+    return text.strip("\0").lower()[-12:]
+
+
+def _joined(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Lowest member by member, of all that hang together by these pairs."""
+    groups: dict[int, set[int]] = {}
+    for one, other in pairs:
+        both = groups.get(one, {one}) | groups.get(other, {other})
+        groups.update(dict.fromkeys(both, both))
+    return {index: min(members) for index, members in groups.items() if len(members) > 1}
