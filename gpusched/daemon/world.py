@@ -17,7 +17,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Urgency, Usage
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
-from gpusched.policy.dependencies import (, Expression, Parent
+from gpusched.policy.dependencies import (
+    Expression,
     Lookup,
     Never,
     Parent,
