@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from gpusched.model.job import JobSpec, Request
-from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.units import format_duration, format_size_mib, printable
 from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.shortage import plural
