@@ -76,6 +76,11 @@ class Dependents:
         expression = self._expressions.get(job_id)
         return _FREE if expression is None else evaluate(expression, self._parents.get)
 
+    def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
+        """The dependency of a job that has one, and what is known of the jobs that it names."""
+        expression = self._expressions[job_id]
+        return expression, {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
+
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
         return tuple(sorted(self._children.get(job_id, ())))

@@ -18,6 +18,7 @@ from gpusched.model.snapshot import ClassKey, PendingClass, Urgency, Usage
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import (
+    Expression,
     Lookup,
     Never,
     Parent,
@@ -326,14 +327,12 @@ class World:
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
         """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""
         found = []
-        for job_id in sorted(self._expressions):
+        for job_id in self._dependents:
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING or job.hold is not None or len(found) >= most:
                 continue
             if isinstance(self.dependency_state(job), Waiting):
-                expression = self._expressions[job_id]
-                parents = {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
-                found.append((job, expression, parents))
+                found.append((job, *self._dependents.watched(job_id)))
         return found
 
     def dependency_edges(self) -> dict[int, frozenset[int]]:

@@ -14,6 +14,7 @@ from math import inf
 
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import AccountSettings
+from gpusched.policy.upward import parent_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +104,13 @@ def _plant(accounts: Mapping[str, AccountSettings], leaves: Iterable[tuple[str, 
             nodes[name] = _Node(name, None, 1.0 if known is None else max(0.0, known.shares))
     for name, node in nodes.items():
         if node is not root:
-            nodes[_parent(accounts, name)].children.append(node)
+            nodes[parent_in(name, accounts) or ""].children.append(node)
     for account, user in ordered:
         named = accounts[account].users if account in accounts else {}
         nodes[account].children.append(_Node(account, user, max(0.0, named.get(user, 1.0))))
     for node in nodes.values():
         node.children.sort(key=lambda child: child.place)
     return root
-
-
-def _parent(accounts: Mapping[str, AccountSettings], name: str) -> str:
-    """The account above; the root where there is none, or where the way up leads round in a circle."""
-    above = accounts[name].parent if name in accounts else None
-    if above is None or above not in accounts:
-        return ""
-    passed, up = {name}, above
-    while up in accounts and up not in passed:
-        passed.add(up)
-        up = accounts[up].parent or ""
-    return "" if up in passed else above
 
 
 def _add_up(node: _Node, usage: Mapping[tuple[str, str], Resources], capacity: Resources) -> None:

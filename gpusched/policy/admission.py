@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from gpusched.model.job import JobSpec, Request
-from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.units import format_duration, format_size_mib, printable
 from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.shortage import plural
+from gpusched.policy.upward import chain_of
 
 _MOST_NAMES = 8
 
@@ -60,7 +61,7 @@ def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> R
     )
     if refused is not None:
         return refused
-    chain = list(_chain(spec.queue, settings.queue))
+    chain = list(chain_of(spec.queue, settings.queue))
     qos = settings.qos.get(qos_name)
     return (
         _not_admitted_to_queue(chain, user, account, settings)
@@ -131,16 +132,6 @@ def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:
     return sorted(name for name in queues if name not in parents)
 
 
-def _chain(name: str, queues: Mapping[str, QueueSettings]) -> Iterator[QueueSettings]:
-    """The queue and all above it, from the bottom up; none when it is not configured."""
-    passed: set[str] = set()
-    above: str | None = name
-    while above is not None and above in queues and above not in passed:
-        passed.add(above)
-        yield queues[above]
-        above = queues[above].parent
-
-
 # Who
 
 
@@ -153,7 +144,7 @@ def _not_admitted_to_queue(
     others = [
         name
         for name in _leaves(settings.queue)
-        if _barred_by(_chain(name, settings.queue), user, account, settings) is None
+        if _barred_by(chain_of(name, settings.queue), user, account, settings) is None
     ]
     hint = _choose(others, "-q") if others else "see who may use which with: ginfo queues"
     return Refusal(f"user {user} of account {printable(account)} may not submit to queue {barred.name}", hint)
@@ -181,16 +172,8 @@ def _not_admitted_to_qos(qos: QosSettings, user: str, account: str, settings: Se
 
 def _admits(users: Collection[str], accounts: Collection[str], user: str, account: str, settings: Settings) -> bool:
     """Whether this user, this account or any account above it is named."""
-    return user in users or any(name in accounts for name in (account, *_accounts_above(account, settings.account)))
-
-
-def _accounts_above(name: str, accounts: Mapping[str, AccountSettings]) -> Iterator[str]:
-    passed = {name}
-    above = accounts[name].parent if name in accounts else None
-    while above is not None and above in accounts and above not in passed:
-        passed.add(above)
-        yield above
-        above = accounts[above].parent
+    path = (account, *(one.name for one in chain_of(account, settings.account)))
+    return user in users or any(name in accounts for name in path)
 
 
 # How much
@@ -268,7 +251,7 @@ def _time_limits(spec: JobSpec, settings: Settings) -> list[tuple[int, str]]:
     qos = settings.qos.get(qos_of(spec, settings))
     return [
         (limits.max_time_s, where)
-        for where, limits in _limited(_chain(spec.queue, settings.queue), qos)
+        for where, limits in _limited(chain_of(spec.queue, settings.queue), qos)
         if limits.max_time_s is not None
     ]
 
@@ -319,4 +302,4 @@ def _too_many_of_user(where: str, user: str, most: int, held: int) -> Refusal:
 
 def _below(name: str, queues: Mapping[str, QueueSettings]) -> list[str]:
     """The queue and all below it, whose jobs are its own too."""
-    return [other for other in queues if any(queue.name == name for queue in _chain(other, queues))]
+    return [other for other in queues if any(queue.name == name for queue in chain_of(other, queues))]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
+from gpusched.policy.upward import parent_in
 
 MICRO = 1_000_000
 """One GPU, core or MiB in the unit of quotas."""
@@ -85,7 +86,7 @@ def implied(name: str) -> QueueNode:
 
 def plant(queues: Mapping[str, QueueSettings]) -> dict[str, QueueNode]:
     """Every configured queue by name. A parent that is not there, or a circle, counts as no parent."""
-    parents = {name: _parent(queues, name) for name in queues}
+    parents = {name: parent_in(name, queues) for name in queues}
     children: dict[str, list[str]] = {name: [] for name in queues}
     for name in sorted(queues):
         above = parents[name]
@@ -125,17 +126,6 @@ def own_guarantee(queue: QueueSettings) -> Amount:
     """What the settings of the queue itself guarantee. Cells are part of its GPUs, and at least so many."""
     gpus = max(queue.guaranteed_gpus, cells_gpus(queue.cells))
     return amount_of(Resources(gpus=gpus, cpus=queue.guaranteed_cpus, mem_mib=queue.guaranteed_mem_mib))
-
-
-def _parent(queues: Mapping[str, QueueSettings], name: str) -> str | None:
-    above = queues[name].parent
-    if above is None or above not in queues:
-        return None
-    passed, up = {name}, above
-    while up in queues and up not in passed:
-        passed.add(up)
-        up = queues[up].parent or ""
-    return None if up in passed else above
 
 
 def is_capacity(settings: Settings) -> bool:
