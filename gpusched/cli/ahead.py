@@ -88,7 +88,8 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     lines = []
     if why.get("place") is not None:
         lines.append(f"place in the queue: {why['place']} of {why['of']}")
-    lines.append(f"start: {_start(why.get('start'), now)}")
+    condition = " and what it waits for succeeds" if why["reason"] == "Dependency" else ""
+    lines.append(f"start: {_start(why.get('start'), now, condition)}")
     accuracy = why.get("accuracy")
     if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
         lines.append(
@@ -106,20 +107,24 @@ def forecast_lines(found: dict[str, Any]) -> list[str]:
     now = time.time()
     span = {"low_at": found["start_low_at"], "high_at": found["start_at"]}
     is_known = any(at is not None for at in span.values())
-    return [f"start: {_start(span if is_known else None, now)}", *(one["text"] for one in found["alternatives"])]
+    condition = " and what it waits for succeeds" if found["reason"] == "Dependency" else ""
+    return [
+        f"start: {_start(span if is_known else None, now, condition)}",
+        *(one["text"] for one in found["alternatives"]),
+    ]
 
 
-def _start(found: dict[str, Any] | None, now: float) -> str:
+def _start(found: dict[str, Any] | None, now: float, condition: str = "") -> str:
     if found is None:
         return "unknown"
     first, last = ends(found["low_at"], found["high_at"], now)
     if not last:
-        return f"{first}, if runs take as long as usual; nobody knows the latest"
+        return f"{first}, if runs take as long as usual{condition}; nobody knows the latest"
     if first == last:
-        return f"{last} at the latest, if nothing that is submitted later goes before it"
+        return f"{last} at the latest, if nothing that is submitted later goes before it{condition}"
     return (
         f"between {first}, if runs take as long as usual, and {last}, if they use all of their time limits and "
-        "nothing that is submitted later goes before it"
+        f"nothing that is submitted later goes before it{condition}"
     )
 
 

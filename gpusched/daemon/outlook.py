@@ -49,6 +49,10 @@ class Outlook:
         now = scheduler.now()
         world = scheduler.world
         arrivals = [Arrival(job.eligible_at, class_key(job), _waits(job)) for job in world.timed_jobs(SEEN_ARRIVALS)]
+        arrivals += [
+            Arrival(job.eligible_at, class_key(job), _waits(job), dependency, parents)
+            for job, dependency, parents in world.dependent_jobs(SEEN_ARRIVALS)
+        ]
         snapshot = replace(scheduler.snapshot(now), pending=world.pending_views(SEEN_JOBS))
         if newcomer is not None and newcomer.eligible_at > now:
             arrivals.append(Arrival(newcomer.eligible_at, class_key(newcomer), _waits(newcomer)))

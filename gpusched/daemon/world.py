@@ -326,7 +326,7 @@ class World:
 
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
         """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""
-        found = []
+        found: list[tuple[Job, Expression, dict[int, Parent]]] = []
         for job_id in self._dependents:
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING or job.hold is not None or len(found) >= most:

@@ -7,8 +7,8 @@ used up. Ends that are close together count as one, at the last of them, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
 
@@ -25,8 +25,10 @@ from gpusched.model.snapshot import (
     Snapshot,
     Start,
 )
+from gpusched.model.states import JobState
 from gpusched.policy.again import key_of
 from gpusched.policy.cycle import decide
+from gpusched.policy.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
 from gpusched.policy.draft import Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.usage import charged, footprint
@@ -46,11 +48,15 @@ def by_limit(job_id: int, limit_s: float | None, run_s: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that becomes eligible at a known instant."""
+    """A job that becomes eligible later: not before `at`, and not before its dependency holds."""
 
     at: float
     key: ClassKey
     job: PendingJob
+    dependency: Expression | None = None
+    """Runs that end in the play are taken to have succeeded."""
+    parents: Mapping[int, Parent] = field(default_factory=dict)
+    """What is known in the present of the jobs that the dependency names."""
 
 
 @dataclass(slots=True)
@@ -86,7 +92,11 @@ class Future:
         self._usage = {(one.account, one.user): one for one in snapshot.usage}
         self._length = length
         self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
-        self._arrivals = sorted(arrivals, key=lambda one: (one.at, one.job.id), reverse=True)
+        arrivals = tuple(arrivals)
+        self._arrivals = sorted((one for one in arrivals if one.dependency is None), key=_latest_first)
+        self._followers = [one for one in arrivals if one.dependency is not None]
+        self._states: dict[int, Parent] = {}
+        """Of the jobs that started or ended in the play."""
         ordered = sorted(snapshot.allocations, key=lambda held: held.job_id)
         self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
 
@@ -106,7 +116,8 @@ class Future:
                     started[start.job_id] = self.now
             if not left or any(not waiting.jobs for waiting in self._pending.values()):
                 break
-            if not _goes_on_at_once(plan) and not self._move_on():
+            followed = self._let_follow(start.job_id for start in plan.starts)
+            if not followed and not _goes_on_at_once(plan) and not self._move_on():
                 break
         return started
 
@@ -165,6 +176,7 @@ class Future:
                 continue
             for job in begun:
                 self._running[job.id] = self._begun(key, job, places[job.id])
+                self._states[job.id] = JobState.RUNNING, self.now
             rest = tuple(job for job in waiting.jobs if job.id not in places)
             total = waiting.total - len(begun)
             if total:
@@ -242,12 +254,37 @@ class Future:
             self._charge(run)
             if run.comes_back:
                 self._queue_again(job_id, run)
+            else:
+                self._states[job_id] = JobState.COMPLETED, run.pieces[0].start_at
+        self._let_follow(over)
         while self._arrivals and self._arrivals[-1].at <= self.now:
             arrival = self._arrivals.pop()
             self._enqueue(arrival.key, arrival.job)
         for key in [key for key in self._pending if _is_too_late(key, self.now)]:
             del self._pending[key]
         return True
+
+    def _let_follow(self, changed: Iterable[int]) -> bool:
+        """Line up the jobs that waited for these to start or to end; whether there were any."""
+        ids = set(changed)
+        found = False
+        for one in list(self._followers) if ids else ():
+            if one.dependency is None or ids.isdisjoint(one.dependency.job_ids):
+                continue
+
+            def lookup(job_id: int, parents: Mapping[int, Parent] = one.parents) -> Parent | None:
+                return self._states.get(job_id, parents.get(job_id))
+
+            verdict = evaluate(one.dependency, lookup)
+            if isinstance(verdict, Waiting):
+                continue
+            self._followers.remove(one)
+            if isinstance(verdict, Satisfied) and one.at > self.now:
+                self._arrivals = sorted([*self._arrivals, one], key=_latest_first)
+            elif isinstance(verdict, Satisfied):
+                self._enqueue(one.key, one.job)
+                found = True
+        return found
 
     def _charge(self, run: _Running) -> None:
         """What an ended run has used counts on, or its user would seem to have used nothing."""
@@ -285,6 +322,10 @@ class Future:
         jobs = (job,) if waiting is None else (*waiting.jobs, job)
         total = 1 if waiting is None else waiting.total + 1
         self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+
+
+def _latest_first(arrival: Arrival) -> tuple[float, int]:
+    return -arrival.at, -arrival.job.id
 
 
 def _goes_on_at_once(plan: Plan) -> bool:

@@ -141,6 +141,18 @@ def test_a_job_with_a_begin_time_takes_its_turn_when_it_has_come() -> None:
     assert found[held].is_unknown
 
 
+def test_a_job_that_waits_for_another_starts_after_it() -> None:
+    lab, _, waiting = busy_lab()
+    after = lab.submit(request=request(gpus=1), dependency=f"afterok:{waiting}")
+    never = lab.submit(request=request(gpus=1), dependency=f"afternotok:{waiting}")
+    found = outlook(lab).starts([waiting, after, never])
+    before = found[waiting]
+    assert before.low_at is not None
+    assert before.high_at is not None
+    assert found[after] == StartRange(before.low_at + 600, before.high_at + 600)
+    assert found[never].is_unknown
+
+
 def test_the_place_counts_jobs_of_all_classes() -> None:
     lab, _, waiting = busy_lab()
     second = lab.submit(request=request(gpus=1), nice=500)

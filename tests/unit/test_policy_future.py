@@ -15,9 +15,12 @@ from gpusched.model.settings import (
     QosSettings,
     Settings,
 )
-from gpusched.model.snapshot import Placement, Snapshot, Usage, Window
+from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
+from gpusched.model.states import JobState
+from gpusched.policy.dependencies import parse_dependency
 from gpusched.policy.estimates import UNKNOWN, StartRange, forecast_starts
-from gpusched.policy.future import Future, by_limit
+from gpusched.policy.future import Arrival, Future, by_limit
+from gpusched.policy.ordering import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 
 GRACE = 30.0
@@ -129,3 +132,51 @@ def test_a_run_on_several_nodes_ends_on_all_of_them_at_once() -> None:
     ]
     world = snapshot(node("n1", gpus=1), node("n2", gpus=1), running=running, waiting=[waits(1, limit_s=5), waits(2)])
     assert plays(world, [1, 2], Settings()) == {1: 60, 2: 60}
+
+
+# --- jobs that wait for others ------------------------------------------------------------------------
+
+
+def after(text: str, job_id: int, at: float = NOW, **parents: Any) -> Arrival:
+    one = waits(job_id, limit_s=100)
+    known = {int(name[1:]): parent for name, parent in parents.items()}
+    return Arrival(at, class_key(one), PendingJob(one.id, one.queued_at), parse_dependency(text), known)
+
+
+def follows(arrivals: list[Arrival], wanted: list[int], gpus: int = 4) -> dict[int, float]:
+    """Seconds until each starts, beside job 9 that ends in 600 s and job 1 that starts now for 1000 s."""
+    world = snapshot(node(gpus=gpus), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
+    found = Future(world, Settings(), by_limit, arrivals).play(wanted, 50)
+    return {job_id: at - NOW for job_id, at in found.items()}
+
+
+RUNS = (JobState.RUNNING, NOW - 600)
+WAITS = (JobState.PENDING, None)
+
+
+def test_jobs_follow_those_that_they_wait_for() -> None:
+    arrivals = [
+        after("afterok:9", 20, j9=RUNS),
+        after("afterany:9:1", 21, j9=RUNS, j1=WAITS),
+        after("afterok:9?afterok:1", 22, j9=RUNS, j1=WAITS),
+        after("after:1", 23, j1=WAITS),
+        after("afterok:20", 24, j20=WAITS),
+    ]
+    assert follows(arrivals, [20, 21, 22, 23, 24]) == {20: 600, 21: 1000, 22: 600, 23: 0, 24: 700}
+
+
+def test_what_waits_for_a_failure_or_for_a_job_that_never_ends_does_not_start() -> None:
+    arrivals = [after("afternotok:9", 20, j9=RUNS), after("afterok:77", 21, j77=WAITS)]
+    assert follows(arrivals, [20, 21]) == {}
+
+
+def test_a_begin_time_counts_beside_the_dependency() -> None:
+    arrivals = [after("afterok:9", 20, NOW + 900, j9=RUNS), after("afterok:9", 21, NOW + 300, j9=RUNS)]
+    assert follows(arrivals, [20, 21]) == {20: 900, 21: 600}
+
+
+def test_an_older_job_that_is_let_go_delays_one_that_waits() -> None:
+    older = after("afterok:9", 0, j9=RUNS)
+    world = snapshot(node(gpus=1), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
+    found = Future(world, Settings(), by_limit, [older]).play([0, 1], 50)
+    assert found == {0: NOW + 600, 1: NOW + 700}
