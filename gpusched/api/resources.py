@@ -13,7 +13,7 @@ from gpusched.model.job import Request, gpus_of_each_node
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
 
-_SEE = "see the GPU options of gsub --help"
+_SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
 _LABEL = r"!?[A-Za-z0-9_][A-Za-z0-9_.:=+/-]*"
 _CONSTRAINT = re.compile(rf"{_LABEL}(?:[&|]{_LABEL})*")

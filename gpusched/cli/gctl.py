@@ -7,7 +7,7 @@ import sys
 from gpusched.cli import output, reserving
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
-from gpusched.cli.updates import ACTIONS, UPDATES
+from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
@@ -126,8 +126,7 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         if key not in UPDATES:
             raise UsageError(f"{printable(name, 40)!r} cannot be updated", "there are: " + ", ".join(UPDATES))
         if not text:
-            cleared = {"time": "time_limit_s", "vram": "vram_mib", "mem": "mem_mib", "begin": "begin_at"}
-            changes[cleared.get(key, key.replace("-", "_"))] = None
+            changes[CLEARED.get(key, key.replace("-", "_"))] = None
             continue
         try:
             changes.update(UPDATES[key](text))

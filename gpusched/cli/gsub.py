@@ -8,6 +8,7 @@ import sys
 from gpusched.cli import output, script
 from gpusched.cli.options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import apply, parse
+from gpusched.cli.where import GPU_KEYS
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import printable
@@ -21,16 +22,29 @@ if TYPE_CHECKING:
 _SPEC = [
     "name",
     "gpus",
+    "gpus_per_node",
     "gpu_fraction",
     "gpu_type",
+    "gpus_linked",
     "vram_mib",
     "min_vram_mib",
     "gpu_ids",
     "cpus",
     "mem_mib",
+    "resources",
+    "licenses",
+    "nodes",
+    "nodelist",
+    "exclude",
+    "constraint",
+    "prefer",
+    "exclusive",
     "time_limit_s",
     "queue",
     "account",
+    "qos",
+    "reservation",
+    "deadline_at",
     "nice",
     "dependency",
     "begin_at",
@@ -113,15 +127,15 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
         _only("--batch", operands, "wrap" in given)
         if given.get("follow"):
             raise UsageError("--follow goes with one job, not with --batch", "wait for all of them with: --wait")
-        return {"values": {**environment, **given}}
+        return {"values": _over(environment, given)}
     if "wrap" in given:
         _only("--wrap", operands, False)
         text = "#!/bin/sh\n" + given["wrap"] + "\n"
-        return {"values": {**environment, **given}, "script": text, "script_name": "wrap"}
+        return {"values": _over(environment, given), "script": text, "script_name": "wrap"}
     if is_command:
         if not operands:
             raise UsageError("there is no command after --", "for example: gsub -g 1 -- python train.py")
-        return {"values": {**environment, **given}, "argv": operands}
+        return {"values": _over(environment, given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
         content = script.read_file(path)
@@ -137,14 +151,19 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
     script.check(content, path)
-    values = {**script.directives(table, content, path), **environment}
-    for key, value in given.items():
-        if isinstance(value, dict) and isinstance(values.get(key), dict) and key == "extra_env":
-            values[key] = {**values[key], **value}
-        else:
-            values[key] = value
+    values = _over(_over(script.directives(table, content, path), environment), given)
     text = content.decode("utf-8", "surrogateescape")
     return {"values": values, "script": text, "script_name": name, "argv": arguments}
+
+
+def _over(lower: Values, upper: Values) -> Values:
+    """The values of both, the upper ones where both have them; of variables for the job all are kept."""
+    is_new_wish = not GPU_KEYS.isdisjoint(upper)
+    values = {key: value for key, value in lower.items() if not (is_new_wish and key in GPU_KEYS)}
+    values.update(upper)
+    if "extra_env" in lower and "extra_env" in upper:
+        values["extra_env"] = {**lower["extra_env"], **upper["extra_env"]}
+    return values
 
 
 def _only(option: str, operands: list[str], has_wrap: bool) -> None:

@@ -52,14 +52,6 @@ def gpus(value: str) -> Values:
     return {**found, **whole("gpus", 0, 1024)(count)}
 
 
-def gres(value: str) -> Values:
-    """Slurm's `gpu:2` and `gpu:a100:2`."""
-    name, _, rest = value.partition(":")
-    if name != "gpu":
-        raise ValueError(f"{printable(value, 40)!r} is no resource here; only gpu is, as in gpu:2 or gpu:a100:2")
-    return gpus(rest or "1")
-
-
 def memory(value: str) -> Values:
     """Host memory of the job; takes the place of an earlier amount for each core."""
     return {"mem_mib": parse_size_mib(value), "mem_per_cpu_mib": None}
@@ -71,11 +63,11 @@ def memory_per_core(value: str) -> Values:
 
 
 def one(what: str) -> Reader:
-    """Slurm's counts of nodes and tasks: one of each is what a job here has."""
+    """Slurm's count of tasks: one on each node is what a job here has."""
 
     def read(value: str) -> Values:
         if value not in ("1", "1-1"):
-            raise ValueError(f"{printable(value, 40)!r} {what} are asked for; jobs of more than one are not supported")
+            raise ValueError(f"{printable(value, 40)!r} {what} are asked for; a job has one on each node")
         return {}
 
     return read
@@ -176,6 +168,8 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    from gpusched.cli.where import where_options  # its readers are made of those above
+
     what, res, when, fail, out, slurm = (
         "What to run",
         "Resources",
@@ -416,8 +410,7 @@ def gsub_table() -> Table:
                 help="submit nothing; say whether it would start now, where, or why not",
             ),
             Option("-p", "--partition", metavar="NAME", read=text("queue"), section=slurm, help="as --queue"),
-            Option("--gpus-per-node", metavar="N", read=gpus, section=slurm, help="as --gpus"),
-            Option("--gres", metavar="gpu[:TYPE]:N", read=gres, section=slurm, help="as --gpus"),
+            *where_options(res, when, slurm),
             Option(
                 "--mem-per-cpu",
                 metavar="SIZE",
@@ -434,7 +427,6 @@ def gsub_table() -> Table:
                 section=slurm,
                 help="1 is accepted",
             ),
-            Option("-N", "--nodes", metavar="1", read=one("nodes"), section=slurm, help="1 is accepted"),
             *_common(),
         ],
     )

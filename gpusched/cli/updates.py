@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpusched.cli.options import begin, gpus, time_limit
+from gpusched.cli.options import begin, choice, gpus, instant, time_limit
 from gpusched.cli.parse import decimal, whole
+from gpusched.cli.where import counts, gpus_of_node, hosts, nodes
 from gpusched.model.units import parse_size_mib
 
 TYPE_CHECKING = False
@@ -34,6 +35,11 @@ def _text(key: str) -> Callable[[str], dict[str, Any]]:
     return lambda text: {key: text}
 
 
+def _yes_or_no(key: str) -> Callable[[str], dict[str, Any]]:
+    read = choice(key, "yes", "no")
+    return lambda text: {key: read(text.lower())[key] == "yes"}
+
+
 def _gpus(text: str) -> dict[str, Any]:
     found = gpus(text)
     # Asking for whole cards takes back an earlier fraction, and the other way round.
@@ -58,4 +64,27 @@ UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
     "mem": _size("mem_mib"),
     "retries": whole("retries", 0, 1000),
     "dependency": _text("dependency"),
+    "qos": _text("qos"),
+    "deadline": instant("deadline_at"),
+    "reservation": _text("reservation"),
+    "nodes": nodes,
+    "gpus-per-node": gpus_of_node,
+    "gpus-linked": _yes_or_no("gpus_linked"),
+    "nodelist": hosts("nodelist"),
+    "exclude": hosts("exclude"),
+    "constraint": _text("constraint"),
+    "prefer": _text("prefer"),
+    "exclusive": _yes_or_no("exclusive"),
+    "licenses": counts("licenses", "licenses=matlab:2"),
+    "res": counts("resources", "res=scratch:2"),
 }
+CLEARED = {
+    "time": "time_limit_s",
+    "vram": "vram_mib",
+    "min-vram": "min_vram_mib",
+    "mem": "mem_mib",
+    "begin": "begin_at",
+    "deadline": "deadline_at",
+    "res": "resources",
+}
+"""Fields that `NAME=` with nothing after it takes back, where they are not called NAME."""
