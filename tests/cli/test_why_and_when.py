@@ -6,12 +6,10 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import stopped
 from shell import Shell
 
 from gpusched.cli.ahead import instant, when, why_lines
@@ -20,7 +18,7 @@ NOW = time.mktime((2026, 3, 5, 12, 0, 30, 0, 0, -1))
 
 
 @pytest.fixture
-def lab(own: Shell) -> Iterator[Shell]:
+def lab(own: Shell) -> Shell:
     """Two cards: job 1 has one for two hours, job 2 wants both, job 3 wants one for five hours."""
     own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
     own.submit("-g", "2", "-t", "1h", "-J", "wide", "--", "sleep", "600")
@@ -29,8 +27,7 @@ def lab(own: Shell) -> Iterator[Shell]:
     while "RUNNING" not in own.ok("gq", "-j", "1", "-o", "%T"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    yield own
-    stopped(own)
+    return own
 
 
 def starts(sh: Shell, *words: str) -> list[dict[str, Any]]:
