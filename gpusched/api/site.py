@@ -14,7 +14,7 @@ from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, Service, recent_percentiles_ms, service_of
 from gpusched.daemon import commands
-from gpusched.daemon.checks import daemon_checks
+from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
 from gpusched.errors import UsageError
 from gpusched.model.cluster import GpuView
@@ -162,6 +162,7 @@ async def status(request: web.Request) -> web.Response:
         warnings.append(reading.error)
     if scheduler.trouble:
         warnings.append(scheduler.trouble)
+    warnings += broken_promises(scheduler)
     return respond(
         daemon={
             **service.facts,
