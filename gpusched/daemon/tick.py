@@ -121,7 +121,7 @@ class Scheduler:
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
-        self.world = World.load(store, clock.now(), Rules.of(settings))
+        self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
         self._resume_releases()
 
     # --- what the edges call --------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Scheduler:
             log.error("the settings were not reloaded: %s", error.message)
             return error
         self.settings = reloaded.settings
-        self.world.adopt(Rules.of(self.settings))
+        self.world.adopt(Rules.of(self.settings, self.history.predict))
         self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
         for listener in self.settings_listeners:
             listener(self.settings)
@@ -350,7 +350,7 @@ class Scheduler:
         self._carried = Changes()
         self._look_again = True
         self.estimates.forget()
-        self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings))
+        self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
         self._resume_releases()
 
     @staticmethod

@@ -6,15 +6,15 @@ a commit fails or somebody else wrote to the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Urgency, Usage
+from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
 from gpusched.model.states import JobState
 from gpusched.policy import lifecycle
 from gpusched.policy.dependencies import (
@@ -28,6 +28,7 @@ from gpusched.policy.dependencies import (
     parse_dependency,
 )
 from gpusched.policy.ordering import class_key
+from gpusched.policy.prediction import planned_s
 from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
@@ -49,11 +50,20 @@ class Rules:
     """For jobs that name none."""
     tiers: Mapping[str, int] = field(default_factory=dict)
     """Of each QOS."""
+    predict: Callable[[Job], Prediction | None] | None = None
+    """How long a job without a time limit is planned to run; None leaves that open."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Rules:
-        """Those of these settings."""
-        return cls(settings.life.grace_s, {name: qos.tier for name, qos in settings.qos.items()})
+    def of(cls, settings: Settings, predict: Callable[[Job], Prediction | None] | None = None) -> Rules:
+        """Those of these settings; `predict` is used only where they ask for it."""
+        tiers = {name: qos.tier for name, qos in settings.qos.items()}
+        return cls(settings.life.grace_s, tiers, predict if settings.priority.predict else None)
+
+    def planned_s(self, job: Job | None) -> int | None:
+        """Run time that a job without a time limit is planned with, in seconds."""
+        if self.predict is None or job is None or job.spec.time_limit_s is not None:
+            return None
+        return planned_s(self.predict(job))
 
 
 class World:
@@ -117,11 +127,11 @@ class World:
         """Go on by other rules."""
         if rules == self.rules:
             return
-        self.rules = rules
+        before, self.rules = self.rules, rules
         self._inheritance = Inheritance(self._urgency_of, rules.tiers)
         for job_id in self._dependents:
             self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
-        self._reorder(self._dependents.parents())
+        self._reorder(self._dependents.parents() if before.predict == rules.predict else list(self.jobs))
         for run in self.open_runs.values():
             self._hold(run)
 
@@ -195,7 +205,7 @@ class World:
             del self._keys[key]
 
     def _key(self, job: Job) -> ClassKey:
-        key = class_key(job, self._inheritance.inherited(job.id))
+        key = class_key(job, self._inheritance.inherited(job.id), self.rules.planned_s(job))
         return self._keys.setdefault(key, key)
 
     def promote(self, now: float) -> bool:
@@ -377,7 +387,11 @@ class World:
     def _hold(self, run: Run) -> None:
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
-        self.holds[run.id] = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
+        held = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
+        planned_s = self.rules.planned_s(job)
+        if planned_s is not None:
+            held = replace(held, predicted_end_at=held.start_at + planned_s)
+        self.holds[run.id] = held
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:
         """When the open runs have last saved their work, by run."""

@@ -74,7 +74,7 @@ class Cycle:
         self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
         self.ceilings = Ceilings(self.layout, _ceilings_of(settings), snapshot.allocations)
         self.preemption = Preemption(held, self.quotas, settings, self.ranking.capacity, self.now)
-        self.guards = Guards(self.layout, extensions)
+        self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
         self.starts: list[Start] = []
         self.resumes: list[Resume] = []
@@ -95,6 +95,7 @@ class Cycle:
         else:
             self.inside.start(key.reservation, booking)
         self.ceilings.add(booking)
+        self.guards.started(key, booking, self.ranking.wanted(key))
         self.quotas.add(key.queue, key.user, key.qos, self.ranking.wanted(key))
         self.ranking.started(key, booking)
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
@@ -212,7 +213,7 @@ def take(cycle: Cycle, head: Head) -> None:
     if cycle.reservations and not cycle.settings.priority.backfill:
         cycle.block(head)
         return
-    guard = cycle.guards.of(key)
+    guard = cycle.guards.of(key, cycle.ranking.wanted(key))
     booking = _place(cycle, key, need, guard)
     if booking is not None:
         text = cycle.extensions.why_not_now(key, head.job, cycle.layout.placement(booking))
@@ -231,12 +232,14 @@ def _place(cycle: Cycle, key: ClassKey, need: Need, guard: Guard | None) -> Book
     mark = need.signature, key.queue if guard else None, concerns
     if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], 0)):
         return None
-    if not concerns and not cycle.extensions.scores:
+    avoid = cycle.guards.avoid(key, cycle.ranking.wanted(key))
+    if not concerns and not avoid and not cycle.extensions.scores:
         booking = find(cycle.draft, need, cycle.ceilings, guard=guard)
         if booking is None:
             cycle.give_up(mark)
         return booking
-    avoid = cycle.profile.cards_kept(end_at) if concerns else frozenset()
+    if concerns:
+        avoid = avoid | cycle.profile.cards_kept(end_at)
     places = options(cycle.draft, need, cycle.ceilings, avoid=avoid, guard=guard)
     if not places:
         cycle.give_up((*mark[:2], 0))
@@ -276,7 +279,7 @@ def _turned_down(cycle: Cycle, need: Need, guard: Guard | None) -> Reason | None
     booking = None if guard is None else find(cycle.draft, need, cycle.ceilings)
     if guard is None or booking is None:
         return None
-    return Reason(ReasonCode.PLUGIN, guard.why_not(booking) or "a plug-in is against every node with room")
+    return Reason(cycle.guards.reason(), guard.why_not(booking) or "every place with room is kept for others")
 
 
 def _may_preempt_at_all(cycle: Cycle, key: ClassKey, need: Need) -> bool:
@@ -306,7 +309,7 @@ def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
     if text is not None:
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return
-    guard = cycle.guards.of(head.key)
+    guard = cycle.guards.of(head.key, cycle.ranking.wanted(head.key))
     booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
     if booking is None:
         text = f"waits for others inside reservation {name}"

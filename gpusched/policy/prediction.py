@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, log
 
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Prediction
@@ -16,6 +17,8 @@ SAMPLES = 50
 
 LEAST = 3
 """With fewer runs nothing is said."""
+
+_SHORTEST_S, _STEP = 60.0, 1.25
 
 _LAUNCHERS = frozenset({"python", "python3", "bash", "sh", "torchrun", "accelerate", "srun", "mpirun", "env", "nice"})
 """Commands that say nothing of what runs; the next word that is no option does."""
@@ -66,6 +69,17 @@ def predict(run_times_s: Sequence[float]) -> Prediction | None:
     if len(newest) < LEAST:
         return None
     return Prediction(_rank(newest, 0.1), _rank(newest, 0.5), _rank(newest, 0.9), len(newest))
+
+
+def planned_s(prediction: Prediction | None) -> int | None:
+    """The run time to plan with, in seconds: what nine in ten kept to, rounded up in steps of a quarter.
+
+    The steps keep jobs whose predictions differ by little in one class.
+    """
+    if prediction is None:
+        return None
+    steps = ceil(log(max(prediction.high_s, _SHORTEST_S) / _SHORTEST_S) / log(_STEP))
+    return ceil(_SHORTEST_S * _STEP**steps)
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

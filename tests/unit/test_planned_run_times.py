@@ -1,0 +1,61 @@
+"""Run times learned from earlier jobs, as the memory hands them to the policy where the settings ask for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched.daemon.world import Rules, World
+from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.snapshot import Prediction
+from gpusched.model.states import JobState
+from gpusched.policy.prediction import planned_s
+from gpusched.testing import NOW, job, run
+
+ASKED = Settings(priority=PrioritySettings(predict=True))
+
+
+def predict(one):
+    """Everything of this user takes about ten minutes."""
+    return Prediction(500.0, 600.0, 700.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("high_s", "planned"), [(0.5, 60), (60.0, 60), (61.0, 75), (75.0, 75), (700.0, 699 * 1.25), (86_400.0, 102_869)]
+)
+def test_a_planned_time_is_rounded_up_in_steps_of_a_quarter(high_s, planned):
+    found = planned_s(Prediction(0.0, 0.0, high_s, 3))
+    assert found is not None
+    assert high_s <= found <= max(60.0, 1.26 * high_s)
+    assert found == pytest.approx(planned, rel=0.25)
+
+
+def test_nothing_is_planned_of_what_nobody_has_seen():
+    assert planned_s(None) is None
+
+
+@pytest.mark.parametrize(("settings", "planned"), [(ASKED, True), (Settings(), False)], ids=["asked", "not asked"])
+def test_waiting_jobs_without_a_limit_carry_what_was_learned(settings, planned):
+    world = World(Rules.of(settings, predict))
+    world.put_job(job(1), NOW)
+    world.put_job(job(2, time_limit_s=60), NOW)
+    keys = {view.jobs[0].id: view.key for view in world.pending_views()}
+    assert (keys[1].predicted_s is not None) is planned
+    assert keys[2].predicted_s is None
+    assert keys[2].planned_s == 60
+
+
+def test_running_jobs_without_a_limit_are_planned_to_end():
+    world = World(Rules.of(ASKED, predict))
+    for number, limit_s in ((1, None), (2, 60)):
+        one = job(number, state=JobState.RUNNING, run=1, time_limit_s=limit_s)
+        world.put_job(one, NOW)
+        world.put_run(run(one, start_at=NOW))
+    assert world.holds["1.1"].predicted_end_at == NOW + planned_s(predict(None))
+    assert world.holds["2.1"].predicted_end_at is None
+
+
+def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
+    world = World(Rules.of(Settings(), predict))
+    world.put_job(job(1), NOW)
+    world.adopt(Rules.of(ASKED, predict))
+    assert world.pending_views()[0].key.predicted_s is not None
