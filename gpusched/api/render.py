@@ -79,6 +79,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "user": lambda job, ctx: job.user,
     "account": lambda job, ctx: job.spec.account,
     "queue": lambda job, ctx: job.spec.queue,
+    "qos": lambda job, ctx: job.spec.qos or None,
     "state": lambda job, ctx: job.state.value,
     "reason": _reason,
     "reason_text": _reason_text,
@@ -87,10 +88,13 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "nice": lambda job, ctx: job.spec.nice,
     "hold": lambda job, ctx: job.hold,
     "dependency": lambda job, ctx: job.spec.dependency,
+    "reservation": lambda job, ctx: job.spec.reservation,
+    "deadline_at": lambda job, ctx: job.spec.deadline_at,
     "submit_at": lambda job, ctx: job.submit_at,
     "eligible_at": lambda job, ctx: job.eligible_at,
     "start_at": lambda job, ctx: job.start_at,
     "end_at": lambda job, ctx: job.end_at,
+    "preempt_at": lambda job, ctx: job.preempt_at,
     "suspended_at": lambda job, ctx: job.suspended_at,
     "suspended_s": lambda job, ctx: ctx.run.suspended_s if ctx.run else 0.0,
     "time_limit_s": lambda job, ctx: job.spec.time_limit_s,
@@ -101,6 +105,16 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "cpus": lambda job, ctx: job.spec.request.cpus,
     "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
+    "nodes": lambda job, ctx: job.spec.request.nodes,
+    "gpus_per_node": lambda job, ctx: job.spec.request.gpus,
+    "gpus_linked": lambda job, ctx: job.spec.request.is_linked,
+    "nodelist": lambda job, ctx: list(job.spec.request.nodelist),
+    "exclude": lambda job, ctx: list(job.spec.request.exclude),
+    "constraint": lambda job, ctx: job.spec.request.constraint,
+    "prefer": lambda job, ctx: job.spec.request.prefer,
+    "exclusive": lambda job, ctx: job.spec.request.is_exclusive,
+    "licenses": lambda job, ctx: dict(job.spec.request.licenses),
+    "resources": lambda job, ctx: dict(job.spec.request.resources),
     "work_dir": lambda job, ctx: job.spec.launch.work_dir,
     "stdout_path": lambda job, ctx: _path(job, ctx, 0),
     "stderr_path": lambda job, ctx: _path(job, ctx, 1),
@@ -114,10 +128,15 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
 
 
 def gpu_request(request: Request) -> str:
-    """GPUs asked for, the way gsub reads them: `2`, `a100:2`, `0.5`, with VRAM as `1:8192M`; `0` for none."""
+    """GPUs asked for on all nodes together, the way gsub reads them: `2`, `a100:2`, `0.5`; `0` for none.
+
+    VRAM of each is added as in `1(8192M)`; a share of one card on each of 2 nodes is `2x0.5`.
+    """
     if not request.gpus:
         return "0"
-    count = str(request.gpus) if request.gpu_fraction is None else f"{request.gpu_fraction:g}"
+    count = str(request.gpus * request.nodes)
+    if request.gpu_fraction is not None:
+        count = f"{request.gpu_fraction:g}" if request.nodes == 1 else f"{request.nodes}x{request.gpu_fraction:g}"
     text = f"{request.gpu_type}:{count}" if request.gpu_type else count
     return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
 

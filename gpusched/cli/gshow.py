@@ -56,7 +56,7 @@ def instant(at: float | None) -> str:
 def _describe(job: dict[str, Any]) -> str:
     pairs = [
         ("Job", f"{job['id']} ({job['name']})"),
-        ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}"),
+        ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}{_terms(job)}"),
         ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
@@ -72,6 +72,11 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    where = _where(job)
+    if where:
+        pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
+    if job["deadline_at"] is not None:
+        pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
@@ -92,11 +97,33 @@ def _has_reason(job: dict[str, Any]) -> bool:
 def _requested(job: dict[str, Any]) -> str:
     parts = [f"{job['cpus']:g} CPUs"]
     if job["gpu_request"] != "0":
-        parts.append(f"GPUs {job['gpu_request']}")
+        parts.append(f"GPUs {job['gpu_request']}{' linked' if job['gpus_linked'] else ''}")
     if job["mem_mib"]:
         parts.append(f"memory {format_size_mib(job['mem_mib'])}")
+    parts.extend(f"{name} {number}" for name, number in job["resources"].items())
+    parts.extend(f"license {name} {number}" for name, number in job["licenses"].items())
     parts.append(f"time limit {format_duration(job['time_limit_s'])}")
     return ", ".join(parts)
+
+
+def _terms(job: dict[str, Any]) -> str:
+    qos = f", QOS {job['qos']}" if job["qos"] else ""
+    return qos + (f", reservation {job['reservation']}" if job["reservation"] else "")
+
+
+def _where(job: dict[str, Any]) -> str:
+    """What it asks of nodes; empty when any one will do."""
+    parts = [
+        f"{job['nodes']} nodes, each with {job['gpus_per_node']} of the GPUs and all of the rest"
+        if job["nodes"] > 1
+        else "",
+        f"only {','.join(job['nodelist'])}" if job["nodelist"] else "",
+        f"not {','.join(job['exclude'])}" if job["exclude"] else "",
+        f"with {job['constraint']}" if job["constraint"] else "",
+        f"rather with {job['prefer']}" if job["prefer"] else "",
+        "beside no other job" if job["exclusive"] else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def _exit(job: dict[str, Any]) -> str:

@@ -36,7 +36,19 @@ def _left(job: Job) -> str:
 
 
 def _gpus(job: Job) -> str:
-    return "N/A" if job["gpu_request"] == "0" else f"gres:gpu:{job['gpu_request']}"
+    asked = job["gpu_request"]
+    if asked == "0":
+        return "N/A"
+    if job["nodes"] > 1:
+        # What is asked for is of all nodes together; this field is of each.
+        kind, colon, count = asked.rpartition(":")
+        count = count.partition("x")[2] or f"{job['gpus_per_node']}{count[count.index('(') :] if '(' in count else ''}"
+        asked = kind + colon + count
+    return f"gres:gpu:{asked}"
+
+
+def _licenses(job: Job) -> str:
+    return ",".join(f"{name}:{number}" for name, number in job["licenses"].items()) or "(null)"
 
 
 def _reason_or_nodes(job: Job) -> str:
@@ -61,7 +73,14 @@ _FIELDS: dict[str, tuple[str, Callable[[Job], object]]] = {
     "M": ("TIME", _elapsed),
     "l": ("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"])),
     "L": ("TIME_LEFT", _left),
-    "D": ("NODES", lambda job: 1),
+    "q": ("QOS", lambda job: job["qos"] or "(null)"),
+    "f": ("FEATURES", lambda job: job["constraint"] or "(null)"),
+    "v": ("RESERVATION", lambda job: job["reservation"] or "(null)"),
+    "W": ("LICENSES", _licenses),
+    "n": ("REQ_NODES", lambda job: ",".join(job["nodelist"])),
+    "x": ("EXC_NODES", lambda job: ",".join(job["exclude"])),
+    "h": ("OVER_SUBSCRIBE", lambda job: "NO" if job["exclusive"] else "OK"),
+    "D": ("NODES", lambda job: job["nodes"]),
     "C": ("CPUS", lambda job: f"{job['cpus']:g}"),
     "m": ("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0"),
     "b": ("TRES_PER_NODE", _gpus),

@@ -228,13 +228,24 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             if after.spec.dependency:
                 turn.world.learn_parents(turn.store, parse_dependency(after.spec.dependency).job_ids)
         turn.put_job(after)
-        words = ", ".join(f"{name}={value}" for name, value in sorted(command.changes.items()))
+        words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
         if before.state in (JobState.RUNNING, JobState.SUSPENDED) and "time_limit_s" in command.changes:
             run = turn.run_of(before)
             turn.order(run.id, LimitOrder(after.spec.time_limit_s))
             turn.world.put_run(run)
     return {"changed": [job.id for job in jobs]}
+
+
+def _said(value: object) -> str:
+    """A value as the job's story tells it."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(f"{part[0]}:{part[1]}" if isinstance(part, tuple) else str(part) for part in value)
+    return str(value)
 
 
 def _gpus_on_each_node(changes: dict[str, Any], nodes_before: int) -> dict[str, Any]:

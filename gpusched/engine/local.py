@@ -519,7 +519,9 @@ class LocalEngine:
 
     def _remove(self, watched: Watched) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
-        paths = [files.checkpoint_path(self._spool, watched.run)]
+        paths = []
+        if os.path.lexists(saved := files.checkpoint_path(self._spool, watched.run)):
+            paths.append(saved)
         if watched.supervisor is not None:
             paths.append(files.record_path(self._spool, watched.run))
         if watched.other_files:

@@ -24,6 +24,9 @@ LEAST_SHARE = 0.5
 _MAKERS = frozenset({"nvidia", "tesla", "geforce", "quadro", "amd", "radeon"})
 _SERIES = frozenset({"rtx", "gtx", "titan"})
 
+_FIELDS = {"gpus_linked": "is_linked", "exclusive": "is_exclusive"}
+"""Names in a Request of fields of a submission that are called otherwise there."""
+
 _LIMIT, _QUEUE, _CONDITION, _TYPE, _SLICE, _FEWER = 0.0, 0.9, 1.0, 1.5, 2.0, 2.5
 """How large a change is, before the part of the amount that it takes away is added."""
 
@@ -100,24 +103,29 @@ def queues(trial: Trial) -> Iterator[Change]:
 def conditions(trial: Trial) -> Iterator[Change]:
     """Without one of the conditions on where it may run."""
     request = trial.key.request
-    dropped: list[tuple[str, object, bool, str]] = [
-        ("is_linked", False, request.is_linked, "--gpus-linked"),
-        ("constraint", None, request.constraint is not None, f"-C {request.constraint}"),
-        ("nodelist", (), bool(request.nodelist), f"-w {','.join(request.nodelist)}"),
-        ("exclude", (), bool(request.exclude), f"-x {','.join(request.exclude)}"),
-        ("is_exclusive", False, request.is_exclusive, "--exclusive"),
-        ("min_vram_mib", None, request.min_vram_mib is not None, f"--min-vram {format_size_mib(request.min_vram_mib)}"),
+    dropped: list[tuple[str, object, bool, str, str]] = [
+        ("gpus_linked", False, request.is_linked, "--gpus-linked", "gpus-linked=no"),
+        ("constraint", None, request.constraint is not None, f"-C '{request.constraint}'", "constraint="),
+        ("nodelist", (), bool(request.nodelist), f"-w {','.join(request.nodelist)}", "nodelist="),
+        ("exclude", (), bool(request.exclude), f"-x {','.join(request.exclude)}", "exclude="),
+        ("exclusive", False, request.is_exclusive, "--exclusive", "exclusive=no"),
+        (
+            "min_vram_mib",
+            None,
+            request.min_vram_mib is not None,
+            f"--min-vram {format_size_mib(request.min_vram_mib)}",
+            "min-vram=",
+        ),
     ]
     tries = [
-        Change(trial.request(**{name: value}), {name: value}, "", "", _CONDITION, without)
-        for name, value, is_asked, without in dropped
+        Change(trial.request(**{_FIELDS.get(name, name): value}), {name: value}, "", update, _CONDITION, without)
+        for name, value, is_asked, without, update in dropped
         if is_asked
     ]
-    if trial.key.reservation is not None:
+    name = trial.key.reservation
+    if name is not None:
         key = replace(trial.key, reservation=None)
-        tries.append(
-            Change(key, {"reservation": None}, "", "", _CONDITION, f"--reservation {trial.key.reservation}"),
-        )
+        tries.append(Change(key, {"reservation": None}, "", "reservation=", _CONDITION, f"--reservation {name}"))
     yield from filter(trial.helps, tries)
 
 
@@ -130,16 +138,20 @@ def types(trial: Trial) -> Iterator[Change]:
     models = {gpu.name for node in trial.snapshot.nodes for gpu in node.gpus if asked not in squeeze(gpu.name)}
     names = sorted({_short_model(model) for model in models})
     for name in names[:4]:
-        typed = _typed_gpus(request, gpu_type=name)
-        one = Change(trial.request(gpu_type=name), {"gpu_type": name}, f"-g {typed}", f"gpus={typed}", _TYPE)
+        option, update = _gpus_words(request, gpu_type=name)
+        one = Change(trial.request(gpu_type=name), {"gpu_type": name}, option, update, _TYPE)
         if trial.helps(one):
             yield one
 
 
-def _typed_gpus(request: Request, gpus: int | None = None, gpu_type: str | None = None) -> str:
+def _gpus_words(request: Request, gpus: int | None = None, gpu_type: str | None = None) -> tuple[str, str]:
+    """GPUs as typed for gsub and for gctl update; on several nodes those of each, as -g counts all of them."""
     count = f"{request.gpu_fraction:g}" if request.gpu_fraction is not None else str(gpus or request.gpus)
     kind = gpu_type or request.gpu_type
-    return f"{kind}:{count}" if kind else count
+    typed = f"{kind}:{count}" if kind else count
+    if request.nodes > 1:
+        return f"--gpus-per-node {typed}", f"gpus-per-node={typed}"
+    return f"-g {typed}", f"gpus={typed}"
 
 
 def _short_model(model: str) -> str:
@@ -219,17 +231,21 @@ def slices(trial: Trial) -> Iterator[Change]:
 def fewer(trial: Trial) -> Iterator[Change]:
     """Fewer nodes, or fewer GPUs on each."""
     request = trial.key.request
+    each = f" {_gpus_words(request)[0]}" if request.gpus else ""
     nodes = [
-        Change(trial.request(nodes=count), {"nodes": count}, f"-N {count}", "", _FEWER + 1 - count / request.nodes)
+        Change(
+            trial.request(nodes=count),
+            {"nodes": count},
+            f"-N {count}{each}",
+            f"nodes={count}",
+            _FEWER + 1 - count / request.nodes,
+        )
         for count in range(1, request.nodes)
     ]
+    field = "gpus_per_node" if request.nodes > 1 else "gpus"
     cards = [
         Change(
-            trial.request(gpus=count),
-            {"gpus": count},
-            f"-g {_typed_gpus(request, count)}",
-            f"gpus={count}",
-            _FEWER + 1 - count / request.gpus,
+            trial.request(gpus=count), {field: count}, *_gpus_words(request, count), _FEWER + 1 - count / request.gpus
         )
         for count in range(1, request.gpus)
     ]

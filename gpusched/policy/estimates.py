@@ -23,6 +23,9 @@ Predict = Callable[[int], Prediction | None]
 MAX_CYCLES = 80
 """Plans for each end of the range, at most."""
 
+MAX_VISITS = 6000
+"""Classes that all plans for one end of the range may look at: with more classes there are fewer plans."""
+
 MANY_CLASSES = 100
 """With more classes than this, those behind the last wanted job are left out of the play."""
 
@@ -60,6 +63,7 @@ def forecast_starts(
     """The range of each wanted job; jobs that are neither in the snapshot nor among the arrivals are unknown."""
     arrivals = tuple(arrivals)
     snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
+    max_cycles = max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
     late = Future(snapshot, settings, by_limit, arrivals, extensions)
     latest = late.play(wanted, max_cycles)
     plan = late.first_plan

@@ -169,7 +169,15 @@ def test_an_instant_that_is_over_is_now() -> None:
 
 
 def asked(**parts: Any) -> dict[str, Any]:
-    bare = {"id": "7", "state": "PENDING", "place": None, "of": None, "start": None, "alternatives": []}
+    bare = {
+        "id": "7",
+        "state": "PENDING",
+        "reason": "Priority",
+        "place": None,
+        "of": None,
+        "start": None,
+        "alternatives": [],
+    }
     return {**bare, "accuracy": None, **parts}
 
 

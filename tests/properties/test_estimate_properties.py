@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from strategies import settings, snapshots
 
 from gpusched import testing
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.model.snapshot import PendingClass, Prediction, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
 from gpusched.policy.cycle import decide
 from gpusched.policy.estimates import forecast_starts
+from gpusched.policy.whatif import alternatives
 from gpusched.testing import NOW, job
 
 predictions = st.dictionaries(
@@ -79,3 +82,40 @@ def test_equal_questions_get_equal_answers(case: tuple[Snapshot, list[Job]]) -> 
     assert forecast_starts(snapshot, usual, lambda job_id: None, ids) == forecast_starts(
         snapshot, usual, lambda job_id: None, ids
     )
+
+
+@settings_of_hypothesis(max_examples=60)
+@given(snapshots(), settings())
+def test_advice_holds_for_every_blocked_job(case: tuple[Snapshot, list[Job]], chosen: Settings) -> None:
+    snapshot, _ = case
+    started = {start.job_id for start in decide(snapshot, chosen).starts}
+    for waiting in snapshot.pending:
+        for one in waiting.jobs[:1]:
+            found = alternatives(snapshot, chosen, one.id)
+            assert not (found and one.id in started)
+            for advice in found:
+                if advice.is_now:
+                    assert one.id in starts_of(changed(snapshot, waiting.key, one, advice.change), chosen)
+                else:
+                    assert advice.starts_at > snapshot.now
+
+
+def starts_of(snapshot: Snapshot, chosen: Settings) -> set[int]:
+    return {start.job_id for start in decide(snapshot, chosen).starts}
+
+
+def changed(snapshot: Snapshot, key: ClassKey, job: PendingJob, change: Mapping[str, object]) -> Snapshot:
+    """The snapshot with this job asking for something else, made without the code under test."""
+    left = []
+    for waiting in snapshot.pending:
+        jobs = tuple(other for other in waiting.jobs if other.id != job.id)
+        if jobs:
+            left.append(PendingClass(waiting.key, jobs, waiting.total - (len(waiting.jobs) - len(jobs))))
+    own = {name: value for name, value in change.items() if name == "time_limit_s"}
+    request = replace(key.request, **{name: value for name, value in change.items() if name not in own})
+    other = replace(key, request=request, **own)
+    same = [waiting for waiting in left if waiting.key == other]
+    jobs = tuple(sorted([job, *(same[0].jobs if same else ())], key=lambda one: (one.queued_at, one.id)))
+    left = [waiting for waiting in left if waiting.key != other]
+    left.append(PendingClass(other, jobs, 1 + (same[0].total if same else 0)))
+    return replace(snapshot, pending=tuple(sorted(left, key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))))

@@ -18,6 +18,9 @@ from gpusched.testing import NOW, gpu_view, node, share
 
 TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})
 
+FIELDS = {"gpus_linked": "is_linked", "exclusive": "is_exclusive", "gpus_per_node": "gpus"}
+"""Names in a Request of fields of a submission."""
+
 
 def mixed() -> Any:
     cards = [gpu_view(0), gpu_view(1), gpu_view(2, name="Tesla T4", vram_total_mib=16 * 1024)]
@@ -131,7 +134,7 @@ def starts_with(snapshot: Snapshot, chosen: Settings, job_id: int, one: Alternat
         if len(rest) < len(waiting.jobs):
             (job,) = [job for job in waiting.jobs if job.id == job_id]
             own = {name: value for name, value in one.change.items() if name in ClassKey.__dataclass_fields__}
-            request = {name: value for name, value in one.change.items() if name not in own}
+            request = {FIELDS.get(name, name): value for name, value in one.change.items() if name not in own}
             key = replace(waiting.key, request=replace(waiting.key.request, **request), **own)
     jobs = (*classes[key].jobs, job) if key in classes else (job,)
     classes[key] = PendingClass(key, jobs, len(jobs))
@@ -147,8 +150,7 @@ def test_the_smallest_change_comes_first() -> None:
         [running(9, "n1:0", ends_in=4 * HOUR), running(8, "n1:1", ends_in=30 * MINUTE)],
     )
     found = alternatives(scenario.snapshot(), scenario.settings, 2)
-    assert [one.option for one in found][0] == "-t 3h55m"
-    assert [one.update for one in found][0] == "time=3h55m"
+    assert (found[0].option, found[0].update) == ("-t 3h55m", "time=3h55m")
 
 
 def test_what_makes_it_only_sooner_is_proposed_when_nothing_else_helps() -> None:
@@ -212,7 +214,7 @@ def test_outside_a_reservation_that_is_not_open_yet() -> None:
     snapshot = replace(scenario.snapshot(), windows=(window,))
     (one,) = alternatives(snapshot, scenario.settings, 1)
     assert one.text == "would start now without --reservation course"
-    assert (one.option, one.update) == ("", "")
+    assert (one.option, one.update) == ("", "reservation=")
     assert starts_with(snapshot, scenario.settings, 1, one)
 
 

@@ -40,6 +40,29 @@ JOB: dict[str, Any] = {
     "dependency": None,
     "priority": 1234.5,
     "command": "train.sh",
+    "suspended_at": None,
+    "suspended_s": 0.0,
+    "qos": None,
+    "reservation": None,
+    "nodes": 1,
+    "gpus_per_node": 2,
+    "nodelist": [],
+    "exclude": [],
+    "constraint": None,
+    "licenses": {},
+    "exclusive": False,
+}
+GANG: dict[str, Any] = {
+    **JOB,
+    "qos": "high",
+    "reservation": "course",
+    "nodes": 2,
+    "gpu_request": "a100:4(8192M)",
+    "nodelist": ["lab1", "lab2"],
+    "exclude": ["lab3"],
+    "constraint": "nvlink",
+    "licenses": {"ansys": 1, "matlab": 2},
+    "exclusive": True,
 }
 
 
@@ -68,6 +91,14 @@ JOB: dict[str, Any] = {
 )
 def test_slurms_fields(form: str, line: str) -> None:
     assert render(form, [JOB], header=False) == line + "\n"
+
+
+def test_what_is_asked_of_nodes_in_slurms_fields() -> None:
+    form = "%q %v %D %f %W %n %x %h %b"
+    assert render(form, [JOB], header=False) == "(null) (null) 1 (null) (null)   OK gres:gpu:a100:2\n"
+    line = "high course 2 nvlink ansys:1,matlab:2 lab1,lab2 lab3 NO gres:gpu:a100:2(8192M)\n"
+    assert render(form, [GANG], header=False) == line
+    assert render("%b", [{**GANG, "gpu_request": "2x0.5", "gpus_per_node": 1}], header=False) == "gres:gpu:0.5\n"
 
 
 def test_titles_have_the_widths_of_their_fields() -> None:

@@ -402,3 +402,53 @@ def test_of_siblings_the_one_with_the_higher_level_fs_is_never_behind(case):
         for other in rows:
             if one.account == other.account and one.level_fs > other.level_fs:
                 assert (one.factor or 0) > (other.factor or 0)
+
+
+# Against a second, plainer account of the algorithm: two counters that are passed down, as Slurm has it
+
+
+class Counters:
+    """`rank` is what the next user gets when tied with the one before, `next_rank` when not."""
+
+    def __init__(self, users: int) -> None:
+        self.rank = self.next_rank = self.users = users
+        self.factors: dict[tuple[str, str], float] = {}
+
+
+def walk(rows: list[Standing], below: dict[Standing, list[Standing]], counters: Counters, is_tied: bool) -> None:
+    """Siblings by LevelFS, users before accounts; accounts that are tied are walked as one."""
+    ordered = sorted(rows, key=lambda row: (-row.level_fs, row.user is None, row.user or row.account, row.account))
+    before: float | None = None
+    skipped = 0
+    for position, row in enumerate(ordered):
+        if skipped:
+            skipped -= 1
+            continue
+        tied = is_tied if position == 0 else before == row.level_fs
+        if row.user is not None:
+            if not tied:
+                counters.rank = counters.next_rank
+            counters.factors[row.account, row.user] = counters.rank / counters.users
+            counters.next_rank -= 1
+        else:
+            same = [other for other in ordered[position + 1 :] if other.level_fs == row.level_fs]
+            skipped = len(same)
+            walk([child for one in (row, *same) for child in below[one]], below, counters, tied)
+        before = row.level_fs
+
+
+@given(trees())
+def test_factors_are_those_of_the_plain_walk(case):
+    accounts, used, seen = case
+    made = tree(*accounts, used=used, seen=seen)
+    rows = list(made.standings())
+    below: dict[Standing, list[Standing]] = {row: [] for row in rows}
+    path: list[Standing] = []
+    for row in rows:
+        path[row.depth :] = [row]
+        if row.depth:
+            below[path[row.depth - 1]].append(row)
+    found = factors(made)
+    counters = Counters(len(found))
+    walk(below[rows[0]], below, counters, False)
+    assert found == pytest.approx(counters.factors)

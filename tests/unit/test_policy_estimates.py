@@ -13,7 +13,17 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
-from gpusched.policy.estimates import UNKNOWN, Accuracy, StartRange, accuracy, forecast_starts
+from gpusched.policy import future
+from gpusched.policy.cycle import decide
+from gpusched.policy.estimates import (
+    MAX_CYCLES,
+    MAX_VISITS,
+    UNKNOWN,
+    Accuracy,
+    StartRange,
+    accuracy,
+    forecast_starts,
+)
 from gpusched.policy.future import Arrival
 from gpusched.policy.ordering import class_key
 from gpusched.policy.place import first_in_order, queue_position
@@ -146,6 +156,22 @@ def test_many_classes_are_cut_to_those_before_the_wanted_job() -> None:
     assert forecast_starts(now, Settings(), lambda job_id: None, [3]) == {
         3: StartRange(NOW + 601 + 602, NOW + 601 + 602)
     }
+
+
+@pytest.mark.parametrize(("classes", "plans"), [(1, MAX_CYCLES), (60, MAX_CYCLES), (600, MAX_VISITS // 600)])
+def test_the_work_is_bounded_whatever_the_queue(classes: int, plans: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal made
+        made += 1
+        return decide(*args)
+
+    monkeypatch.setattr(future, "decide", counted)
+    queue = [waits(number, limit_s=6000 * (1 + number % classes)) for number in range(1, 700)]
+    now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=queue)
+    forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
+    assert made == plans
 
 
 def test_nothing_in_the_snapshot_is_changed() -> None:

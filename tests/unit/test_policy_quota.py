@@ -244,6 +244,14 @@ def test_ann_waits_when(queues, qos, jobs, where, code, text):
     assert (str(found.code), found.text) == (code, text)
 
 
+def test_who_is_above_a_limit_since_it_was_lowered_may_start_jobs_without_gpus():
+    low = QosSettings("night", max_gpus_per_user=1.0, max_gpus=1.0)
+    quotas = quotas_of(queue("vision", max_gpus_per_user=1.0), qos={"night": low})
+    quotas.add("vision", "ann", "night", amount(3))
+    assert quotas.why_not(key(qos="night"), amount(cpus=1)) is None
+    assert quotas.why_not(key(qos="night"), amount(0.1)) is not None
+
+
 def test_the_facts_have_the_numbers_of_the_sentence():
     found = denied(quotas_of(VISION, held={"vision": 3}), amount(2))
     assert found.facts == {"queue": "vision", "resource": "gpus", "limit": 4.0, "held": 3.0, "needed": 2.0}

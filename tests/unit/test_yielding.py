@@ -391,3 +391,15 @@ def test_what_a_run_has_saved_is_known_to_the_policy_and_forgotten_with_the_run(
     one.turn()
     one.scheduler.observe_checkpoints()
     assert (one.scheduler.world.checkpoints, one.scheduler.world.holds["1.2"].checkpoint_at) == ({}, None)
+
+
+def test_a_resume_that_a_crash_swallowed_is_given_on_adoption() -> None:
+    one = lab()
+    job_id = one.submit()
+    one.turn()
+    one.ask(Suspend(ANN, (job_id,)))
+    one.scheduler.engine = Deaf(one.engine)
+    one.ask(Resume(ANN, (job_id,)))
+    assert one.engine._runs["1.1"].still_since is not None
+    adopt_open_runs(one.restart().world, one.engine)
+    assert (state(one, job_id), one.engine._runs["1.1"].still_since) == (JobState.RUNNING, None)
