@@ -7,6 +7,7 @@ to a queue is there for all below it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -63,7 +64,7 @@ class Quotas:
         self._by_queue_user: dict[tuple[str, str], Held] = {}
         self._by_qos: dict[str, Held] = {}
         self._by_qos_user: dict[tuple[str, str], Held] = {}
-        self._leaving: dict[str, Held] = {}
+        self._leaving: dict[str, Amount] = {}
         """Of what queues hold, what they are losing already."""
         self._reclaims = settings.preempt.reclaim
         self.is_capacity = queues.is_capacity(settings)
@@ -97,16 +98,16 @@ class Quotas:
         """
         gpus, cpus, mem = amount_of(amount)
         for node in self._chain(queue):
-            g, c, m, j = self._leaving.get(node.name, NONE_HELD)
-            self._leaving[node.name] = (g + gpus, c + cpus, m + mem, j + 1)
+            g, c, m = self._leaving.get(node.name, queues.ZERO)
+            self._leaving[node.name] = (g + gpus, c + cpus, m + mem)
 
-    def _staying(self, name: str) -> Held:
+    def _staying(self, name: str) -> Amount:
         """What a queue holds and is not losing already."""
-        held = self._by_queue.get(name, NONE_HELD)
+        gpus, cpus, mem, _ = self._by_queue.get(name, NONE_HELD)
         leaving = self._leaving.get(name)
         if leaving is None:
-            return held
-        return held[0] - leaving[0], held[1] - leaving[1], held[2] - leaving[2], held[3] - leaving[3]
+            return gpus, cpus, mem
+        return gpus - leaving[0], cpus - leaving[1], mem - leaving[2]
 
     def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int) -> None:
         gpus, cpus, mem, jobs = sign * amount[0], sign * amount[1], sign * amount[2], sign * jobs
@@ -267,7 +268,7 @@ class Quotas:
         return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))
 
 
-def _is_within(node: QueueNode, held: Held, needed: Amount) -> bool:
+def _is_within(node: QueueNode, held: Sequence[int], needed: Amount) -> bool:
     """Whether so much more is within the guarantee of this queue alone."""
     is_any = False
     for kind, own in node.guarantees:

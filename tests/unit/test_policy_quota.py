@@ -266,7 +266,14 @@ def test_the_facts_have_the_numbers_of_the_sentence():
         "needed": 1.0,
     }
     quotas.add("vision", "ann", "", amount())
-    assert denied(quotas, amount()).facts["resource"] == "jobs"
+    assert denied(quotas, amount()).facts == {
+        "queue": "vision",
+        "user": "ann",
+        "resource": "jobs",
+        "limit": 2,
+        "held": 2,
+        "needed": 1,
+    }
     found = denied(quotas_of(qos=NIGHT), amount(9), qos="night")
     assert found.facts == {"qos": "night", "resource": "gpus", "limit": 2.0, "held": 0.0, "needed": 9.0}
 
@@ -664,6 +671,16 @@ def test_what_is_leaving_is_still_held_as_far_as_limits_go():
     assert denied(quotas, amount(1)).facts["held"] == 4
     assert quotas.used("lab").gpus == 4
     assert quotas.is_within_guarantee("vision", amount(4))
+
+
+@pytest.mark.parametrize("kind", ["gpus", "cpus", "mem_mib"])
+def test_of_every_kind_what_is_leaving_frees_the_guarantee(kind):
+    quotas = quotas_of(queue("top", **{f"guaranteed_{kind}": 4}), queue("vision", "top"))
+    four, one = Resources(**{kind: 4.0}), Resources(**{kind: 1.0})
+    quotas.add("vision", "zoe", "", four)
+    quotas.leave("vision", one)
+    assert quotas.is_within_guarantee("vision", one)
+    assert not quotas.is_within_guarantee("vision", one + one)
 
 
 def test_a_copy_knows_what_is_leaving_and_forgets_nothing_of_it():
