@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from signal import SIGCONT
 from typing import Any
 
 from gpusched.errors import NotFound, Refused
@@ -174,6 +175,12 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
             answer["cancelled"].append(job.id)
             if not command.dry_run:
                 turn.cancel(job, by=command.caller.user)
+        elif job.state is JobState.SUSPENDED and command.signal == SIGCONT:
+            if len(selection.ids) == 1:
+                raise Refused(
+                    f"job {job.id} is suspended, and a signal does not let it go on",
+                    f"see why with: gq --why {job.id}, or let it go on with: gctl resume {job.id}",
+                )
         elif job.state in (JobState.RUNNING, JobState.SUSPENDED):
             answer["signalled"].append(job.id)
             if not command.dry_run:

@@ -353,7 +353,10 @@ class Supervisor:
             number = None if words[2] == "-" else int(words[2])
             self.stop(words[1], number, None if words[3] == "-" else float(words[3]))
         elif words[0] == "signal" and self.start_at is not None:
-            self.deliver(int(words[1]), main_only=words[2] == "main")
+            number = int(words[1])
+            # Only a resumption moves what stands still.
+            if number != signal.SIGCONT or self.still.since is None:
+                self.deliver(number, main_only=words[2] == "main")
         elif words[0] == "suspend":
             self.suspend()
         elif words[0] == "resume":

@@ -11,7 +11,7 @@ import pytest
 from engine_bench import LocalBench
 
 from gpusched.engine import proctree
-from gpusched.model.execution import LimitOrder, Notice, ResumeOrder, RunSuspended, StopOrder, SuspendOrder
+from gpusched.model.execution import LimitOrder, Notice, ResumeOrder, RunSuspended, SignalOrder, StopOrder, SuspendOrder
 
 COUNTS = "while :; do echo x >> {name}; sleep 0.02; done"
 DOUBLE_FORKED = f"""
@@ -116,6 +116,16 @@ def test_a_suspended_tree_may_save_its_work_when_it_is_stopped(bench: LocalBench
     end = bench.end_of("1.1")
     assert (end.exit_code, end.stopped_by) == (7, "preempt")
     assert "saved" in bench.output("1.1")
+
+
+def test_a_signal_to_go_on_is_no_resumption(bench: LocalBench) -> None:
+    start(bench, "echo ready; " + COUNTS.format(name="main"))
+    suspend(bench)
+    bench.wait(lambda: {p.state for p in bench.processes()} == {"T"}, what="all to stand still")
+    before = sizes(bench, "main")
+    bench.engine.order("1.1", SignalOrder(signal.SIGCONT))
+    bench.let_pass(0.3)
+    assert sizes(bench, "main") == before
 
 
 def test_a_cancel_without_grace_ends_what_stands_still_at_once(bench: LocalBench) -> None:

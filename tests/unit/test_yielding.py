@@ -306,6 +306,8 @@ def test_a_suspended_job_may_be_requeued_cancelled_signalled_and_given_another_l
     one.turn()
     one.ask(Suspend(ANN, tuple(ids)))
     assert one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=10))[0]["signalled"] == [ids[0]]
+    (answer,) = one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=18))
+    assert f"gctl resume {ids[0]}" in answer.hint
     assert one.ask(Update(ANN, (ids[0],), {"time_limit_s": 50})) == [{"changed": [ids[0]]}]
     one.ask(Requeue(ANN, (ids[0],)), Cancel(ANN, Selection(ids=(ids[1],))))
     one.turn()
