@@ -8,6 +8,7 @@ from math import isclose
 import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
+from strategies import nodes, requests, snapshots
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
@@ -19,7 +20,6 @@ from gpusched.policy.placement import Need, find
 from gpusched.policy.quota import Quotas
 from gpusched.policy.usage import capacity_of, charged, demand, footprint, usage_now
 from gpusched.testing import NOW
-from strategies import nodes, requests, snapshots
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")
 

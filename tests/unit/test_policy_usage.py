@@ -87,6 +87,10 @@ FOOTPRINTS = {
         allocation(1, gpus=[share(0, fraction=0.5)]),
         Resources(0.5, (24 * GIB - 512) // 2, 1, 0),
     ),
+    "a slice larger than its card, of VRAM that is oversubscribed, is a card": (
+        allocation(1, gpus=[share(0, vram_mib=30 * GIB)]),
+        Resources(1, 30 * GIB, 1, 0),
+    ),
     "a card that has gone counts nothing": (allocation(1, gpus=[share(9)]), Resources(0, 0, 1, 0)),
     "a job that is alone takes the whole node": (
         allocation(1, gpus=[0], is_exclusive=True),
@@ -179,6 +183,7 @@ DECAYS = {
     "half of one": (WEEK / 2, WEEK, 0.5**0.5),
     "a clock that was set back": (-5 * WEEK, WEEK, 1.0),
     "a very long time": (1e6 * WEEK, WEEK, 0.0),
+    "half a second": (1.0, 0.5, 0.25),
     "nothing is ever forgotten": (WEEK, inf, 1.0),
     "nothing is ever remembered": (1.0, 0.0, 0.0),
     "nothing is remembered, and no time has passed": (0.0, 0.0, 1.0),
@@ -215,6 +220,7 @@ ACCRUALS = {
     "a run that has not begun": (100.0, 100.0, 100.0, WEEK, 0.0),
     "a clock set back to before the start": (100.0, 40.0, 40.0, WEEK, 0.0),
     "an end in the future has no age": (0.0, 60.0, 30.0, inf, 60.0),
+    "half a second of memory": (0.0, 3600.0, 3600.0, 0.5, 0.5 / 0.693147180559945),
     "nothing is remembered": (0.0, 60.0, 60.0, 0.0, 0.0),
 }
 
