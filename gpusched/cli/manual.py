@@ -64,7 +64,8 @@ def help_text(table: Table) -> str:
     lines += ["usage: " + usage.replace("\n", "\n       "), ""]
     if table.command == "gctl":
         lines += ["Actions:", *(f"  {name:<{_COLUMN - 4}} {text}" for name, text in ACTIONS.items())]
-        lines += ["", f"  update takes: {', '.join(UPDATES)}", ""]
+        takes = f"update takes: {', '.join(UPDATES)}"
+        lines += ["", *textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    "), ""]
     for section, options in _sections(table).items():
         lines.append(f"{section}:")
         for option in options:
