@@ -163,7 +163,7 @@ def config_show(as_json: Json = False) -> None:
         output.print_json({"settings": found})
         return
     rows = [
-        (path, "unset" if value is None else json.dumps(value), printable(origin))
+        (path, "unset" if value is None else json.dumps(value, default=dict), printable(origin))
         for path, value, origin in loaded.values()
     ]
     output.print_table(("SETTING", "VALUE", "FROM"), rows)
@@ -171,11 +171,15 @@ def config_show(as_json: Json = False) -> None:
 
 @config_app.command("check")
 def config_check() -> None:
-    """Read the config file and say what is wrong with it."""
-    from gpusched.config import load_settings
+    """Read the config file and say everything that is wrong with it, with file and line."""
+    from gpusched.config import problems_in
 
-    load_settings(paths.config_file(), os.environ)
-    where = paths.config_file()
+    problems = problems_in(paths.config_file(), os.environ)
+    for problem in problems:
+        output.fail("gpusched", problem)
+    if problems:
+        raise typer.Exit(1)
+    where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
     typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
 
 

@@ -24,7 +24,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "store": frozenset({"ports", "model", "errors"}),
     "gpu": frozenset({"ports", "model", "errors"}),
     "engine": frozenset({"ports", "model", "errors"}),
-    "config": frozenset({"paths", "ports", "model", "errors"}),
+    "config": frozenset({"paths", "policy", "ports", "model", "errors"}),
     "daemon": frozenset(
         {"api", "client", "paths", "config", "store", "gpu", "engine", "policy", "plugins", "ports", "model", "errors"}
     ),

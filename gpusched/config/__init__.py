@@ -1,0 +1,13 @@
+"""Settings from defaults, the TOML file, the environment and explicit values, the later ones winning.
+
+rules           which values a setting may have
+known           which settings there are, from `model.settings`
+lines           where in a file a key was written
+contradictions  what single values do not show: circles, unknown names, guarantees above maxima
+load            all of it together
+"""
+
+from gpusched.config.known import SettingInfo, describe_settings, describe_tables
+from gpusched.config.load import Loaded, load_settings, problems_in
+
+__all__ = ["Loaded", "SettingInfo", "describe_settings", "describe_tables", "load_settings", "problems_in"]

@@ -1,0 +1,153 @@
+"""What is wrong with settings that are right one by one.
+
+What needs to know the machines (guarantees above what there is) is in `policy.quota_problems`; the daemon looks at it
+when it starts, at a reload, and for the doctor.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from gpusched.model.settings import QosSettings, QueueSettings, Settings
+from gpusched.policy.quota_problems import problems
+
+Contradiction = tuple[tuple[str, ...], str, str]
+"""Path of the offending key, a sentence, and what to do."""
+
+
+class _InTree(Protocol):
+    @property
+    def parent(self) -> str | None: ...
+
+
+def contradictions(settings: Settings) -> Iterator[Contradiction]:
+    """All of them, section by section."""
+    yield from _in_tree("queue", settings.queue)
+    yield from _in_tree("account", settings.account)
+    for queue in settings.queue.values():
+        yield from _in_queue(queue, settings)
+    yield from _promises(settings)
+    for qos in settings.qos.values():
+        yield from _in_qos(qos, settings.qos)
+    yield from _in_defaults(settings)
+    yield from _unknown_accounts(settings)
+
+
+def _in_tree(section: str, tree: Mapping[str, _InTree]) -> Iterator[Contradiction]:
+    told: set[str] = set()
+    for name, one in tree.items():
+        if one.parent is not None and one.parent not in tree:
+            path, text = (section, name, "parent"), f"{section} {name} is below {one.parent}, which is no {section}"
+            yield path, text, _meant(one.parent, tree, f"add [{section}.{one.parent}], or leave the parent out")
+        circle = _circle_from(name, tree)
+        if circle and not told & set(circle):
+            told |= set(circle)
+            text = f"the {section}s are above each other in a circle: {' -> '.join((*circle, circle[0]))}"
+            yield (section, name, "parent"), text, f"leave out the parent of one of them: {', '.join(circle)}"
+
+
+def _circle_from(name: str, tree: Mapping[str, _InTree]) -> tuple[str, ...]:
+    """The circle that this one is part of, from it upwards."""
+    way = [name]
+    while (above := tree[way[-1]].parent) is not None and above in tree:
+        if above == name:
+            return tuple(way)
+        if above in way:
+            return ()
+        way.append(above)
+    return ()
+
+
+def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradiction]:
+    name = queue.name
+    for kind in ("gpus", "cpus", "mem_mib"):
+        guaranteed, most = getattr(queue, f"guaranteed_{kind}"), getattr(queue, f"max_{kind}")
+        if most is not None and guaranteed > most:
+            text = f"queue {name} is guaranteed {guaranteed:g} {kind} and may hold {most:g} at most"
+            yield ("queue", name, f"guaranteed_{kind}"), text, f"raise max_{kind}, or guarantee less"
+    for limit in ("max_gpus_per_user", "max_gpus_per_job"):
+        value = getattr(queue, limit)
+        if value is not None and queue.max_gpus is not None and value > queue.max_gpus:
+            text = f"{limit} of queue {name} is {value:g}, but all its jobs together may hold {queue.max_gpus:g}"
+            yield ("queue", name, limit), text, f"leave {limit} out, or raise max_gpus"
+    most_jobs, most_of_user = queue.max_jobs, queue.max_jobs_per_user
+    if most_jobs is not None and most_of_user is not None and most_of_user > most_jobs:
+        text = f"max_jobs_per_user of queue {name} is {most_of_user}, but max_jobs is {most_jobs}"
+        yield ("queue", name, "max_jobs_per_user"), text, "leave it out, or raise max_jobs"
+    if queue.cells and queue.max_gpus is not None and _cards(queue) > queue.max_gpus:
+        text = f"the cells of queue {name} are {_cards(queue)} GPUs, but it may hold {queue.max_gpus:g} at most"
+        yield ("queue", name, "cells"), text, "raise max_gpus, or promise fewer cells"
+    least, most_s = settings.default.time_limit_s, queue.max_time_s
+    if name == settings.default.queue and least is not None and most_s is not None and least > most_s:
+        text = f"max_time_s of queue {name}, the default queue, is {most_s}, but default.time_limit_s is {least}"
+        yield ("queue", name, "max_time_s"), text, "raise it, or lower [default] time_limit_s"
+
+
+def _cards(queue: QueueSettings) -> int:
+    return sum(int(cell.rpartition(":")[2]) for cell in queue.cells)
+
+
+def _promises(settings: Settings) -> Iterator[Contradiction]:
+    """Queues below another that are promised more than it has or may have."""
+    for path, text in problems(settings, None):
+        yield tuple(path.split(".", 2)), text, "promise less below, or more above"
+
+
+def _in_qos(qos: QosSettings, known: Mapping[str, QosSettings]) -> Iterator[Contradiction]:
+    path = ("qos", qos.name, "preempts")
+    for name in qos.preempts:
+        if name == qos.name:
+            yield path, f"QOS {name} would preempt itself", f"take {name} out of its list"
+        elif name not in known:
+            text = f"QOS {qos.name} may preempt {name}, which is no QOS"
+            yield path, text, _meant(name, known, f"add [qos.{name}], or take it out of the list")
+        elif known[name].tier >= qos.tier:
+            text = (
+                f"QOS {qos.name} of tier {qos.tier} may preempt {name} of tier {known[name].tier}, which is not lower"
+            )
+            yield path, text, f"give {qos.name} a higher tier, or take {name} out of the list"
+    for limit in ("max_gpus_per_user", "max_gpus_per_job"):
+        value = getattr(qos, limit)
+        if value is not None and qos.max_gpus is not None and value > qos.max_gpus:
+            text = f"{limit} of QOS {qos.name} is {value:g}, but all its jobs together may hold {qos.max_gpus:g}"
+            yield ("qos", qos.name, limit), text, f"leave {limit} out, or raise max_gpus"
+
+
+def _in_defaults(settings: Settings) -> Iterator[Contradiction]:
+    queue, qos = settings.default.queue, settings.default.qos
+    if settings.queue and queue not in settings.queue:
+        text = f"jobs that name no queue go to {queue}, and there is no such queue"
+        hint = f"set [default] queue to one of them, or add [queue.{queue}]: {', '.join(settings.queue)}"
+        yield ("default", "queue"), text, _meant(queue, settings.queue, hint)
+    elif any(one.parent == queue != one.name for one in settings.queue.values()):
+        leaves = _leaves(settings.queue)
+        text = f"jobs that name no queue go to {queue}, which has queues below it and takes no jobs itself"
+        yield ("default", "queue"), text, f"set [default] queue to one of: {', '.join(leaves)}"
+    if qos and qos not in settings.qos:
+        text = f"jobs that name no QOS get {qos}, and there is no such QOS"
+        yield ("default", "qos"), text, _meant(qos, settings.qos, f"add [qos.{qos}]")
+
+
+def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:
+    parents = {queue.parent for queue in queues.values()}
+    return [name for name in queues if name not in parents]
+
+
+def _unknown_accounts(settings: Settings) -> Iterator[Contradiction]:
+    if not settings.account:
+        return
+    tables: Mapping[str, Mapping[str, QueueSettings | QosSettings]] = {"queue": settings.queue, "qos": settings.qos}
+    for section, table in tables.items():
+        for name, one in table.items():
+            for account in one.accounts:
+                if account not in settings.account:
+                    text = f"{section} {name} is for account {account}, which is no account"
+                    hint = _meant(account, settings.account, f"add [account.{account}], or take it out of the list")
+                    yield (section, name, "accounts"), text, hint
+
+
+def _meant(name: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

@@ -1,0 +1,159 @@
+"""Which settings there are: the sections and the tables by name, read from the dataclasses of `model.settings`."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import MappingProxyType, NoneType
+from typing import Any
+
+from gpusched.config.rules import RULES, Rule
+from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+
+TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[AccountSettings]] = MappingProxyType(
+    {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
+)
+"""Sections that hold a table for each name, as in `[queue.vision]`."""
+
+COUNTS = "license"
+"""The section whose keys are names, each with a number."""
+
+PLUGINS = "plugins"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInfo:
+    """What is known of one setting without a value: for the reference and for messages."""
+
+    path: str
+    """As in the file: `gpu.ids` is `ids` in `[gpu]`; `queue.weight` is `weight` in `[queue.NAME]`."""
+    kind: str
+    """In words, such as `whole number`."""
+    default: Any
+    """None when it is unset by default."""
+    doc: str
+    """Meaning and unit."""
+    allowed: str
+    """The values it may have, in words; empty when all of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, and how a value of it is read."""
+
+    info: SettingInfo
+    base: object
+    """bool, int, float, str, tuple (of texts) or Mapping (of numbers)."""
+    rule: Rule | None
+
+    def read(self, value: Any) -> Any:
+        """The value in its own type; None when it is of another."""
+        return _CONVERTERS[self.base](value)
+
+
+_KINDS: dict[object, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    tuple: "list of texts",
+    Mapping: "table of names and numbers",
+}
+
+
+def _read(section: str, kind: type) -> dict[str, Setting]:
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for item in fields(kind):
+        if "doc" not in item.metadata:
+            continue
+        path = f"{section}.{item.name}"
+        base = _base_of(hints[item.name])
+        rule = RULES.get(path)
+        default = item.default if item.default is not MISSING else {}
+        info = SettingInfo(path, _KINDS[base], default, item.metadata["doc"], str(rule or ""))
+        found[item.name] = Setting(info, base, rule)
+    return found
+
+
+def _base_of(hint: Any) -> object:
+    """`float` of `float | None`, `tuple` of `tuple[str, ...]`."""
+    alternatives = [part for part in typing.get_args(hint) if part is not NoneType]
+    if typing.get_origin(hint) not in (tuple, Mapping) and alternatives:
+        hint = alternatives[0]
+    return typing.get_origin(hint) or hint
+
+
+def _read_sections() -> dict[str, Setting]:
+    hints = typing.get_type_hints(Settings)
+    return {
+        one.info.path: one
+        for section in fields(Settings)
+        if is_dataclass(hints[section.name])
+        for one in _read(section.name, hints[section.name]).values()
+    }
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType(_read_sections())
+"""Those of the plain sections, by path."""
+
+TABLE_SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
+    {section: MappingProxyType(_read(section, kind)) for section, kind in TABLES.items()}
+)
+"""Those of each named table, by section and key."""
+
+PLAIN_SECTIONS = tuple(dict.fromkeys(path.partition(".")[0] for path in SETTINGS))
+SECTIONS = (*PLAIN_SECTIONS, COUNTS, *TABLES, PLUGINS)
+
+
+def describe_settings() -> tuple[SettingInfo, ...]:
+    """Every setting of the plain sections, in the order of the reference."""
+    return tuple(one.info for one in SETTINGS.values())
+
+
+def describe_tables() -> Mapping[str, tuple[SettingInfo, ...]]:
+    """The settings of one queue, one QOS and one account."""
+    return {section: tuple(one.info for one in known.values()) for section, known in TABLE_SETTINGS.items()}
+
+
+def _to_bool(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _to_int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _to_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # Whole numbers may be beyond what a float holds; no setting goes there.
+    return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def _to_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _to_texts(value: Any) -> tuple[str, ...] | None:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
+        return None
+    return tuple(value)
+
+
+def _to_amounts(value: Any) -> dict[str, float] | None:
+    if not isinstance(value, Mapping) or any(_to_float(count) is None for count in value.values()):
+        return None
+    return dict(value)
+
+
+_CONVERTERS: dict[object, Callable[[Any], Any]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_text,
+    tuple: _to_texts,
+    Mapping: _to_amounts,
+}

@@ -1,0 +1,227 @@
+"""Which values a setting may have, beyond its type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpusched.model.settings import ORDERS, STRATEGIES
+from gpusched.model.units import MAX_MIB, MAX_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number from `low` to `high`."""
+
+    low: float
+    high: float
+    above: bool = False
+    """The low end itself is not allowed."""
+
+    def __str__(self) -> str:
+        least = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"{least} and at most {self.high:.15g}"
+
+    def admits(self, value: float) -> bool:
+        """Whether the value is in the range."""
+        return (value > self.low if self.above else value >= self.low) and value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.words)
+
+    def admits(self, value: str) -> bool:
+        """Whether it is one of them."""
+        return value in self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that is not empty."""
+
+    is_word: bool = False
+    may_be_empty: bool = False
+
+    def __str__(self) -> str:
+        if self.may_be_empty:
+            return "one word without blanks, or empty"
+        return "one word without blanks" if self.is_word else "not empty, on one line"
+
+    def admits(self, value: str) -> bool:
+        """Whether it is on one line, or one word."""
+        if self.may_be_empty and not value:
+            return True
+        if self.is_word:
+            return bool(value) and value.isprintable() and " " not in value
+        return bool(value) and not any(char in value for char in "\0\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A list of words, none of them empty."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what}, none of them empty"
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether all are words."""
+        return all(word and word.isprintable() and " " not in word for word in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A list of cells, `SIZE` or `NODE:SIZE`."""
+
+    def __str__(self) -> str:
+        return "a list of texts such as '4' (four linked GPUs) or 'n1:4' (those on node n1)"
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether each names a number of cards, with or without a node."""
+        return all(re.fullmatch(r"(?:[^\s:]+:)?[1-9]\d{0,3}", word) for word in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """A table of names and numbers."""
+
+    low: float
+    above: bool = False
+
+    def __str__(self) -> str:
+        return f"a table of names and numbers, each {'above' if self.above else 'at least'} {self.low:g}"
+
+    def admits(self, value: Mapping[str, float]) -> bool:
+        """Whether every name is a word and every number large enough."""
+        named = Text(is_word=True)
+        return all(
+            named.admits(name) and (count > self.low if self.above else count >= self.low)
+            for name, count in value.items()
+        )
+
+
+Rule = Range | OneOf | Text | Texts | Cells | Amounts
+
+_WEIGHT = Range(0, 1e12)
+_FRACTION = Range(0, 1, above=True)
+_PART = Range(0, 1)
+_RATE = Range(0, MAX_MIB, above=True)
+_MIB = Range(0, MAX_MIB)
+_SOME_MIB = Range(1, MAX_MIB)
+_WAIT = Range(0, MAX_SECONDS)
+_SOME_TIME = Range(0, MAX_SECONDS, above=True)
+_LIMIT = Range(1, MAX_SECONDS)
+_PACE = Range(0.001, 3600)
+_CORES = Range(0, 1 << 20, above=True)
+_COUNT = Range(1, 10**9)
+_TIMES = Range(1, 100)
+_GPUS = Range(0, 1 << 20)
+_SHARES = Range(0, 1e9, above=True)
+_NAMES = Texts("names")
+_WORD = Text(is_word=True)
+
+RULES: dict[str, Rule] = {
+    "priority.order": OneOf(ORDERS),
+    "priority.weight_age": _WEIGHT,
+    "priority.max_age_s": _SOME_TIME,
+    "priority.weight_nice": _WEIGHT,
+    "priority.weight_fairshare": _WEIGHT,
+    "priority.weight_size": _WEIGHT,
+    "priority.weight_queue": _WEIGHT,
+    "priority.weight_qos": _WEIGHT,
+    "priority.weight_deadline": _WEIGHT,
+    "priority.weight_fit": _WEIGHT,
+    "priority.half_life_s": _SOME_TIME,
+    "priority.backfill_depth": Range(1, 10_000),
+    "ceiling.cpu_fraction": _FRACTION,
+    "ceiling.mem_fraction": _FRACTION,
+    "ceiling.disk_mib_s": _RATE,
+    "ceiling.net_mib_s": _RATE,
+    "ceiling.gpu_fraction": _FRACTION,
+    "node.name": _WORD,
+    "node.cpus": _CORES,
+    "node.mem_mib": _SOME_MIB,
+    "node.labels": Texts("labels"),
+    "node.resources": Amounts(0),
+    "gpu.source": OneOf(("auto", "nvml", "simulated", "none")),
+    "gpu.fake": Text(),
+    "gpu.ids": OneOf(("index", "uuid")),
+    "gpu.deadline_s": Range(0, 3600, above=True),
+    "gpu.free_polls": Range(1, 1000),
+    "gpu.foreign_mib": _MIB,
+    "gpu.foreign_peak_s": _WAIT,
+    "gpu.share_headroom_mib": _MIB,
+    "gpu.release_wait_s": _WAIT,
+    "gpu.baseline_mib": _MIB,
+    # Sizes that the API holds in memory while it reads them.
+    "limit.script_mib": Range(0, 1024, above=True),
+    "limit.environment_mib": Range(0, 1024, above=True),
+    "limit.jobs": _COUNT,
+    "limit.batch": _COUNT,
+    "default.cpus": Range(0, 1 << 20),
+    "default.time_limit_s": _LIMIT,
+    "default.queue": _WORD,
+    "default.qos": Text(is_word=True, may_be_empty=True),
+    "default.output": Text(),
+    "life.grace_s": _WAIT,
+    "life.leftover_grace_s": _WAIT,
+    "life.max_requeues": Range(0, 10**6),
+    "daemon.poll_s": _PACE,
+    "daemon.idle_poll_s": _PACE,
+    "daemon.log_level": OneOf(("debug", "info", "warning", "error")),
+    # Without a size and one old file, the log would never be rotated and grow without end.
+    "daemon.log_mib": Range(0.01, MAX_MIB),
+    "daemon.log_files": Range(1, 1000),
+    "daemon.drop_env": Texts("name patterns"),
+    "placement.strategy": OneOf(STRATEGIES),
+    "oversubscribe.cpus": _TIMES,
+    "oversubscribe.mem": _TIMES,
+    "oversubscribe.vram": _TIMES,
+    "preempt.mode": OneOf(("off", "requeue", "suspend")),
+    "preempt.min_run_s": _WAIT,
+    # of the tables by name
+    "queue.parent": _WORD,
+    "queue.guaranteed_gpus": _GPUS,
+    "queue.guaranteed_cpus": _GPUS,
+    "queue.guaranteed_mem_mib": _MIB,
+    "queue.cells": Cells(),
+    "queue.max_gpus": _GPUS,
+    "queue.max_cpus": _GPUS,
+    "queue.max_mem_mib": _MIB,
+    "queue.weight": _SHARES,
+    "queue.factor": _PART,
+    "queue.order": OneOf(ORDERS),
+    "queue.max_gpus_per_user": _GPUS,
+    "queue.max_gpus_per_job": _GPUS,
+    "queue.max_running_per_user": _COUNT,
+    "queue.max_time_s": _LIMIT,
+    "queue.max_jobs": _COUNT,
+    "queue.max_jobs_per_user": _COUNT,
+    "queue.users": _NAMES,
+    "queue.accounts": _NAMES,
+    "queue.operators": _NAMES,
+    "qos.tier": Range(-1000, 1000),
+    "qos.factor": _PART,
+    "qos.preempts": _NAMES,
+    "qos.min_run_s": _WAIT,
+    "qos.usage_factor": Range(0, 1e6),
+    "qos.max_gpus": _GPUS,
+    "qos.max_gpus_per_user": _GPUS,
+    "qos.max_gpus_per_job": _GPUS,
+    "qos.max_running_per_user": _COUNT,
+    "qos.max_jobs_per_user": _COUNT,
+    "qos.max_time_s": _LIMIT,
+    "qos.users": _NAMES,
+    "qos.accounts": _NAMES,
+    "account.parent": _WORD,
+    "account.shares": _SHARES,
+    "account.users": Amounts(0, above=True),
+}

@@ -1,0 +1,247 @@
+"""Queues, QOS, accounts, licenses and plug-ins of the config file, and how they may contradict each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpusched.config import load_settings, problems_in
+from gpusched.errors import UsageError
+from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings
+
+LAB = """
+[default]
+queue = "batch"
+qos = "normal"
+
+[queue.lab]
+max_gpus = 8
+
+[queue.vision]
+parent = "lab"
+guaranteed_gpus = 4
+cells = ["4"]
+weight = 2
+max_gpus_per_user = 6
+users = ["ann", "bob"]
+
+[queue.batch]
+parent = "lab"
+order = "sjf"
+max_time_s = 86400
+
+[qos.normal]
+[qos.urgent]
+tier = 10
+preempts = ["normal"]
+max_running_per_user = 1
+
+[account.physics]
+shares = 3
+users = {ann = 2, bob = 1.5}
+
+[account."theory.group"]
+parent = "physics"
+
+[license]
+matlab = 3
+
+[plugins]
+load = ["lab_rules"]
+
+[node]
+labels = ["nvlink", "imagenet"]
+resources = {fpga = 2}
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def problems(folder: Path, text: str) -> list[UsageError]:
+    return problems_in(written(folder, text), {})
+
+
+def only(folder: Path, text: str) -> UsageError:
+    (problem,) = problems(folder, text)
+    assert "\n" not in problem.message
+    assert problem.hint
+    return problem
+
+
+def test_a_whole_lab_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, LAB)
+    loaded = load_settings(path, {})
+    settings = loaded.settings
+    assert settings.queue["vision"] == QueueSettings(
+        "vision",
+        parent="lab",
+        guaranteed_gpus=4.0,
+        cells=("4",),
+        weight=2.0,
+        max_gpus_per_user=6.0,
+        users=("ann", "bob"),
+    )
+    assert settings.queue["batch"].max_time_s == 86400
+    assert settings.qos == {
+        "normal": QosSettings("normal"),
+        "urgent": QosSettings("urgent", tier=10, preempts=("normal",), max_running_per_user=1),
+    }
+    assert settings.account == {
+        "physics": AccountSettings("physics", shares=3.0, users={"ann": 2, "bob": 1.5}),
+        "theory.group": AccountSettings("theory.group", parent="physics"),
+    }
+    assert settings.license == {"matlab": 3}
+    assert settings.plugins == ("lab_rules",)
+    assert settings.node.labels == ("nvlink", "imagenet")
+    assert settings.node.resources == {"fpga": 2}
+    rows = {row[0]: row[1:] for row in loaded.values()}
+    assert rows["queue.vision.weight"] == (2.0, f"file {path}")
+    assert rows["queue.vision.max_cpus"] == (None, "default")
+    assert rows["license.matlab"] == (3, f"file {path}")
+    assert rows["plugins.load"] == (("lab_rules",), f"file {path}")
+
+
+WRONG = {
+    "a negative weight": ("[queue.default]\nweight = -1", 2, "queue.default.weight is -1; it must be above 0"),
+    "no weight at all": ("[queue.default]\nweight = 0", 2, "queue.default.weight is 0; it must be above 0"),
+    "a negative guarantee": ("[queue.default]\n\nguaranteed_gpus = -2", 3, "it must be at least 0"),
+    "a factor above 1": ("[queue.default]\nfactor = 1.5", 2, "at least 0 and at most 1"),
+    "an order that is none": ("[queue.default]\norder = 'lifo'", 2, "one of multifactor, fifo"),
+    "a cell without cards": ("[queue.default]\ncells = ['n1:']", 2, "a list of texts such as '4'"),
+    "a text for a number": ("[queue.default]\nmax_gpus = 'many'", 2, "it must be a number"),
+    "a fraction for a count": ("[qos.x]\ntier = 1.5", 2, "it must be a whole number"),
+    "shares of nothing": ("[account.x]\nshares = 0", 2, "above 0"),
+    "a user with negative shares": ("[account.x]\nusers = {ann = -1}", 2, "each above 0"),
+    "a user in words": ("[account.x]\nusers = {ann = 'two'}", 2, "a table of names and numbers"),
+    "a negative license": ("[license]\nmatlab = -1", 2, "license.matlab is -1; it must be a whole number, 0 or more"),
+    "half a license": ("[license]\nmatlab = 0.5", 2, "a whole number"),
+    "a plug-in that is no list": ("[plugins]\nload = 'x'", 2, "a list of names of Python modules"),
+    "an unknown key": ("[queue.default]\n# so\nwieght = 2", 3, "there is no setting queue.default.wieght"),
+    "a queue that is no table": ("[queue]\ndefault = 3", 2, "write [queue.default] before its keys"),
+    "a name of two words": ('[queue."a b"]', 1, "'a b' is no name of a queue"),
+    "an unknown key of plugins": ("[plugins]\nlaod = []", 2, "there is no setting plugins.laod"),
+    "a weight in the weights": ("[priority]\nweight_age = -0.5", 2, "priority.weight_age is -0.5"),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_values_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    problem = only(tmp_path, text + "\n")
+    assert problem.message.startswith(f"file {tmp_path}/config.toml, line {line}: ")
+    assert words in problem.message
+    with pytest.raises(UsageError) as caught:
+        load_settings(f"{tmp_path}/config.toml", {})
+    assert caught.value.message == problem.message
+
+
+CONTRADICTIONS = {
+    "queues in a circle": (
+        "[queue.default]\n[queue.a]\nparent = 'b'\n[queue.b]\nparent = 'a'",
+        3,
+        "the queues are above each other in a circle: a -> b -> a",
+    ),
+    "a queue above itself": ("[queue.default]\nparent = 'default'", 2, "in a circle: default -> default"),
+    "accounts in a circle": (
+        "[account.a]\nparent = 'c'\n[account.b]\nparent = 'a'\n[account.c]\nparent = 'b'",
+        2,
+        "in a circle: a -> c -> b -> a",
+    ),
+    "an unknown parent": (
+        "[queue.default]\n[queue.vision]\nparent = 'defualt'",
+        3,
+        "queue vision is below defualt, which is no queue",
+    ),
+    "an unknown account above": ("[account.a]\nparent = 'zzz'", 2, "account a is below zzz, which is no account"),
+    "a guarantee above the maximum": (
+        "[queue.default]\nguaranteed_gpus = 4\nmax_gpus = 2",
+        2,
+        "queue default is guaranteed 4 gpus and may hold 2 at most",
+    ),
+    "children that are guaranteed more than their parent": (
+        "[default]\nqueue = 'a'\n[queue.top]\nguaranteed_gpus = 4\n"
+        "[queue.a]\nparent = 'top'\nguaranteed_gpus = 3\n[queue.b]\nparent = 'top'\nguaranteed_gpus = 2",
+        4,
+        "the queues below top are guaranteed 5 GPUs, but it has only 4",
+    ),
+    "children that are guaranteed more than their parent may hold": (
+        "[default]\nqueue = 'a'\n[queue.top]\nmax_mem_mib = 100\n[queue.a]\nparent = 'top'\nguaranteed_mem_mib = 200",
+        4,
+        "but it may hold at most 100",
+    ),
+    "a limit of a user above that of all": (
+        "[queue.default]\nmax_gpus = 2\nmax_gpus_per_user = 3",
+        3,
+        "max_gpus_per_user of queue default is 3, but all its jobs together may hold 2",
+    ),
+    "a limit of a job above that of all": (
+        "[qos.x]\nmax_gpus = 2\nmax_gpus_per_job = 3",
+        3,
+        "per_job of QOS x is 3",
+    ),
+    "more jobs of a user than of all": (
+        "[queue.default]\nmax_jobs = 2\nmax_jobs_per_user = 3",
+        3,
+        "max_jobs_per_user of queue default is 3, but max_jobs is 2",
+    ),
+    "cells above the maximum": ("[queue.default]\nmax_gpus = 4\ncells = ['4', 'n1:2']", 3, "are 6 GPUs"),
+    "an unknown default queue": ("[queue.batch]", None, "jobs that name no queue go to default, and there is no such"),
+    "a default queue that is no leaf": (
+        "[queue.default]\n[queue.a]\nparent = 'default'",
+        None,
+        "which has queues below it and takes no jobs itself",
+    ),
+    "an unknown default QOS": ("[default]\nqos = 'norml'\n[qos.normal]", 2, "jobs that name no QOS get norml"),
+    "a QOS that preempts an unknown one": (
+        "[qos.x]\ntier = 1\npreempts = ['low']",
+        3,
+        "low, which is no QOS",
+    ),
+    "a QOS that preempts itself": ("[qos.x]\npreempts = ['x']", 2, "QOS x would preempt itself"),
+    "a QOS that preempts its equal": (
+        "[qos.low]\n[qos.x]\npreempts = ['low']",
+        3,
+        "QOS x of tier 0 may preempt low of tier 0, which is not lower",
+    ),
+    "a queue for an unknown account": (
+        "[account.physics]\n[queue.default]\naccounts = ['physic']",
+        3,
+        "queue default is for account physic, which is no account",
+    ),
+    "a longer default limit than the default queue's": (
+        "[default]\ntime_limit_s = 100\n[queue.default]\nmax_time_s = 50",
+        4,
+        "max_time_s of queue default, the default queue, is 50, but default.time_limit_s is 100",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "words"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int | None, words: str) -> None:
+    problem = only(tmp_path, text + "\n")
+    where = "" if line is None else f", line {line}"
+    assert problem.message.startswith(f"file {tmp_path}/config.toml{where}: ")
+    assert words in problem.message
+
+
+def test_what_was_meant_is_proposed(tmp_path: Path) -> None:
+    assert only(tmp_path, "[queue.default]\n[queue.v]\nparent = 'defualt'").hint == "did you mean default?"
+    assert only(tmp_path, "[queue.default]\nwieght = 2").hint == "did you mean weight?"
+    assert only(tmp_path, "[default]\nqos = 'norml'\n[qos.normal]").hint == "did you mean normal?"
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    text = "[gpu]\nids = 'x'\nzebra = 1\n[queue.default]\nweight = -1\n[queue.b]\nfactor = 7\n"
+    found = [problem.message.partition(", ")[2] for problem in problems(tmp_path, text)]
+    assert [one.partition(":")[0] for one in found] == ["line 2", "line 3", "line 5", "line 7"]
+    with pytest.raises(UsageError, match=r"line 2: gpu.ids .* \(and 3 more; see all with: gpusched config check\)"):
+        load_settings(f"{tmp_path}/config.toml", {})
+
+
+def test_a_file_that_is_fine_has_no_problems(tmp_path: Path) -> None:
+    assert problems(tmp_path, LAB) == []
+    assert problems_in(None, {}) == []
