@@ -20,8 +20,8 @@ def charge(
 ) -> Usage | None:
     """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
 
-    A run that stood still is charged for the time that it moved, all of what it books. One whose work was taken
-    from it by a preemption is not charged.
+    A run that stood still is charged for the time that it moved, or for all of it if it kept GPUs meanwhile. One
+    whose work was taken from it by a preemption is not charged.
     """
     if not counts_for_usage(run):
         return None
