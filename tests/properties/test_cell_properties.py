@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.cells import Cell, CellGuard, cells_of, problems
+from gpusched.policy.cell_search import Cell
+from gpusched.policy.cells import CellGuard, cells_of, problems
 from gpusched.policy.draft import Booking, Layout, Part
 from gpusched.testing import gpu_view, node
 

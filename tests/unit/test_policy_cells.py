@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.cells import CellGuard, cells_of, groups_of, problems, read_cell
+from gpusched.policy.cell_search import groups_of
+from gpusched.policy.cells import CellGuard, cells_of, problems, read_cell
 from gpusched.policy.draft import Booking, Layout, Part
 from gpusched.testing import gpu_view, node
 
