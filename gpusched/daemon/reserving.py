@@ -95,7 +95,7 @@ def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
     for over in [one.name for one in turn.world.calendar.values() if next_window(one, turn.now) is None]:
         _put(over, None, turn)
     _put(entry.name, entry, turn)
-    return {"name": entry.name, "notes": _notes(entry, jobs, turn)}
+    return {"entry": entry, "notes": _notes(entry, jobs, turn)}
 
 
 def _check_words(command: Reserve, turn: Turn) -> None:

@@ -51,8 +51,8 @@ def kept(lab: Lab, name: str = "course") -> tuple[list[int], float, int]:
 def test_a_reservation_is_recorded_and_survives_a_restart() -> None:
     lab = Lab(gpus=4)
     answer = ask(lab, wanted(gpus=2, every_s=DAY, accounts=("pupils",)))
-    assert answer == {"name": "course", "notes": []}
     (entry,) = lab.store.load_reservations()
+    assert answer == {"entry": entry, "notes": []}
     assert (entry.start_at, entry.duration_s, entry.every_s) == (NOW + HOUR, HOUR, DAY)
     assert (entry.users, entry.accounts, entry.made_by, entry.made_at) == (("ann",), ("pupils",), "owner", NOW)
     lab.restart()
