@@ -46,24 +46,32 @@ class Group:
 
 
 def groups_of(layout: Layout, *, as_built: bool = False) -> tuple[Group, ...]:
-    """The groups of all cards that can be given to a job now, or that are there at all."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    """The groups of all cards that can be given to a job now, or that are there at all.
+
+    On a node without links the cards next to the same memory are a group; where nobody knows that, all are.
+    """
+    groups = []
     for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
-        for card in cards:
+        found: dict[object, list[int]] = {}
+        for card, bond in zip(cards, _bonds(cards), strict=True):
             if card.view.is_present and (as_built or _is_usable(card, node.why_not or node.gpu_error)):
-                found.setdefault((node.name, *_bond(card)), []).append(card.number)
-    return tuple(Group(str(key[0]), frozenset(cards)) for key, cards in found.items())
+                found.setdefault(bond, []).append(card.number)
+        groups += [Group(node.name, frozenset(numbers)) for numbers in found.values()]
+    return tuple(groups)
 
 
 def _is_usable(card: Card, node_why_not: str | None) -> bool:
     return node_why_not is None and card.view.why_not is None and card.view.why_not_whole is None
 
 
-def _bond(card: Card) -> tuple[object, ...]:
-    view = card.view
-    if view.link_group is not None:
-        return "link", view.link_group
-    return ("card", card.number) if view.numa is None else ("memory", view.numa, card.model)
+def _bonds(cards: Sequence[Card]) -> list[object]:
+    """Equal for cards of one node that are of one group."""
+    marks = [card.view.link_group for card in cards]
+    if all(mark is None for mark in marks):
+        marks = [card.view.numa for card in cards]
+    if all(mark is None for mark in marks):
+        return [None] * len(cards)
+    return [("card", card.number) if mark is None else mark for card, mark in zip(cards, marks, strict=True)]
 
 
 # --- whether all cells can be given -----------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Guarantees of whole groups of linked cards, kept so that they can be granted whenever they are wanted.
 
-A cell is a number of cards of one group; cards are of one group when they are linked with each other, or, for
-want of links, when they are like cards next to the same memory. A job that could be made to give way never
-stands between a queue and its cells. Any other job is turned away from a place if, with it there, no way would
-be left to give every queue all of its cells at once: on cards that are free, that hold jobs which can be made
-to give way, or that jobs of the same queue hold already.
+A cell is a number of cards of one group: cards that are linked with each other, or, on a node without links,
+that are next to the same memory. A job that could be made to give way never stands between a queue and its
+cells. Any other job is turned away from a place if, with it there, no way would be left to give every queue all
+of its cells at once: on cards that are free, that hold jobs which can be made to give way, or that jobs of the
+same queue hold already.
 
 A group gives each queue what is the more, the cards that its jobs hold there or the cells that it is to have
 there; all of this together must be no more than the cards of the group. Since cards of a group are alike, a

@@ -28,6 +28,9 @@ class Lab:
     """Queue, cards, whether it can be made to give way."""
 
     def __post_init__(self) -> None:
+        if set(self.sizes) == {1}:
+            # Where no card is linked, all cards of the node are alike.
+            self.sizes = (len(self.sizes),)
         group_of = [group for group, size in enumerate(self.sizes) for _ in range(size)]
         counts = dict(enumerate(self.sizes))
         views = [
