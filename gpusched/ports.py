@@ -18,6 +18,7 @@ from typing import Protocol
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
+from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
@@ -121,6 +122,12 @@ class Store(Protocol):
 
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
+
+    def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
+        """What the runs of these jobs held between two instants, summed by a word of `model.history.GROUPS`.
+
+        By name. `wanted.since` and `wanted.limit` do not count.
+        """
 
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""

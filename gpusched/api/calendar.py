@@ -95,7 +95,7 @@ async def reserve(request: web.Request) -> web.Response:
             raise UsageError(f"{name} is missing", "for example: gctl reserve course --start 14:00 --duration 4h -g 2")
     values.update({name: tuple(values[name]) for name in _LISTS if name in values})
     answer = await service.ask(Reserve(caller, **values))
-    (made,) = [one for one in reservations(service) if one["name"] == answer["name"]]
+    made = _rendered(answer["entry"], service.scheduler.now(), [])
     return respond(reservation=made, notes=answer["notes"])
 
 

@@ -9,8 +9,8 @@ from gpusched.model.job import Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.draft import Layout
-from gpusched.policy.lifecycle import counts_for_usage
 from gpusched.policy.usage import charged, footprint
+from gpusched.policy.yielding import counts_for_usage
 
 from .holdings import holding
 
@@ -20,8 +20,8 @@ def charge(
 ) -> Usage | None:
     """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
 
-    A run that stood still is charged for the time that it moved, all of what it books. One whose work was taken
-    from it by a preemption is not charged.
+    A run that stood still is charged for the time that it moved, or for all of it if it kept GPUs meanwhile. One
+    whose work was taken from it by a preemption is not charged.
     """
     if not counts_for_usage(run):
         return None

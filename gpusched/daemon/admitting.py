@@ -72,6 +72,9 @@ def check_update(before: Job, after: Job, turn: Turn) -> None:
     if _asks(new) != _asks(old):
         with turn.world.active.with_more(old, before.user, -1):
             check_admitted(new, after.user, turn)
+    is_moved = new.reservation != old.reservation
+    if is_moved or (new.reservation in turn.world.calendar and _asks(new) != _asks(old)):
+        check_reservation(new, after.user, turn)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
         old.deadline_at,
         old.time_limit_s,

@@ -17,17 +17,21 @@ def holding(
 
     A run that the policy has suspended keeps memory, GPUs and what is counted by number, and gives its cores back,
     also while it is ended after that. One that its owner has suspended keeps all, or it could not go on at will.
-    Its start is moved on by the time it has stood still, which neither its limit nor its usage counts.
+    Its limit does not count the time it has stood still. Its start is moved on by that time, so that usage does not
+    count it either, unless it kept GPUs from others meanwhile.
     """
     if job is None:
         # A run whose job nobody knows is ended at the next adoption; until then it holds what it booked.
         return _bare(run)
     spec = job.spec
-    start_at = (run.start_at if run.start_at is not None else run.intent_at) + run.suspended_s
+    start_at = run.start_at if run.start_at is not None else run.intent_at
+    limited_from = start_at + run.suspended_s
+    if not run.gpus:
+        start_at = limited_from
     grace_s = default_grace_s if spec.launch.grace_s is None else spec.launch.grace_s
     stands_still = job.suspended_at is not None
     gave_way = job.suspended_by == "policy"
-    expected_end_at = None if spec.time_limit_s is None or stands_still else start_at + spec.time_limit_s
+    expected_end_at = None if spec.time_limit_s is None or stands_still else limited_from + spec.time_limit_s
     if stopping_at is not None:
         expected_end_at = stopping_at + grace_s
     request = spec.request

@@ -11,13 +11,14 @@ from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
-from gpusched.policy.calendar import Conflict, conflicts, next_window
+from gpusched.policy.calendar import next_window
+from gpusched.policy.conflicts import Conflict, conflicts
 from gpusched.policy.keeping import Wish, choose
 
 from .selection import Caller
 from .turn import Turn
 
-MOST_ENTRIES = 100
+MOST_ENTRIES = 50
 """Entries that the calendar may have: each is looked at in every cycle."""
 SHORTEST_PERIOD_S = 3600
 LATE_S = 60.0
@@ -94,7 +95,7 @@ def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
     for over in [one.name for one in turn.world.calendar.values() if next_window(one, turn.now) is None]:
         _put(over, None, turn)
     _put(entry.name, entry, turn)
-    return {"name": entry.name, "notes": _notes(entry, jobs, turn)}
+    return {"entry": entry, "notes": _notes(entry, jobs, turn)}
 
 
 def _check_words(command: Reserve, turn: Turn) -> None:

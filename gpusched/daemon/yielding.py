@@ -14,7 +14,7 @@ from gpusched.model.execution import ResumeOrder, StopOrder, SuspendOrder
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState
-from gpusched.policy import lifecycle
+from gpusched.policy import yielding
 
 from .selection import Caller, named
 from .turn import Turn
@@ -112,7 +112,7 @@ def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
                 f"job {job.id} was submitted with --no-requeue", f"end it and submit it anew: gcancel {job.id}"
             )
     for job in jobs:
-        after, story = lifecycle.requeue(job, turn.now, caller.user)
+        after, story = yielding.requeue(job, turn.now, caller.user)
         turn.put_job(after)
         turn.tell(*story)
         turn.order(turn.run_of(job).id, StopOrder("preempt"))
@@ -146,7 +146,7 @@ def _preempt(preempt: Preempt, turn: Turn) -> bool:
             return False
         _stand_still(job, "policy", f"{preempt.text}; it goes on by itself", turn)
         return True
-    after, story = lifecycle.preempt(job, turn.now, preempt.text)
+    after, story = yielding.preempt(job, turn.now, preempt.text)
     turn.put_job(after)
     turn.tell(*story)
     turn.order(turn.run_of(job).id, StopOrder("preempt"))
@@ -154,14 +154,14 @@ def _preempt(preempt: Preempt, turn: Turn) -> bool:
 
 
 def _stand_still(job: Job, by: str, text: str, turn: Turn) -> None:
-    after, story = lifecycle.suspend(job, turn.now, by, text)
+    after, story = yielding.suspend(job, turn.now, by, text)
     turn.put_job(after)
     turn.tell(*story)
     turn.order(turn.run_of(job).id, SuspendOrder())
 
 
 def _go_on(job: Job, text: str, turn: Turn) -> None:
-    after, run, story = lifecycle.resume(job, turn.run_of(job), turn.now, text)
+    after, run, story = yielding.resume(job, turn.run_of(job), turn.now, text)
     turn.put_job(after)
     turn.put_run(run)
     turn.tell(*story)

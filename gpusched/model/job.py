@@ -278,7 +278,7 @@ class Run:
     mean_utilisation: float | None = None
     energy_j: float | None = None
     suspended_s: float = 0.0
-    """How long the run stood still; neither the time limit nor usage count it."""
+    """How long the run stood still; the time limit does not count it, nor does usage unless it kept GPUs."""
     stdout_path: str | None = None
     stderr_path: str | None = None
 

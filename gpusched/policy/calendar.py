@@ -8,19 +8,18 @@ moved for summer, a weekly window moves by an hour with them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import floor, gcd, inf
 
 from gpusched.model.calendar import CalendarEntry
-from gpusched.model.cluster import Allocation
 from gpusched.model.job import JobSpec
-from gpusched.model.snapshot import Placement, Window
+from gpusched.model.snapshot import Window
 from gpusched.model.units import format_duration
 from gpusched.policy.capacity import Refusal
-from gpusched.policy.draft import Layout, millicpus_of
 
 MOST_WINDOWS = 16
 """Windows of one entry that are looked ahead at most."""
+MOST_IN_ALL = 200
+"""Windows of all entries together, but for the next one of each, since every one costs time in each cycle."""
 YEAR_S = 366 * 86400
 """How far ahead entries are compared that do not recur for ever."""
 
@@ -31,20 +30,26 @@ _LIST = "list them with: gctl reserve"
 
 
 def windows(entries: Iterable[CalendarEntry], now: float, horizon_s: float) -> tuple[Window, ...]:
-    """Windows that overlap [now, now + horizon_s), by start and name; of each entry the first MOST_WINDOWS."""
-    found = []
+    """Windows that overlap [now, now + horizon_s), by start and name; at most so many, the soonest."""
+    found: list[Window] = []
+    later: list[Window] = []
     for entry in entries:
-        for count, start_at in enumerate(_starts(entry, now)):
+        for count, start_at in enumerate(starts(entry, now)):
             if start_at >= now + horizon_s or count == MOST_WINDOWS:
                 break
-            found.append(_window(entry, start_at))
-    found.sort(key=lambda window: (window.start_at, window.name))
-    return tuple(found)
+            (later if count else found).append(_window(entry, start_at))
+    later.sort(key=_by_start)
+    found += later[: max(0, MOST_IN_ALL - len(found))]
+    return tuple(sorted(found, key=_by_start))
+
+
+def _by_start(window: Window) -> tuple[float, str]:
+    return window.start_at, window.name
 
 
 def next_window(entry: CalendarEntry, now: float) -> Window | None:
     """The window that runs now, or else the next one to come; None when all are over."""
-    start_at = next(_starts(entry, now), None)
+    start_at = next(starts(entry, now), None)
     return None if start_at is None else _window(entry, start_at)
 
 
@@ -68,7 +73,7 @@ def _window(entry: CalendarEntry, start_at: float) -> Window:
     return Window(entry.name, start_at, start_at + entry.duration_s, entry.held, entry.users, entry.accounts)
 
 
-def _starts(entry: CalendarEntry, now: float) -> Iterator[float]:
+def starts(entry: CalendarEntry, now: float) -> Iterator[float]:
     """Starts of the occurrences that are not over, in order; without end when the entry recurs for ever."""
     number = _first_after(entry, now)
     while (start_at := _start(entry, number)) is not None:
@@ -150,114 +155,6 @@ def _can_ever_meet(one: CalendarEntry, other: CalendarEntry) -> bool:
     step = gcd(one.every_s, other.every_s)
     behind = (other.start_at - one.start_at) % step
     return behind < one.duration_s or step - behind < other.duration_s
-
-
-# --- what stands in the way of a new one ----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """One thing in the way of a new entry: another entry, or a running job."""
-
-    text: str
-    name: str | None = None
-    """The other entry."""
-    job_id: int | None = None
-
-
-def conflicts(
-    entry: CalendarEntry,
-    entries: Iterable[CalendarEntry],
-    allocations: Iterable[Allocation],
-    layout: Layout,
-    now: float,
-) -> tuple[Conflict, ...]:
-    """Entries that keep the same, then cores and memory that are not there, then jobs that run too long."""
-    others = sorted((other for other in entries if other.name != entry.name), key=lambda other: other.name)
-    found = []
-    for other in others:
-        at = overlaps(entry, other, now)
-        if at is not None:
-            text = f"reservation {other.name} keeps {', '.join(shared(entry, other))} at the same time"
-            found.append(Conflict(text, name=other.name))
-    if not found:
-        found.extend(_overbooked(entry, others, layout, now))
-    return (*found, *_jobs_in_the_way(entry, allocations, layout, now))
-
-
-def _overbooked(
-    entry: CalendarEntry, others: Iterable[CalendarEntry], layout: Layout, now: float
-) -> Iterator[Conflict]:
-    """Nodes on which this entry and others that run at the same time keep more than there is."""
-    meeting = [other for other in others if meet_at(entry, other, now) is not None]
-    for place in entry.held:
-        number = layout.node_number(place.node)
-        if number is None:
-            continue
-        there = [(other, theirs) for other in meeting for theirs in other.held if theirs.node == place.node]
-        room = (layout.millicpus[number], layout.mem_mib[number])
-        if _fits(room, [place, *(theirs for _, theirs in there)]):
-            continue
-        for start_at in _busy_instants(entry, [other for other, _ in there], now):
-            running = [(other, theirs) for other, theirs in there if active(other, start_at) is not None]
-            if not _fits(room, [place, *(theirs for _, theirs in running)]):
-                names = ", ".join(dict.fromkeys(other.name for other, _ in running))
-                what = f"node {place.node} has not that many cores and that much memory"
-                yield Conflict(f"{what} beside reservation {names}" if names else what, name=names or None)
-                break
-
-
-def _busy_instants(entry: CalendarEntry, others: Iterable[CalendarEntry], now: float) -> Iterator[float]:
-    """Starts within a year at which what is kept while the entry runs is at its most."""
-    until_at = max(now, entry.start_at) + YEAR_S
-    for one in (entry, *others):
-        for start_at in _starts(one, now):
-            if start_at >= until_at:
-                break
-            if active(entry, start_at) is not None:
-                yield start_at
-
-
-def _fits(room: tuple[int, int], places: Iterable[Placement]) -> bool:
-    kept = list(places)
-    return sum(millicpus_of(place.cpus) for place in kept) <= room[0] and sum(p.mem_mib for p in kept) <= room[1]
-
-
-def _jobs_in_the_way(
-    entry: CalendarEntry, allocations: Iterable[Allocation], layout: Layout, now: float
-) -> Iterator[Conflict]:
-    """Running jobs that may still hold what the entry keeps when its next window begins."""
-    window = next_window(entry, now)
-    if window is None:
-        return
-    late = [held for held in allocations if held.expected_end_at is None or held.expected_end_at > window.start_at]
-    named = set()
-    for place in entry.held:
-        cards = {share.uuid for share in place.gpus}
-        number = layout.node_number(place.node)
-        there = [held for held in late if held.node == place.node]
-        is_tight = number is not None and not _leaves_room(there, place, layout, number)
-        for held in there:
-            is_on_card = any(share.uuid in cards for share in held.gpus)
-            takes_room = is_tight and (held.cpus > 0 or held.mem_mib > 0)
-            if (is_on_card or takes_room or place.is_exclusive) and held.job_id not in named:
-                named.add(held.job_id)
-                yield Conflict(_too_long(held, window.start_at), job_id=held.job_id)
-
-
-def _leaves_room(there: Iterable[Allocation], place: Placement, layout: Layout, number: int) -> bool:
-    held = list(there)
-    millicpus = sum(millicpus_of(one.cpus) for one in held) + millicpus_of(place.cpus)
-    return millicpus <= layout.millicpus[number] and (
-        sum(one.mem_mib for one in held) + place.mem_mib <= layout.mem_mib[number]
-    )
-
-
-def _too_long(held: Allocation, start_at: float) -> str:
-    job = f"job {held.job_id}" + (f" of {held.user}" if held.user else "")
-    if held.expected_end_at is None:
-        return f"{job} has no time limit"
-    return f"{job} may run until {format_duration(held.expected_end_at - start_at)} after the start"
 
 
 # --- whom they admit ----------------------------------------------------------------------------

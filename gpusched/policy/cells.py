@@ -1,10 +1,10 @@
 """Guarantees of whole groups of linked cards, kept so that they can be granted whenever they are wanted.
 
-A cell is a number of cards of one group; cards are of one group when they are linked with each other, or, for
-want of links, when they are like cards next to the same memory. A job that could be made to give way never
-stands between a queue and its cells. Any other job is turned away from a place if, with it there, no way would
-be left to give every queue all of its cells at once: on cards that are free, that hold jobs which can be made
-to give way, or that jobs of the same queue hold already.
+A cell is a number of cards of one group: cards that are linked with each other, or, on a node without links,
+that are next to the same memory. A job that could be made to give way never stands between a queue and its
+cells. Any other job is turned away from a place if, with it there, no way would be left to give every queue all
+of its cells at once: on cards that are free, that hold jobs which can be made to give way, or that jobs of the
+same queue hold already.
 
 A group gives each queue what is the more, the cards that its jobs hold there or the cells that it is to have
 there; all of this together must be no more than the cards of the group. Since cards of a group are alike, a
@@ -17,32 +17,13 @@ is of a level of a tree of links; here there are two levels, the card and the gr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.draft import Booking, Card, Layout
+from gpusched.policy.cell_search import NOBODY, Cell, can_give, givable, groups_of, hardest_first
+from gpusched.policy.draft import Booking, Layout
 from gpusched.policy.placement import Guard
-
-_MOST_STEPS = 5000
-"""Steps of one search for a way to give all cells; after them there is taken to be none."""
-
-_NOBODY = ""
-"""In the place of a queue without cells, or of several queues on one card."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A promise to one queue: so many linked cards, on this node or on any."""
-
-    queue: str
-    size: int
-    node: str | None = None
-
-    @property
-    def text(self) -> str:
-        """As the settings say it."""
-        return str(self.size) if self.node is None else f"{self.node}:{self.size}"
 
 
 def read_cell(queue: str, text: str) -> Cell:
@@ -66,111 +47,7 @@ def cells_of(queues: Mapping[str, QueueSettings]) -> tuple[Cell, ...]:
                 found.append(read_cell(name, text))
             except ValueError:
                 continue
-    return tuple(sorted(found, key=_hardest_first))
-
-
-def _hardest_first(cell: Cell) -> tuple[bool, int, str, str]:
-    return cell.node is None, -cell.size, cell.queue, cell.node or ""
-
-
-# --- groups -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Cards of one node that are linked with each other; one alone is a group too."""
-
-    node: str
-    cards: frozenset[int]
-
-
-def groups_of(layout: Layout, *, as_built: bool = False) -> tuple[Group, ...]:
-    """The groups of all cards that can be given to a job now, or that are there at all."""
-    found: dict[tuple[object, ...], list[int]] = {}
-    for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
-        for card in cards:
-            if card.view.is_present and (as_built or _is_usable(card, node.why_not or node.gpu_error)):
-                found.setdefault((node.name, *_bond(card)), []).append(card.number)
-    return tuple(Group(str(key[0]), frozenset(cards)) for key, cards in found.items())
-
-
-def _is_usable(card: Card, node_why_not: str | None) -> bool:
-    return node_why_not is None and card.view.why_not is None and card.view.why_not_whole is None
-
-
-def _bond(card: Card) -> tuple[object, ...]:
-    view = card.view
-    if view.link_group is not None:
-        return "link", view.link_group
-    return ("card", card.number) if view.numa is None else ("memory", view.numa, card.model)
-
-
-# --- whether all cells can be given -----------------------------------------------------------------
-
-
-class _Search:
-    """Looks for a way to give cells, with the queues' own jobs where they are."""
-
-    def __init__(self, groups: Sequence[Group], users: Mapping[int, str]) -> None:
-        self._nodes = [group.node for group in groups]
-        held = [Counter(users[card] for card in group.cards if card in users) for group in groups]
-        self._room = [len(group.cards) - counts.total() for group, counts in zip(groups, held, strict=True)]
-        """Cards that nobody holds for good and no cell has."""
-        self._own = [{queue: counts[queue] for queue in counts if queue != _NOBODY} for counts in held]
-        """Cards that a queue's jobs hold and that are in none of its cells yet."""
-        self._steps = 0
-
-    def can_give(self, cells: Sequence[Cell]) -> bool:
-        """Whether all of them can be given at once."""
-        self._steps = 0
-        return self._give(cells, 0)
-
-    def _give(self, cells: Sequence[Cell], at: int) -> bool:
-        if at == len(cells):
-            return True
-        cell = cells[at]
-        for _, _, number in self._choices(cell):
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                return False
-            own, room = self._own[number], self._room[number]
-            before = own.get(cell.queue, 0)
-            taken = max(0, cell.size - before)
-            own[cell.queue], self._room[number] = max(0, before - cell.size), room - taken
-            if self._give(cells, at + 1):
-                return True
-            own[cell.queue], self._room[number] = before, room
-        return False
-
-    def _choices(self, cell: Cell) -> list[tuple[int, int, int]]:
-        """Groups with room, those first where the queue's own jobs are, then the tightest; like ones once."""
-        seen = set()
-        choices = []
-        for number, node in enumerate(self._nodes):
-            own = self._own[number]
-            taken = max(0, cell.size - own.get(cell.queue, 0))
-            if taken > self._room[number] or cell.node not in (None, node):
-                continue
-            mark = (node, self._room[number], tuple(sorted((queue, cards) for queue, cards in own.items() if cards)))
-            if mark not in seen:
-                seen.add(mark)
-                choices.append((taken, self._room[number] - taken, number))
-        return sorted(choices)
-
-
-def _can_give(groups: Sequence[Group], users: Mapping[int, str], cells: Sequence[Cell]) -> bool:
-    return _Search(groups, users).can_give(cells)
-
-
-def _givable(groups: Sequence[Group], users: Mapping[int, str], cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """All cells, or as many as can be given, those that are hard to give first."""
-    if _can_give(groups, users, cells):
-        return tuple(cells)
-    kept: list[Cell] = []
-    for cell in cells:
-        if _can_give(groups, users, [*kept, cell]):
-            kept.append(cell)
-    return tuple(kept)
+    return tuple(sorted(found, key=hardest_first))
 
 
 # --- the guard ----------------------------------------------------------------------------------
@@ -250,26 +127,26 @@ class CellGuard:
 
     def _look(self, owner: str, cards: frozenset[int]) -> str | None:
         if self._promised is None:
-            self._promised = _givable(self._groups, self._users(), self._cells)
+            self._promised = givable(self._groups, self._users(), self._cells)
         users = self._users(owner, cards)
-        if _can_give(self._groups, users, self._promised):
+        if can_give(self._groups, users, self._promised):
             return None
-        left = Counter(self._promised) - Counter(_givable(self._groups, users, self._promised))
+        left = Counter(self._promised) - Counter(givable(self._groups, users, self._promised))
         # A promise to others is the better reason.
-        lost = min(left, key=lambda cell: (cell.queue == owner, _hardest_first(cell)), default=None)
+        lost = min(left, key=lambda cell: (cell.queue == owner, hardest_first(cell)), default=None)
         if lost is None:
             return "its GPUs are linked with others that are promised together"
         where = "" if lost.node is None else f" on {lost.node}"
         gpus = "1 GPU" if lost.size == 1 else f"{lost.size} linked GPUs"
         return f"queue {lost.queue} is promised {gpus}{where} and could not have them any more"
 
-    def _users(self, owner: str = _NOBODY, more: frozenset[int] = frozenset()) -> dict[int, str]:
+    def _users(self, owner: str = NOBODY, more: frozenset[int] = frozenset()) -> dict[int, str]:
         users = {}
         for card in self._holders.keys() | more:
             queues = set(self._holders.get(card, ()))
             if card in more:
                 queues.add(owner)
-            users[card] = queues.pop() if len(queues) == 1 else _NOBODY
+            users[card] = queues.pop() if len(queues) == 1 else NOBODY
         return users
 
     def _owner(self, queue: str) -> str:
@@ -303,7 +180,7 @@ def _owner(queue: str, queues: Mapping[str, QueueSettings], with_cells: set[str]
             return at
         passed.add(at)
         at = queues[at].parent if at in queues else None
-    return _NOBODY
+    return NOBODY
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -324,8 +201,8 @@ def problems(settings: Settings, layout: Layout | None = None) -> list[tuple[str
     cells = cells_of(settings.queue)
     if layout is not None and not found:
         groups = groups_of(layout, as_built=True)
-        left = Counter(cells) - Counter(_givable(groups, {}, cells))
-        for cell in sorted(left.elements(), key=_hardest_first):
+        left = Counter(cells) - Counter(givable(groups, {}, cells))
+        for cell in sorted(left.elements(), key=hardest_first):
             text = f"the group {cell.text} of queue {cell.queue} is not there beside all others that are promised"
             found.append((f"queue.{cell.queue}.cells", text))
     return found

@@ -61,7 +61,7 @@ class Inside:
             opens_at = self._next.get(name)
             if opens_at is not None:
                 return f"reservation {name} begins in {about(opens_at - now)}"
-            return f"there is no reservation {name} to come; move the job with: gctl update --reservation ''"
+            return f"there is no reservation {name} to come; let the job run outside with: gctl update JOB reservation="
         if not window.admits(key.user, key.account):
             return f"reservation {name} is not for {key.user} under account {key.account}"
         if end_at > window.end_at:

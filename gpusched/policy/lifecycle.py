@@ -1,19 +1,7 @@
-"""The state machine of a job: events in, new values out.
+"""The life of a job: events in, new values out.
 
-                          SUSPENDED
-                           ^     |
-                      suspend   resume
-                           |     v
-    PENDING ----start----> RUNNING ----stop, preempt, leftovers, GPUs not clean----> COMPLETING
-       ^                      |                                                          |
-       |                      +------------------> finish <------------------------------+
-       |                                             |
-       +--- retry, requeue, never started -----------+----> a final state
-
-A run that is SUSPENDED may come to its end in every way in which one that is RUNNING may.
-
-Every function takes values and returns new ones, with the lines that belong into the job's story.
-`TRANSITIONS` lists every legal move; anything else raises BrokenInvariant. A final state never moves.
+Every function takes values and returns new ones, with the lines that belong into the job's story. Where a job may
+move from each state, and how that looks, is in `transitions`; how runs make room and stand still is in `yielding`.
 """
 
 from __future__ import annotations
@@ -36,49 +24,9 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration
 from gpusched.policy.retry import backoff_s, failure_of, wants_retry
-
-_ENDS = (
-    JobState.COMPLETED,
-    JobState.FAILED,
-    JobState.CANCELLED,
-    JobState.TIMEOUT,
-    JobState.OUT_OF_MEMORY,
-    JobState.NODE_FAIL,
-    JobState.PREEMPTED,
-)
+from gpusched.policy.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
 
 _ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED)
-_LIVE = (JobState.RUNNING, JobState.SUSPENDED)
-
-TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
-    {
-        (JobState.PENDING, JobState.RUNNING),
-        (JobState.PENDING, JobState.CANCELLED),
-        (JobState.PENDING, JobState.DEADLINE),
-        (JobState.RUNNING, JobState.SUSPENDED),
-        (JobState.SUSPENDED, JobState.RUNNING),
-        *((live, JobState.COMPLETING) for live in _LIVE),
-        *((live, JobState.PENDING) for live in (*_LIVE, JobState.COMPLETING)),
-        *((live, end) for live in (*_LIVE, JobState.COMPLETING) for end in _ENDS),
-    }
-)
-
-Step = tuple[Job, Run, tuple[JobEvent, ...]]
-
-
-def check_transition(job: Job, to: JobState) -> None:
-    """Raises: BrokenInvariant, with the job's story, when the job may not move there."""
-    if (job.state, to) not in TRANSITIONS:
-        raise BrokenInvariant(f"job {job.id} cannot go from {job.state} to {to} ({_story(job)})")
-
-
-def _story(job: Job) -> str:
-    parts = [f"submitted at {job.submit_at:.3f}", f"run {job.run}"]
-    for name in ("start_at", "end_at", "cancel_at", "hold", "exit_code", "signal", "reason"):
-        value = getattr(job, name)
-        if value is not None:
-            parts.append(f"{name} {value}")
-    return ", ".join([*parts, f"failures {job.failures}", f"requeues {job.requeues}"])
 
 
 def start_run(
@@ -91,7 +39,7 @@ def start_run(
 ) -> Step:
     """Record the intent to start the job's next run on this placement."""
     if job.state is not JobState.PENDING:
-        raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({_story(job)})")
+        raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({story_of(job)})")
     run = Run(
         job_id=job.id,
         number=job.run + 1,
@@ -128,7 +76,7 @@ def _where(placement: Placement) -> str:
 
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
     """The run lives. The job itself is returned unchanged: its start was recorded with the intent."""
-    _check_open(job, run)
+    check_open(job, run)
     run = replace(
         run,
         state=RunState.RUNNING,
@@ -142,8 +90,8 @@ def run_started(job: Job, run: Run, event: RunStarted) -> Step:
 
 def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     """The run is being ended: the job is COMPLETING until its end comes."""
-    _check_open(job, run)
-    if job.state not in _LIVE:
+    check_open(job, run)
+    if job.state not in LIVE:
         return job, run, ()
     words = {
         "cancel": "is being cancelled",
@@ -153,24 +101,24 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "leftovers": "its first process ended; waiting for others that it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
-    return _completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
+    return completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
 
 
 def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
     """The run stands still. Job and run are returned unchanged: it was recorded when it was decided."""
-    _check_open(job, run)
+    check_open(job, run)
     return job, run, (JobEvent(job.id, event.at, "note", "none of its processes moves", run.number),)
 
 
 def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
     """The run moves again; how long it has stood still is now known to the millisecond."""
-    _check_open(job, run)
+    check_open(job, run)
     return job, replace(run, suspended_s=event.suspended_s), ()
 
 
 def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool) -> Step:
     """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called."""
-    _check_open(job, run)
+    check_open(job, run)
     outcome, reason, text = _judge(job, event)
     run = replace(
         run,
@@ -195,8 +143,8 @@ def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: floa
     if gpus_clean:
         job, more = finish(job, run, settings, now)
         return job, run, (*events, *more)
-    if job.state in _LIVE:
-        job = _completing(job)
+    if job.state in LIVE:
+        job = completing(job)
     return job, run, tuple(events)
 
 
@@ -247,7 +195,7 @@ def run_lost(
 
     As for `run_ended`, the job moves on when its GPUs are clean.
     """
-    _check_open(job, run)
+    check_open(job, run)
     rebooted = boot_id is not None and boot_id != run.boot_id
     run = replace(
         run,
@@ -256,14 +204,14 @@ def run_lost(
         outcome=JobState.NODE_FAIL,
         reason=ReasonCode.NODE_DOWN if rebooted else ReasonCode.SUPERVISOR_LOST,
         reason_text=event.detail,
-        suspended_s=run.suspended_s + _still_s(job, event.at),
+        suspended_s=run.suspended_s + still_s(job, event.at),
     )
     lost = JobEvent(job.id, event.at, "ended", f"{run.outcome}: {event.detail}", run.number)
     if gpus_clean:
         job, events = finish(job, run, settings, now)
         return job, run, (lost, *events)
-    if job.state in _LIVE:
-        job = _completing(job)
+    if job.state in LIVE:
+        job = completing(job)
     return job, run, (lost,)
 
 
@@ -273,7 +221,7 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     The run's number is not used again. The next try comes no sooner than one poll after this one, so
     that an engine which cannot start anything does not spin.
     """
-    _check_open(job, run)
+    check_open(job, run)
     text = f"was not started: {event.detail}"
     run = replace(
         run,
@@ -289,7 +237,7 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     if job.cancel_at is not None:
         return _end(job, JobState.CANCELLED, run), run, (requeued,)
     job = replace(
-        _move(job, JobState.PENDING),
+        move(job, JobState.PENDING),
         eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
         reason=None,
         reason_text=text,
@@ -306,7 +254,7 @@ def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tup
     """
     failure = failure_of(run)
     if run.outcome is None or run.end_at is None:
-        raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({_story(job)})")
+        raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({story_of(job)})")
     rule = job.spec.retry
     job = replace(
         job,
@@ -325,7 +273,7 @@ def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tup
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
         job = replace(
-            _move(job, JobState.PENDING),
+            move(job, JobState.PENDING),
             eligible_at=now,
             requeues=job.requeues + is_lost,
             is_front=is_preempted,
@@ -336,9 +284,7 @@ def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tup
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
         wait_s = backoff_s(rule, job.failures + 1, job.id)
-        job = replace(
-            _move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s)
-        )
+        job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
         text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
         return job, (JobEvent(job.id, now, "retry", text, run.number),)
     if is_lost and job.cancel_at is not None:
@@ -353,70 +299,22 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """
     text = f"cancelled by {by}"
     if job.state is JobState.PENDING:
-        job = replace(_move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        job = replace(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
         return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
         return job, ()
     if job.state is not JobState.COMPLETING:
-        job = _completing(job)
+        job = completing(job)
     job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
-
-
-def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Have a job's run make room: it is COMPLETING until the run has ended, and then waits again.
-
-    One that does not accept to be run again ends as PREEMPTED. One that is being ended already is left alone.
-    `text` says for whom, in words that follow "preempted: ".
-    """
-    return _make_room(job, now, ReasonCode.PREEMPTED, text, f"preempted: {text}")
-
-
-def requeue(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """As `preempt`, for somebody who wants the job to begin anew."""
-    text = f"requeued by {by}"
-    return _make_room(job, now, ReasonCode.REQUEUED, text, text)
-
-
-def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    if job.state is JobState.COMPLETING:
-        return job, ()
-    job = replace(_completing(job), preempt_at=now, reason=reason, reason_text=text)
-    return job, (JobEvent(job.id, now, "stopping", told, job.run),)
-
-
-def counts_for_usage(run: Run) -> bool:
-    """Whether an ended run is charged: not when the policy took its resources, so that its work was lost.
-
-    A run that its owner had requeued is charged: the time was the owner's to use.
-    """
-    return run.reason is not ReasonCode.PREEMPTED
-
-
-def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Let a running job stand still. `by` is `user` or `policy`, `text` says why; a second time changes nothing."""
-    if job.state is JobState.SUSPENDED:
-        return job, ()
-    reason = ReasonCode.PREEMPTED if by == "policy" else None
-    job = replace(_move(job, JobState.SUSPENDED), suspended_at=now, suspended_by=by, reason=reason, reason_text=text)
-    return job, (JobEvent(job.id, now, "suspended", text, job.run),)
-
-
-def resume(job: Job, run: Run, now: float, text: str) -> Step:
-    """Let a job that stands still go on. The run's account of it is put right when the engine has told."""
-    if job.state is not JobState.SUSPENDED:
-        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot go on ({_story(job)})")
-    run = replace(run, suspended_s=run.suspended_s + _still_s(job, now))
-    job = replace(_move(job, JobState.RUNNING), suspended_at=None, suspended_by=None, reason=None, reason_text=None)
-    return job, run, (JobEvent(job.id, now, "resumed", text, run.number),)
 
 
 def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """End a pending job whose dependency can no longer come true."""
     if job.state is not JobState.PENDING:
-        raise BrokenInvariant(f"job {job.id} is {job.state} and depends on nothing any more ({_story(job)})")
+        raise BrokenInvariant(f"job {job.id} is {job.state} and depends on nothing any more ({story_of(job)})")
     job = replace(
-        _move(job, JobState.CANCELLED),
+        move(job, JobState.CANCELLED),
         end_at=now,
         reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED,
         reason_text=text,
@@ -443,7 +341,7 @@ def past_deadline(job: Job, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
     text = "its deadline has passed"
     if limit is not None:
         text = f"can no longer end by its deadline: its time limit is {format_duration(limit)}"
-    job = replace(_move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
+    job = replace(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 
@@ -460,37 +358,15 @@ def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
     return replace(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
 
 
-def _move(job: Job, to: JobState) -> Job:
-    check_transition(job, to)
-    return replace(job, state=to)
-
-
-def _completing(job: Job) -> Job:
-    """What stands still is let go on to its end. One that made room has no cores of its own any more."""
-    by = "policy" if job.suspended_by == "policy" else None
-    return replace(_move(job, JobState.COMPLETING), suspended_at=None, suspended_by=by)
-
-
-def _still_s(job: Job, now: float) -> float:
-    return 0.0 if job.suspended_at is None else max(0.0, now - job.suspended_at)
-
-
 def _end(job: Job, to: JobState, run: Run) -> Job:
     """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
-    job = replace(_move(job, to), end_at=run.end_at)
+    job = replace(move(job, to), end_at=run.end_at)
     if to is JobState.CANCELLED and run.reason is not ReasonCode.CANCELLED_BY_USER:
         text = f"cancelled; its last run: {run.reason_text}"
         job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job
 
 
-def _check_open(job: Job, run: Run) -> None:
-    is_current = run.job_id == job.id and run.number == job.run
-    has_run = job.state in (*_LIVE, JobState.COMPLETING)
-    if not is_current or not has_run or run.state is RunState.ENDED:
-        raise BrokenInvariant(f"run {run.id} ({run.state}) has news, but job {job.id} is {job.state} ({_story(job)})")
-
-
 def _check_active(job: Job, word: str) -> None:
     if job.state.is_final:
-        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be {word} ({_story(job)})")
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be {word} ({story_of(job)})")

@@ -5,11 +5,13 @@ Values are frozen, so nothing is copied. Nothing survives the object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
+from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import RunState
@@ -155,6 +157,39 @@ class MemoryStore:
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
         return self._payloads[sha]
+
+    def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
+        """What the runs of these jobs held between two instants."""
+        sizes = {
+            gpu.uuid: gpu.vram_total_mib
+            for reading in self.inventory.values()
+            for gpu in reading.gpus
+            if gpu.vram_total_mib is not None
+        }
+        sums: dict[str, UsageSum] = {}
+        for job in self.jobs(replace(wanted, since=since, limit=None)):
+            inside = [
+                run
+                for run in self._runs.get(job.id, {}).values()
+                if run.start_at is not None and run.start_at < now and (run.end_at is None or run.end_at >= since)
+            ]
+            if inside:
+                name = group_of(job, by)
+                total = sums.setdefault(name, UsageSum(name))
+                total.jobs += 1
+                for run in inside:
+                    self._add(total, job, run, since, now, sizes)
+        return [sums[name] for name in sorted(sums)]
+
+    def _add(self, total: UsageSum, job: Job, run: Run, since: float, now: float, sizes: Mapping[str, int]) -> None:
+        seconds = seconds_in(run, since, now, job.suspended_at)
+        total.runs += 1
+        total.gpu_s += seconds * cards_in(run.gpus, sizes)
+        total.cpu_s += seconds * run.cpus
+        total.mem_mib_s += seconds * run.mem_mib
+        if run.number == 1 and run.start_at is not None and run.start_at >= since:
+            total.started += 1
+            total.wait_s += max(0.0, run.start_at - job.queued_at)
 
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from json import dumps
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
+from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.snapshot import Usage
 from gpusched.ports import Changes, JobFilter
@@ -161,18 +162,7 @@ class SqliteStore:
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
         """Jobs of the whole table, final ones included, by ascending id."""
-        conditions: list[str] = []
-        values: list[str | float] = []
-        for column, words in (
-            ("id", sorted(wanted.ids)),
-            ("state", sorted(state.value for state in wanted.states)),
-            ("user", sorted(map(codec.pack_text, wanted.users))),
-            ("name", sorted(map(codec.pack_text, wanted.names))),
-            ("queue", sorted(map(codec.pack_text, wanted.queues))),
-        ):
-            if words:
-                conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
-                values.append(dumps(words))
+        conditions, values = _conditions(wanted)
         if wanted.since is not None:
             conditions.append("(end_at IS NULL OR end_at >= ?)")
             values.append(wanted.since)
@@ -198,6 +188,23 @@ class SqliteStore:
         if not found:
             raise KeyError(sha)
         return bytes(found[0])
+
+    def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
+        """What the runs of these jobs held between two instants, summed by user, account or queue."""
+        if by not in GROUPS:
+            raise KeyError(by)
+        conditions, values = _conditions(wanted)
+        # Parameters by name and by place do not mix: the places get numbers as names.
+        conditions = [one.replace("?", f":v{place}") for place, one in enumerate(conditions)]
+        where = " AND ".join([*conditions, "(end_at IS NULL OR end_at >= :since)"])
+        named = {**{f"v{place}": value for place, value in enumerate(values)}, "since": since, "now": now}
+        sizes = dict(self._rows(tuple, sql.CARD_SIZES))
+        sums: dict[str, UsageSum] = {}
+        for row in self._rows(tuple, sql.USAGE_SUMS.format(by=by, where=where), named):
+            _add(sums, row, sizes)
+        for name, jobs in self._rows(tuple, sql.USAGE_JOBS.format(by=by, where=where), named):
+            sums[codec.unpack_text(name)].jobs = jobs
+        return [sums[name] for name in sorted(sums)]
 
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
@@ -263,10 +270,12 @@ class SqliteStore:
         except (sqlite3.Error, OSError, OverflowError, ValueError, TypeError) as error:
             raise failures.explain(error, self._path) from error
 
-    def _rows(self, make: Callable[[codec.Row], T], query: str, values: Iterable[Any] = ()) -> list[T]:
+    def _rows(
+        self, make: Callable[[codec.Row], T], query: str, values: Iterable[Any] | Mapping[str, Any] = ()
+    ) -> list[T]:
         """Every row of an answer as a value. Raises: StoreBroken for one that makes no sense."""
         try:
-            cursor = self._db.execute(query, tuple(values))
+            cursor = self._db.execute(query, values if isinstance(values, Mapping) else tuple(values))
         except (sqlite3.Error, OverflowError) as error:
             raise failures.explain(error, self._path) from error
         made = []
@@ -278,6 +287,23 @@ class SqliteStore:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise failures.corrupt(self._path, f"a record that begins {row[:2]} cannot be read: {error}") from error
         return made
+
+
+def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
+    """Of the words that a filter names; a list goes as one JSON document."""
+    conditions: list[str] = []
+    values: list[str | float] = []
+    for column, words in (
+        ("id", sorted(wanted.ids)),
+        ("state", sorted(state.value for state in wanted.states)),
+        ("user", sorted(map(codec.pack_text, wanted.users))),
+        ("name", sorted(map(codec.pack_text, wanted.names))),
+        ("queue", sorted(map(codec.pack_text, wanted.queues))),
+    ):
+        if words:
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            values.append(dumps(words))
+    return conditions, values
 
 
 def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
@@ -304,6 +330,19 @@ def _make_private(path: str) -> None:
 
 def _first(row: codec.Row) -> Any:
     return row[0]
+
+
+def _add(sums: dict[str, UsageSum], row: codec.Row, sizes: Mapping[str, int]) -> None:
+    """Add a row of USAGE_SUMS to the sums of its name."""
+    packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started = row
+    name = codec.unpack_text(packed)
+    found = sums.setdefault(name, UsageSum(name))
+    found.runs += runs
+    found.gpu_s += seconds * cards_in(codec.unpack_gpus(gpus), sizes)
+    found.cpu_s += cpu_s
+    found.mem_mib_s += mem_mib_s
+    found.wait_s += wait_s
+    found.started += started
 
 
 def _texts(row: codec.Row) -> tuple[str, str]:

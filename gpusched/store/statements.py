@@ -56,6 +56,35 @@ PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 
+CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"
+# Only jobs that had not ended before are looked at, by their index; runs are grouped by what they hold of GPUs, of
+# which there are few kinds, so that no list of cards is read twice.
+USAGE_SUMS = """
+    WITH picked AS MATERIALIZED (
+        SELECT id, {by} AS name, queued_at, suspended_at FROM jobs WHERE {where}
+    ), held AS (
+        SELECT name, number, gpus, cpus, mem_mib, start_at, queued_at,
+            max(0.0, min(coalesce(end_at, :now), :now) - max(start_at, :since)) AS inside_s,
+            coalesce(end_at, :now) - start_at AS whole_s,
+            suspended_s + iif(end_at IS NULL, max(0.0, :now - coalesce(suspended_at, :now)), 0.0) AS still_s
+        FROM picked CROSS JOIN runs ON job_id = id
+        WHERE start_at < :now AND (end_at IS NULL OR end_at >= :since)
+    ), moved AS (
+        SELECT *, iif(whole_s > 0, inside_s * max(0.0, 1.0 - still_s / whole_s), 0.0) AS seconds,
+            iif(number = 1 AND start_at >= :since, max(0.0, start_at - queued_at), NULL) AS wait_s
+        FROM held
+    )
+    SELECT name, gpus, count(*), total(seconds), total(seconds * cpus), total(seconds * mem_mib),
+        total(wait_s), count(wait_s)
+    FROM moved GROUP BY name, gpus
+"""
+USAGE_JOBS = """
+    SELECT {by}, count(*) FROM jobs
+    WHERE {where} AND EXISTS (
+        SELECT 1 FROM runs WHERE job_id = id AND start_at < :now AND (runs.end_at IS NULL OR runs.end_at >= :since))
+    GROUP BY {by}
+"""
+
 SEE_NODE = """
     INSERT INTO nodes (name, driver_version, first_seen_at, last_seen_at) VALUES (:name, :driver, :at, :at)
     ON CONFLICT (name) DO UPDATE SET driver_version = excluded.driver_version, last_seen_at = excluded.last_seen_at

@@ -212,7 +212,8 @@ def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -
     cards = tmp_path / "cards.json"
     stranger = {"pid": 1, "vram": "20GiB", "user": "bob", "name": "python"}
     gpu = {"name": "A100", "vram": "80GiB"}
-    cards.write_text(json.dumps({"gpus": [gpu, {**gpu, "processes": [stranger]}, gpu]}))
+    linked = {**gpu, "link_group": 0, "numa": 1}
+    cards.write_text(json.dumps({"gpus": [linked, {**linked, "processes": [stranger]}, gpu]}))
     own.env["GPUSCHED_FAKE_GPUS"] = str(cards)
     job_id = running(own, "-g", "1")
     own.ok("gctl", "drain", "2", "-m", "fan is broken")
@@ -220,6 +221,7 @@ def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -
     assert set(document) >= {"schema_version", "nodes", "gpus", "queues"}
     assert all(set(card) >= GPU_KEYS for card in document["gpus"])
     first, second, third = document["gpus"]
+    assert [(card["link_group"], card["numa"]) for card in document["gpus"]] == [(0, 1), (0, 1), (None, None)]
     assert (first["state"], first["jobs"], first["vram_booked_mib"]) == ("allocated", [job_id], 81920)
     assert [(process["pid"], process["user"], process["vram_mib"]) for process in second["foreign"]] == [
         (1, "bob", 20480)

@@ -94,3 +94,14 @@ def test_the_worker_and_the_tracker_agree_with_the_source(source: NvmlSource) ->
         if not gpu.mig_enabled and gpu.compute_mode == 0:
             assert view.why_not is None
             assert view.vram_total_mib == (gpu.vram_total_mib or 0) - gpu.vram_reserved_mib
+
+
+def test_links_and_memory_are_sane(source: NvmlSource) -> None:
+    first, second = source.read().gpus, source.read().gpus
+    assert [(gpu.link_group, gpu.numa) for gpu in first] == [(gpu.link_group, gpu.numa) for gpu in second]
+    groups = [gpu.link_group for gpu in first if gpu.link_group is not None]
+    for group in groups:
+        # A group is named after its lowest card, and nobody is linked alone.
+        assert group == min(gpu.index for gpu in first if gpu.link_group == group)
+        assert groups.count(group) > 1
+    assert all(gpu.numa is None or 0 <= gpu.numa < 1024 for gpu in first)

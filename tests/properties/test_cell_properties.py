@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.cells import Cell, CellGuard, cells_of, problems
+from gpusched.policy.cell_search import Cell
+from gpusched.policy.cells import CellGuard, cells_of, problems
 from gpusched.policy.draft import Booking, Layout, Part
 from gpusched.testing import gpu_view, node
 
@@ -27,6 +28,9 @@ class Lab:
     """Queue, cards, whether it can be made to give way."""
 
     def __post_init__(self) -> None:
+        if set(self.sizes) == {1}:
+            # Where no card is linked, all cards of the node are alike.
+            self.sizes = (len(self.sizes),)
         group_of = [group for group, size in enumerate(self.sizes) for _ in range(size)]
         counts = dict(enumerate(self.sizes))
         views = [

@@ -14,7 +14,7 @@ from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.policy import lifecycle
+from gpusched.policy import lifecycle, transitions, yielding
 from gpusched.testing import NOW, job, share
 
 SETTINGS = Settings()
@@ -53,7 +53,7 @@ class JobLife(RuleBasedStateMachine):
         """Check one move and make it."""
         before, told = self.job, list(events)
         if after.state is not before.state:
-            assert (before.state, after.state) in lifecycle.TRANSITIONS
+            assert (before.state, after.state) in transitions.TRANSITIONS
             assert not before.state.is_final
         if after.state is JobState.PENDING and before.state is not JobState.PENDING:
             assert not self.cancelled
@@ -152,7 +152,7 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.has_open_run)
     @rule(by_owner=st.booleans())
     def preempt(self, by_owner) -> None:
-        act = lifecycle.requeue if by_owner else lifecycle.preempt
+        act = yielding.requeue if by_owner else yielding.preempt
         counts = self.job.failures, self.job.requeues, self.job.queued_at
         was_stopping = self.job.state is JobState.COMPLETING
         after, events = act(self.job, self.now, "job 12")
@@ -164,14 +164,14 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.job.state in (JobState.RUNNING, JobState.SUSPENDED))
     @rule(by=st.sampled_from(["user", "policy"]))
     def suspend(self, by) -> None:
-        self.become(*lifecycle.suspend(self.job, self.now, by, "why"))
+        self.become(*yielding.suspend(self.job, self.now, by, "why"))
         assert self.job.state is JobState.SUSPENDED
 
     @precondition(lambda self: self.job.state is JobState.SUSPENDED)
     @rule()
     def resume(self) -> None:
         before = self.run.suspended_s
-        after, run, events = lifecycle.resume(self.job, self.run, self.now, "why")
+        after, run, events = yielding.resume(self.job, self.run, self.now, "why")
         assert run.suspended_s == before + self.now - self.job.suspended_at
         self.become(after, events, run)
 

@@ -125,10 +125,11 @@ def test_cores_memory_and_all_that_is_counted_are_free_when_the_run_has_ended_ca
     assert (left.expected_end_at, left.is_stopping, left.start_at) == (NOW + 9, True, NOW + 9)
 
 
-def test_the_limit_and_the_usage_begin_later_by_the_time_that_it_stood_still() -> None:
-    made, its_run = started(time_limit_s=60)
-    world = a_world(made, replace(its_run, suspended_s=100.0))
-    assert (held(world).start_at, held(world).expected_end_at) == (NOW + 101, NOW + 161)
+def test_the_limit_begins_later_by_the_time_that_it_stood_still_and_usage_does_unless_it_kept_gpus() -> None:
+    for gpus, start_at in (((), NOW + 101), (CARDS, NOW + 1)):
+        made, its_run = started(time_limit_s=60)
+        world = a_world(made, replace(its_run, suspended_s=100.0, gpus=gpus))
+        assert (held(world).start_at, held(world).expected_end_at) == (start_at, NOW + 161)
 
 
 def test_a_run_that_stands_still_to_make_room_gives_back_its_cores_and_has_no_end() -> None:

@@ -129,6 +129,12 @@ REFUSED = {
         "there is no queue 'zzz'",
         "name one of them: -q q0, -q q1, -q q2, -q q3, -q q4, -q q5, -q q6, -q q7 and 2 more",
     ),
+    "as many queues as one reads": (
+        asks(queue="zzz"),
+        settings_of([queue(f"q{number}") for number in range(8)]),
+        "there is no queue 'zzz'",
+        "name one of them: -q q0, -q q1, -q q2, -q q3, -q q4, -q q5, -q q6, -q q7",
+    ),
     "a queue that only holds others": (
         asks(queue="lab"),
         settings_of(LAB),
@@ -261,6 +267,12 @@ REFUSED = {
         "asked for 6 GPUs on 3 nodes; a job in queue vision may hold at most 4 GPUs",
         "ask for fewer nodes, or for at most -g 4 on all of them together",
     ),
+    "a gang of two": (
+        asks(1, nodes=2),
+        settings_of([replace(VISION, max_gpus_per_job=1.0)]),
+        "asked for 2 GPUs on 2 nodes; a job in queue vision may hold at most 1 GPU",
+        "ask for fewer nodes, or for at most -g 1 on all of them together",
+    ),
     "more cores than the queue may hold": (
         asks(cpus=9.5),
         settings_of([replace(VISION, max_cpus=8.0)]),
@@ -360,6 +372,11 @@ COUNTED = {
         asks(qos="night"),
         settings_of(qos=[replace(NIGHT, max_jobs_per_user=2)]),
         ("user ann may have 2 jobs in QOS night and has 2", "wait until some have ended, or cancel some: gq -u ann"),
+    ),
+    "the first job of the user in the QOS": (
+        asks(qos="dusk"),
+        settings_of(qos=[QosSettings("dusk", max_jobs_per_user=1)]),
+        None,
     ),
     "the default QOS counts": (
         asks(),

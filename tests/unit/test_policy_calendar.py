@@ -14,6 +14,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.policy import calendar
+from gpusched.policy.conflicts import conflicts
 from gpusched.policy.draft import Layout
 from gpusched.testing import NOW, allocation, node, request, share, spec
 
@@ -82,6 +83,16 @@ def test_windows_are_in_order_of_start_and_name_and_say_what_is_kept_for_whom():
 
 def test_the_number_of_windows_of_one_entry_is_bounded():
     assert len(spans(entry(lasts=60, every_s=60), horizon=365 * DAY)) == calendar.MOST_WINDOWS
+
+
+def test_of_many_entries_the_next_window_is_seen_and_then_the_soonest():
+    entries = [entry(f"e{number:03}", begins_in=number * HOUR, every_s=DAY) for number in range(150)]
+    found = calendar.windows(entries, NOW, 365 * DAY)
+    assert len(found) == calendar.MOST_IN_ALL
+    assert {window.name for window in found} == {one.name for one in entries}
+    second = [window.start_at - NOW for window in found if window.start_at - NOW >= DAY]
+    assert sorted(second)[:3] == [DAY, DAY, DAY + HOUR]
+    assert found == tuple(sorted(found, key=lambda window: (window.start_at, window.name)))
 
 
 def test_the_next_window_is_the_one_that_runs_or_the_one_to_come():
@@ -237,7 +248,7 @@ LAYOUT = Layout(MACHINE, Settings())
 
 
 def texts(new, others=(), jobs=()):
-    return [conflict.text for conflict in calendar.conflicts(new, others, jobs, LAYOUT, NOW)]
+    return [conflict.text for conflict in conflicts(new, others, jobs, LAYOUT, NOW)]
 
 
 def busy(job_id, *cards, ends_in=None, **parts):
@@ -314,7 +325,7 @@ def test_conflicts(new, others, jobs, expected):
 
 
 def test_conflicts_name_entries_and_jobs():
-    found = calendar.conflicts(entry(), [entry("b")], [busy(7, 0)], LAYOUT, NOW)
+    found = conflicts(entry(), [entry("b")], [busy(7, 0)], LAYOUT, NOW)
     assert [(one.name, one.job_id) for one in found] == [("b", None), (None, 7)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.cells import CellGuard, cells_of, groups_of, problems, read_cell
+from gpusched.policy.cell_search import groups_of
+from gpusched.policy.cells import CellGuard, cells_of, problems, read_cell
 from gpusched.policy.draft import Booking, Layout, Part
 from gpusched.testing import gpu_view, node
 
@@ -260,20 +261,17 @@ def test_cards_that_cannot_be_given_now_are_not_counted_on(fault):
 # --- groups and queues ----------------------------------------------------------------------------
 
 
-def test_groups_are_by_link_then_by_memory_and_kind():
+def test_groups_are_by_link_else_by_memory_else_by_node():
     views = [
         gpu_view(0, link_group=0, numa=0),
         gpu_view(1, link_group=0, numa=1),
         gpu_view(2, numa=0),
-        gpu_view(3, numa=0),
-        gpu_view(4, numa=0, name="Tesla T4"),
-        gpu_view(5, numa=1),
-        gpu_view(6),
-        gpu_view(7),
+        gpu_view(3),
     ]
-    layout = Layout([node("n1", gpus=views), machine(2, name="n2")], Settings())
+    beside = [gpu_view(index, "n2", numa=numa) for index, numa in enumerate((0, 0, 1, None))]
+    layout = Layout([node("n1", gpus=views), node("n2", gpus=beside), node("n3", gpus=2)], Settings())
     found = sorted(sorted(group.cards) for group in groups_of(layout))
-    assert found == [[0, 1], [2, 3], [4], [5], [6], [7], [8, 9]]
+    assert found == [[0, 1], [2], [3], [4, 5], [6], [7], [8, 9]]
 
 
 def tree(**parents_and_cells):

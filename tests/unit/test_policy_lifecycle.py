@@ -21,7 +21,7 @@ from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import LifeSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
-from gpusched.policy import lifecycle
+from gpusched.policy import lifecycle, transitions, yielding
 from gpusched.policy.retry import backoff_s
 from gpusched.testing import NOW, job, share
 
@@ -55,26 +55,26 @@ def kinds(events: tuple[JobEvent, ...]) -> list[str]:
 
 
 def test_a_final_state_never_moves():
-    assert not [pair for pair in lifecycle.TRANSITIONS if pair[0] in FINAL_STATES]
+    assert not [pair for pair in transitions.TRANSITIONS if pair[0] in FINAL_STATES]
 
 
 def test_every_move_leads_somewhere_else_and_to_a_state_that_can_be_left_or_is_final():
-    left = {one for one, _ in lifecycle.TRANSITIONS}
+    left = {one for one, _ in transitions.TRANSITIONS}
     assert left <= ACTIVE_STATES
-    assert all(one is not other for one, other in lifecycle.TRANSITIONS)
-    assert {other for _, other in lifecycle.TRANSITIONS} <= left | FINAL_STATES
+    assert all(one is not other for one, other in transitions.TRANSITIONS)
+    assert {other for _, other in transitions.TRANSITIONS} <= left | FINAL_STATES
 
 
 def test_a_move_that_is_not_in_the_table_raises_with_the_story():
     done = job(7, state=JobState.COMPLETED, start_at=5.0, end_at=9.0, run=3, failures=1)
     with pytest.raises(BrokenInvariant, match=r"job 7 cannot go from COMPLETED to RUNNING") as error:
-        lifecycle.check_transition(done, JobState.RUNNING)
+        transitions.check_transition(done, JobState.RUNNING)
     assert "run 3, start_at 5.0, end_at 9.0, failures 1, requeues 0" in str(error.value)
 
 
-@pytest.mark.parametrize(("one", "other"), sorted(lifecycle.TRANSITIONS))
+@pytest.mark.parametrize(("one", "other"), sorted(transitions.TRANSITIONS))
 def test_a_move_that_is_in_the_table_passes(one, other):
-    lifecycle.check_transition(job(state=one), other)
+    transitions.check_transition(job(state=one), other)
 
 
 # --- start ------------------------------------------------------------------------------------------
@@ -576,13 +576,13 @@ WHY = "made room for job 12 (its QOS goes first)"
 def preempted(**parts: Any) -> tuple[Job, Run]:
     """A job whose run was told to make room a minute after its start."""
     one, run = started(**parts)
-    one, _ = lifecycle.preempt(one, NOW + 60, WHY)
+    one, _ = yielding.preempt(one, NOW + 60, WHY)
     return one, run
 
 
 def test_a_preempted_job_is_completing_and_says_for_whom():
     one, run = started()
-    after, events = lifecycle.preempt(one, NOW + 60, WHY)
+    after, events = yielding.preempt(one, NOW + 60, WHY)
     assert (after.state, after.preempt_at) == (JobState.COMPLETING, NOW + 60)
     assert (after.reason, after.reason_text) == (ReasonCode.PREEMPTED, WHY)
     assert events == (JobEvent(7, NOW + 60, "stopping", f"preempted: {WHY}", run.number),)
@@ -590,7 +590,7 @@ def test_a_preempted_job_is_completing_and_says_for_whom():
 
 def test_a_second_preemption_changes_nothing():
     one, _ = preempted()
-    assert lifecycle.preempt(one, NOW + 70, "another") == (one, ())
+    assert yielding.preempt(one, NOW + 70, "another") == (one, ())
 
 
 PREEMPTED_ENDS = {
@@ -652,7 +652,7 @@ def test_a_cancel_during_the_grace_cancels(stopped_by):
 
 def test_a_job_preempted_before_it_was_started_waits_at_the_front():
     one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
-    one, _ = lifecycle.preempt(one, NOW + 1, WHY)
+    one, _ = yielding.preempt(one, NOW + 1, WHY)
     event = RunNeverStarted("7.1", NOW + 2, "the fork server ended")
     after, _, _ = lifecycle.run_never_started(one, run, event, SETTINGS, NOW + 2)
     assert (after.state, after.is_front, after.preempt_at, after.reason) == (JobState.PENDING, True, None, None)
@@ -666,7 +666,7 @@ def test_a_preempted_run_lost_with_its_supervisor_counts_as_lost():
 
 def test_a_requeue_says_who_asked_for_it():
     one, run = started()
-    one, events = lifecycle.requeue(one, NOW + 60, "ann")
+    one, events = yielding.requeue(one, NOW + 60, "ann")
     assert events[0].text == "requeued by ann"
     after, run, _ = end(one, run, stopped_by="preempt", exit_code=None, signal=15)
     assert (after.state, after.is_front) == (JobState.PENDING, True)
@@ -676,17 +676,17 @@ def test_a_requeue_says_who_asked_for_it():
 def test_only_a_run_whose_work_was_taken_by_the_policy_is_not_charged():
     charged = {}
     for name, act in {
-        "preempted": lambda one: lifecycle.preempt(one, NOW + 60, WHY)[0],
-        "requeued": lambda one: lifecycle.requeue(one, NOW + 60, "ann")[0],
+        "preempted": lambda one: yielding.preempt(one, NOW + 60, WHY)[0],
+        "requeued": lambda one: yielding.requeue(one, NOW + 60, "ann")[0],
     }.items():
         one, run = started()
         _, run, _ = end(act(one), run, stopped_by="preempt", exit_code=None, signal=15)
-        charged[name] = lifecycle.counts_for_usage(run)
+        charged[name] = yielding.counts_for_usage(run)
     one, run = preempted()
     _, run, _ = end(one, run, stopped_by="preempt", exit_code=0)
-    charged["preempted and completed"] = lifecycle.counts_for_usage(run)
+    charged["preempted and completed"] = yielding.counts_for_usage(run)
     _, run, _ = end(*started(), exit_code=3)
-    charged["failed"] = lifecycle.counts_for_usage(run)
+    charged["failed"] = yielding.counts_for_usage(run)
     assert charged == {"preempted": False, "requeued": True, "preempted and completed": True, "failed": True}
 
 
@@ -695,22 +695,22 @@ def test_only_a_run_whose_work_was_taken_by_the_policy_is_not_charged():
 
 def suspended(by: str = "user", **parts: Any) -> tuple[Job, Run]:
     one, run = started(**parts)
-    return lifecycle.suspend(one, NOW + 60, by, "suspended by ann")[0], run
+    return yielding.suspend(one, NOW + 60, by, "suspended by ann")[0], run
 
 
 @pytest.mark.parametrize(("by", "reason"), [("user", None), ("policy", ReasonCode.PREEMPTED)])
 def test_a_suspended_job_says_since_when_and_why(by, reason):
     one, run = started()
-    after, events = lifecycle.suspend(one, NOW + 60, by, "suspended by ann")
+    after, events = yielding.suspend(one, NOW + 60, by, "suspended by ann")
     assert (after.state, after.suspended_at, after.suspended_by) == (JobState.SUSPENDED, NOW + 60, by)
     assert (after.reason, after.reason_text) == (reason, "suspended by ann")
     assert events == (JobEvent(7, NOW + 60, "suspended", "suspended by ann", run.number),)
-    assert lifecycle.suspend(after, NOW + 90, by, "again") == (after, ())
+    assert yielding.suspend(after, NOW + 90, by, "again") == (after, ())
 
 
 def test_a_resumed_job_runs_and_its_run_knows_how_long_it_stood():
     one, run = suspended()
-    after, run, events = lifecycle.resume(one, run, NOW + 100, "resumed by ann")
+    after, run, events = yielding.resume(one, run, NOW + 100, "resumed by ann")
     assert (after.state, after.suspended_at, after.suspended_by) == (JobState.RUNNING, None, None)
     assert (after.reason, after.reason_text, run.suspended_s) == (None, None, 40)
     assert kinds(events) == ["resumed"]
@@ -723,19 +723,19 @@ def test_a_resumed_job_runs_and_its_run_knows_how_long_it_stood():
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.COMPLETING, JobState.COMPLETED])
 def test_only_a_running_job_is_suspended(state):
     with pytest.raises(BrokenInvariant):
-        lifecycle.suspend(job(7, state=state), NOW, "user", "why")
+        yielding.suspend(job(7, state=state), NOW, "user", "why")
 
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING])
 def test_only_a_suspended_job_is_resumed(state):
     _, run = started()
     with pytest.raises(BrokenInvariant):
-        lifecycle.resume(job(7, state=state), run, NOW, "why")
+        yielding.resume(job(7, state=state), run, NOW, "why")
 
 
 SUSPENDED_ENDS = {
     "is cancelled": lambda one, run: lifecycle.cancel(one, NOW + 70, "ann")[0],
-    "is preempted": lambda one, run: lifecycle.preempt(one, NOW + 70, WHY)[0],
+    "is preempted": lambda one, run: yielding.preempt(one, NOW + 70, WHY)[0],
     "is stopped because its GPU was lost": lambda one, run: lifecycle.run_stopping(
         one, run, RunStopping("7.1", NOW + 70, "gpu_lost")
     )[0],

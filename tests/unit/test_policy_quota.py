@@ -630,6 +630,12 @@ def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
     assert quotas.may_reclaim("b", both, "a", both), "a is guaranteed cores, and no GPU"
 
 
+def test_a_queue_that_holds_just_its_guaranteed_cores_can_give_back_gpus():
+    quotas = quotas_of(A, queue("b", guaranteed_gpus=4.0, guaranteed_cpus=6.0))
+    quotas.add("b", "zoe", "", amount(gpus=6, cpus=6))
+    assert quotas.may_reclaim("a", amount(1), "b", amount(gpus=1, cpus=1))
+
+
 CUTS = {
     "a job that is partly on borrowed GPUs": ({"b": 5}, 1, 2, True),
     "a job on all that its queue holds": ({"b": 8}, 4, 8, True),
@@ -775,6 +781,10 @@ PROMISES = {
         [("queue.a.guaranteed_mem_mib", "queue a is guaranteed 300G of memory, but the machines have 256G")],
     ),
     "a guarantee and its parts count once": ([*LEFT, B], []),
+    "parts that are just the whole, and just the most": (
+        [queue("lab", guaranteed_gpus=4.0, max_gpus=4.0), *TWO_EACH],
+        [],
+    ),
     "parts that are more than the whole": (
         [queue("lab", guaranteed_gpus=3.0), *TWO_EACH],
         [("queue.lab.guaranteed_gpus", "the queues below lab are guaranteed 4 GPUs, but it has only 3")],

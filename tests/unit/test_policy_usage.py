@@ -131,6 +131,9 @@ DEMANDS = {
     "a whole card is the smallest there is": (request(1), Resources(1, 16 * GIB, 1, 0)),
     "of a type": (request(1, gpu_type="a100"), Resources(1, 80 * GIB, 1, 0)),
     "of a size": (request(1, min_vram_mib=20 * GIB), Resources(1, 80 * GIB, 1, 0)),
+    "of just the size of the larger": (request(1, min_vram_mib=80 * GIB), Resources(1, 80 * GIB, 1, 0)),
+    "of just the size of the smaller": (request(1, min_vram_mib=16 * GIB), Resources(1, 16 * GIB, 1, 0)),
+    "a slice as large as the small card": (request(1, vram_mib=16 * GIB), Resources(1, 16 * GIB, 1, 0)),
     "two of them": (request(2), Resources(2, 32 * GIB, 1, 0)),
     "a fraction": (request(1, gpu_fraction=0.25), Resources(0.25, 4 * GIB, 1, 0)),
     "a slice is a part of the smallest card that holds it": (

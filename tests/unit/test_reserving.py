@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lab import Lab
+from lab import ANN, Lab
 
+from gpusched.daemon.commands import Update
 from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.daemon.selection import Caller
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
@@ -51,8 +52,8 @@ def kept(lab: Lab, name: str = "course") -> tuple[list[int], float, int]:
 def test_a_reservation_is_recorded_and_survives_a_restart() -> None:
     lab = Lab(gpus=4)
     answer = ask(lab, wanted(gpus=2, every_s=DAY, accounts=("pupils",)))
-    assert answer == {"name": "course", "notes": []}
     (entry,) = lab.store.load_reservations()
+    assert answer == {"entry": entry, "notes": []}
     assert (entry.start_at, entry.duration_s, entry.every_s) == (NOW + HOUR, HOUR, DAY)
     assert (entry.users, entry.accounts, entry.made_by, entry.made_at) == (("ann",), ("pupils",), "owner", NOW)
     lab.restart()
@@ -205,6 +206,44 @@ def test_a_job_of_nobody_in_it_is_refused() -> None:
     ask(lab, wanted(users=("bob",)))
     with pytest.raises(Refused, match="access denied to the requested reservation 'course': it is not for ann"):
         lab.submit(time_limit_s=60, reservation="course")
+
+
+CHANGES = {
+    "into one that is not there": ({"reservation": "cours"}, "'cours' is invalid"),
+    "into one of others": ({"reservation": "theirs"}, "it is not for ann"),
+    "into one of its own": ({"reservation": "other"}, None),
+    "out of it": ({"reservation": None}, None),
+    "to a time limit that is too long": ({"time_limit_s": HOUR + 1}, "1:00:00 long"),
+    "to a time limit that is too long, outside": ({"time_limit_s": HOUR + 1, "reservation": None}, None),
+    "to more cards than are kept": ({"gpus": 2}, "keeps 1"),
+    "to another name": ({"name": "x"}, None),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), CHANGES.values(), ids=CHANGES)
+def test_changes_of_a_job_inside(changes: dict[str, Any], text: str | None) -> None:
+    lab = Lab(gpus=3)
+    for name, user in (("course", "ann"), ("other", "ann"), ("theirs", "bob")):
+        ask(lab, wanted(name, users=(user,)))
+    job_id = lab.submit(request=request(gpus=1), time_limit_s=60, reservation="course")
+    (answer,) = lab.ask(Update(ANN, (job_id,), changes))
+    if text is None:
+        assert answer == {"changed": [job_id]}
+    else:
+        assert text in answer.message
+
+
+def test_a_job_of_a_reservation_that_is_gone_can_still_be_changed() -> None:
+    lab = Lab()
+    ask(lab, wanted())
+    job_id = lab.submit(time_limit_s=60, reservation="course")
+    ask(lab, Unreserve(OWNER, ("course",)))
+    reason = lab.scheduler.reason_for(lab.job(job_id))
+    assert reason is not None
+    assert reason.text.endswith("let the job run outside with: gctl update JOB reservation=")
+    assert lab.ask(Update(ANN, (job_id,), {"time_limit_s": 120})) == [{"changed": [job_id]}]
+    lab.ask(Update(ANN, (job_id,), {"reservation": None}))
+    assert lab.job(job_id).state is JobState.RUNNING
 
 
 def test_taking_one_out_frees_its_cards_and_names_the_jobs_that_wait_for_it() -> None:

@@ -1,0 +1,65 @@
+"""What the record of runs sums up to, for accounting: exact, and not decayed like the usage of fair share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpusched.model.job import GpuShare, Job, Run
+
+GROUPS = ("user", "account", "queue")
+"""What sums may be made by."""
+
+
+@dataclass(slots=True)
+class UsageSum:
+    """What the runs of one user, account or queue held in a span of time. Amounts times seconds."""
+
+    name: str
+    jobs: int = 0
+    runs: int = 0
+    gpu_s: float = 0.0
+    """Whole cards count 1, slices the part of the card that they book."""
+    cpu_s: float = 0.0
+    mem_mib_s: float = 0.0
+    wait_s: float = 0.0
+    """From being queued to the first start, of all jobs that started in the span."""
+    started: int = 0
+    """How many those are."""
+
+
+def group_of(job: Job, by: str) -> str:
+    """The user, account or queue of a job. Raises: KeyError for any other word."""
+    return {"user": job.user, "account": job.spec.account, "queue": job.spec.queue}[by]
+
+
+def seconds_in(run: Run, since: float, now: float, stands_still_since: float | None = None) -> float:
+    """How long a run moved within a span, in seconds; of an open run up to now.
+
+    Of a run that began before the span the time it stood still counts evenly over its whole life, so
+    that the sums of two spans that meet are the sum of both together.
+    """
+    if run.start_at is None:
+        return 0.0
+    end_at = now if run.end_at is None else run.end_at
+    whole_s = end_at - run.start_at
+    if whole_s <= 0:
+        return 0.0
+    still_s = run.suspended_s
+    if run.end_at is None and stands_still_since is not None:
+        still_s += max(0.0, now - stands_still_since)
+    inside_s = max(0.0, min(end_at, now) - max(run.start_at, since))
+    return inside_s * max(0.0, 1.0 - still_s / whole_s)
+
+
+def cards_in(shares: Iterable[GpuShare], vram_total_mib: Mapping[str, int]) -> float:
+    """GPUs that a run holds, a slice counting as its part; by memory of a card whose size is unknown as all of it."""
+    total = 0.0
+    for share in shares:
+        if share.fraction is not None:
+            total += share.fraction
+        elif share.vram_mib is not None and vram_total_mib.get(share.uuid):
+            total += min(1.0, share.vram_mib / vram_total_mib[share.uuid])
+        else:
+            total += 1.0
+    return total

@@ -1,0 +1,245 @@
+"""Sums over the record of runs: exact by hand, the same from every job table, additive, and quick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.history import GROUPS, UsageSum, seconds_in
+from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.states import JobState, RunState
+from gpusched.ports import Changes, JobFilter, Store
+from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
+from gpusched.testing import NOW, job, run, share
+
+HOUR = 3600.0
+CARDS = GpuReading(NOW, "nvml", tuple(GpuSample(share(i).uuid, i, "A100", vram_total_mib=40_000) for i in range(4)))
+EVERYTHING = JobFilter()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+    made.save_gpus("n1", CARDS)
+    yield made
+    made.close()
+
+
+def put(store: Store, *values: Job | Run) -> None:
+    store.commit(
+        Changes(
+            jobs={value.id: value for value in values if isinstance(value, Job)},
+            runs={value.id: value for value in values if isinstance(value, Run)},
+        )
+    )
+
+
+def lived(
+    job_id: int,
+    begins: float,
+    ends: float | None,
+    *shares: GpuShare,
+    cpus: float = 1,
+    mem_mib: int = 0,
+    **parts: object,
+) -> tuple[Job, Run]:
+    """A job and its run, from and until so many hours after NOW; without an end it still runs."""
+    end_at = None if ends is None else NOW + ends * HOUR
+    state = JobState.RUNNING if end_at is None else JobState.COMPLETED
+    made = job(job_id, state=state, end_at=end_at, run=1, **parts)
+    its_run = run(made, gpus=shares, cpus=cpus, mem_mib=mem_mib, start_at=NOW + begins * HOUR)
+    if end_at is None:
+        return made, replace(its_run, state=RunState.RUNNING)
+    return made, replace(its_run, state=RunState.ENDED, end_at=end_at, outcome=JobState.COMPLETED)
+
+
+def sums(
+    store: Store, by: str = "user", since: float = 0, now: float = 10, wanted: JobFilter = EVERYTHING
+) -> list[UsageSum]:
+    return store.usage_sums(by, wanted, NOW + since * HOUR, NOW + now * HOUR)
+
+
+def hours(found: UsageSum) -> tuple[float, float, float]:
+    """GPU, core and GiB hours."""
+    return (
+        pytest.approx(found.gpu_s / HOUR),
+        pytest.approx(found.cpu_s / HOUR),
+        pytest.approx(found.mem_mib_s / HOUR / 1024),
+    )
+
+
+def test_an_empty_table_sums_up_to_nothing(store: Store) -> None:
+    assert sums(store) == []
+
+
+def test_amounts_times_hours_by_user(store: Store) -> None:
+    put(store, *lived(1, 0, 2, share(0), share(1), cpus=4, mem_mib=2048))
+    put(store, *lived(2, 1, 2, cpus=0.5))
+    put(store, *lived(3, 0, 1, share(2), user="zoë\udcff", account="vision"))
+    ann, zoe = sums(store)
+    assert (ann.name, ann.jobs, ann.runs, hours(ann)) == ("ann", 2, 2, (4, 8.5, 4))
+    assert (zoe.name, zoe.jobs, zoe.runs, hours(zoe)) == ("zoë\udcff", 1, 1, (1, 1, 0))
+    assert [found.name for found in sums(store, by="account")] == ["", "vision"]
+    assert [(found.name, found.jobs) for found in sums(store, by="queue")] == [("default", 3)]
+
+
+def test_slices_count_as_their_part_of_the_card(store: Store) -> None:
+    put(store, *lived(1, 0, 4, share(0, fraction=0.25)), *lived(2, 0, 4, share(1, vram_mib=10_000)))
+    assert hours(sums(store)[0])[0] == 2.0
+    put(store, *lived(3, 0, 4, GpuShare("GPU-gone", 9, vram_mib=1)))
+    assert hours(sums(store)[0])[0] == 6.0, "of a card that nobody knows, a slice counts as all of it"
+
+
+def test_only_the_part_inside_the_span_counts_and_open_runs_count_up_to_now(store: Store) -> None:
+    put(store, *lived(1, -5, 2, share(0)), *lived(2, 8, None, share(1)), *lived(3, -9, -1, share(2)))
+    put(store, *lived(4, 12, None, share(3)))
+    (found,) = sums(store)
+    assert (found.jobs, found.runs, hours(found)[0]) == (2, 2, 4)
+
+
+def test_time_that_a_run_stood_still_does_not_count(store: Store) -> None:
+    ended, its_run = lived(1, 0, 4, share(0))
+    put(store, ended, replace(its_run, suspended_s=HOUR))
+    assert hours(sums(store)[0])[0] == 3
+    stands, open_run = lived(2, 0, None, share(1), user="bob", suspended_at=NOW + 6 * HOUR)
+    put(store, stands, replace(open_run, suspended_s=HOUR))
+    assert hours(sums(store)[1])[0] == 5
+
+
+def test_a_job_of_several_runs_is_one_job_and_waited_once(store: Store) -> None:
+    made, first = lived(1, 1, 2, share(0))
+    made = replace(made, run=3, end_at=NOW + 4 * HOUR)
+    second = replace(first, number=2, gpus=(share(1),), start_at=NOW + 3 * HOUR, end_at=NOW + 4 * HOUR)
+    third = replace(second, number=3, gpus=(share(0),))
+    put(store, made, first, second, third)
+    put(store, *lived(2, 3, 4, share(2)), *lived(3, 2, 3, share(2)))
+    (found,) = sums(store)
+    assert (found.jobs, found.runs, found.started) == (3, 5, 3)
+    assert found.wait_s == (1 + 3 + 2) * HOUR
+    (late,) = sums(store, since=2.5)
+    assert (late.jobs, late.runs, late.started, late.wait_s) == (3, 4, 1, 3 * HOUR)
+
+
+def test_a_clock_that_was_set_back_adds_nothing(store: Store) -> None:
+    made, its_run = lived(1, 2, 1, share(0))
+    put(store, replace(made, queued_at=NOW + 3 * HOUR), its_run)
+    (found,) = sums(store)
+    assert (found.jobs, found.gpu_s, found.cpu_s, found.wait_s) == (1, 0, 0, 0)
+
+
+def test_a_run_that_never_started_is_none(store: Store) -> None:
+    made, its_run = lived(1, 0, 1, share(0))
+    put(store, made, replace(its_run, start_at=None))
+    assert sums(store) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "jobs"),
+    [
+        (JobFilter(users=frozenset({"bob"})), 1),
+        (JobFilter(queues=frozenset({"default"}), states=frozenset({JobState.COMPLETED})), 1),
+        (JobFilter(ids=frozenset({1, 2, 7})), 2),
+        (JobFilter(names=frozenset({"?", "test"})), 2),
+        (JobFilter(since=NOW + 99 * HOUR, limit=1), 2),
+    ],
+)
+def test_filters_pick_the_jobs(store: Store, wanted: JobFilter, jobs: int) -> None:
+    put(store, *lived(1, 0, 1), *lived(2, 0, None, user="bob"))
+    assert sum(found.jobs for found in sums(store, wanted=wanted)) == jobs
+
+
+def test_only_known_words_make_groups(store: Store) -> None:
+    put(store, *lived(1, 0, 1))
+    with pytest.raises(KeyError):
+        sums(store, by="uid")
+
+
+times = st.integers(-20, 30).map(float)
+shares = st.lists(
+    st.builds(
+        lambda index, part: share(index, **part),
+        st.integers(0, 3),
+        st.sampled_from([{}, {"fraction": 0.5}, {"vram_mib": 4000}]),
+    ),
+    max_size=2,
+)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[tuple[Job, Run]]:
+    made = []
+    for job_id in range(1, draw(st.integers(1, 6)) + 1):
+        begins = draw(times)
+        ends = None if draw(st.booleans()) else begins + draw(st.integers(0, 30))
+        of, its_run = lived(
+            job_id,
+            begins,
+            ends,
+            *draw(shares),
+            cpus=draw(st.sampled_from([0, 0.5, 2])),
+            mem_mib=draw(st.sampled_from([0, 1000])),
+            user=draw(st.sampled_from(["ann", "bob"])),
+            queue=draw(st.sampled_from(["a", "b"])),
+        )
+        still_s = 0.0 if ends is None else draw(st.floats(0, 1)) * (ends - begins) * HOUR
+        made.append((of, replace(its_run, suspended_s=still_s)))
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(lives(), st.sampled_from(GROUPS), times)
+def test_both_tables_say_the_same(made: list[tuple[Job, Run]], by: str, since: float) -> None:
+    memory = MemoryStore()
+    with TemporaryDirectory() as folder:
+        disk = SqliteStore.open(Path(folder) / "gpusched.db")
+        for table in (memory, disk):
+            table.save_gpus("n1", CARDS)
+            for pair in made:
+                put(table, *pair)
+        expected, found = sums(memory, by, since, 20), sums(disk, by, since, 20)
+        disk.close()
+    names = UsageSum.__dataclass_fields__
+    assert [[getattr(one, name) for name in names] for one in found] == [
+        [pytest.approx(value) if isinstance(value := getattr(one, name), float) else value for name in names]
+        for one in expected
+    ]
+
+
+@given(lives(), times, times, times)
+def test_two_spans_that_meet_sum_up_to_both_together(
+    made: list[tuple[Job, Run]], one: float, other: float, third: float
+) -> None:
+    first, middle, last = (NOW + hour * HOUR for hour in sorted((one, other, third)))
+    for _, its_run in made:
+        if its_run.end_at is None:
+            continue
+        both = seconds_in(its_run, first, middle) + seconds_in(its_run, middle, last)
+        assert both == pytest.approx(seconds_in(its_run, first, last))
+
+
+def test_a_hundred_thousand_runs_are_summed_within_a_second(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "gpusched.db")
+    store.save_gpus("n1", CARDS)
+    made = [
+        lived(number + 1, number % 100 / 10, 20, share(number % 4), user=f"user{number % 50}")
+        for number in range(100_000)
+    ]
+    for first in range(0, len(made), 10_000):
+        put(store, *[value for pair in made[first : first + 10_000] for value in pair])
+    began = time.process_time()
+    found = sums(store, now=30)
+    took_s = time.process_time() - began
+    store.close()
+    assert len(found) == 50
+    held_s = sum((its_run.end_at or 0) - (its_run.start_at or 0) for _, its_run in made)
+    assert held_s == pytest.approx(sum(one.gpu_s for one in found))
+    assert took_s < 1.0
