@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
+from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.quota_problems import problems
@@ -39,8 +40,9 @@ def broken_promises(scheduler: Scheduler) -> list[str]:
     settings = scheduler.settings
     if not settings.queue:
         return []
-    capacity = capacity_of(Layout(scheduler.nodes(scheduler.now()), settings))
-    return [f"{path}: {text}" for path, text in problems(settings, capacity)]
+    layout = Layout(scheduler.nodes(scheduler.now()), settings)
+    found = [*problems(settings, capacity_of(layout)), *cells.problems(settings, layout)]
+    return [f"{path}: {text}" for path, text in found]
 
 
 def _table(scheduler: Scheduler) -> Check:

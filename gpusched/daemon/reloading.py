@@ -9,6 +9,7 @@ from typing import Any
 
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.settings import Settings
+from gpusched.policy import cells
 from gpusched.policy.quota_problems import problems
 
 from .selection import Caller
@@ -67,8 +68,8 @@ def reread(command: Reload, running: Settings, read: Callable[[], Settings] | No
 
 
 def check_promises(settings: Settings) -> None:
-    """Refuse settings whose queues are promised what contradicts each other. Raises: UsageError."""
-    for path, text in problems(settings, None):
+    """Refuse settings whose queues are promised what contradicts each other, or is no promise. Raises: UsageError."""
+    for path, text in (*problems(settings, None), *cells.problems(settings)):
         raise UsageError(f"{path}: {text}", "mend the config file; see what it says with: gpusched config show")
 
 

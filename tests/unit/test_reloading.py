@@ -96,6 +96,23 @@ def test_promises_that_contradict_each_other_are_refused() -> None:
     assert lab.scheduler.settings.queue == {}
 
 
+def test_what_is_no_group_of_cards_is_refused() -> None:
+    lab = Lab()
+    answer = reload(lab, queue={"vision": QueueSettings("vision", cells=("four",))})
+    assert isinstance(answer, UsageError)
+    assert "queue.vision.cells: 'four' is no group of GPUs" in answer.message
+    assert lab.scheduler.settings.queue == {}
+
+
+def test_the_doctor_names_groups_that_the_machine_does_not_have() -> None:
+    lab = Lab(queue={"vision": QueueSettings("vision", cells=("2",))})
+    assert broken_promises(lab.scheduler) == []
+    reload(lab, queue={"vision": QueueSettings("vision", cells=("n1:4",))})
+    assert broken_promises(lab.scheduler)[-1] == (
+        "queue.vision.cells: 'n1:4' is of 4 linked GPUs, and n1 has at most 2"
+    )
+
+
 def test_the_doctor_names_promises_that_the_machine_cannot_keep() -> None:
     lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=2)})
     assert broken_promises(lab.scheduler) == []
