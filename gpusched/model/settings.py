@@ -17,7 +17,7 @@ def setting(default: Any, doc: str) -> Any:
 
 
 ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "drf", "fairshare")
-STRATEGIES = ("pack", "spread", "best_fit", "fgd")
+STRATEGIES = ("pack", "spread", "best_fit", "fgd", "first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PlacementSettings:
     strategy: str = setting(
         "pack",
         "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, "
-        "`fgd` leaves what the waiting jobs can use best.",
+        "`fgd` leaves what the waiting jobs can use best, `first` takes the first node and card with room.",
     )
 
 

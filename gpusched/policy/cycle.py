@@ -27,6 +27,7 @@ from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.policy.fragmentation import typical_of
 from gpusched.policy.guards import Guards
 from gpusched.policy.inside import Inside
 from gpusched.policy.ordering import Head, Line, Ranking
@@ -56,6 +57,8 @@ class Cycle:
         self.settings = settings
         self.extensions = extensions
         self.layout = Layout(snapshot.nodes, settings)
+        if self.layout.strategy == "fgd":
+            self.layout.typical = typical_of(snapshot)
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)
         outside = [held for held in snapshot.allocations if not self.inside.holds(held)]

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
+
+if TYPE_CHECKING:
+    from gpusched.policy.need import Need
 
 Counts = tuple[tuple[str, int], ...]
 """Names and numbers, sorted by name."""
@@ -85,12 +89,15 @@ class Layout:
         "_node_numbers",
         "cards",
         "cards_of",
+        "is_oversubscribed",
         "licenses",
         "mem_mib",
         "millicpus",
         "nodes",
         "pools",
         "slice_limits",
+        "strategy",
+        "typical",
     )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
@@ -103,6 +110,11 @@ class Layout:
         """Answers of the placement's filters that do not change within a cycle."""
         self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
         self._card_numbers: dict[tuple[int, str], int] = {}
+        self.strategy: str = settings.placement.strategy
+        self.typical: tuple[tuple[Need, float], ...] = ()
+        """The usual jobs with how often they come, for the strategy that asks; see `fragmentation.typical_of`."""
+        over = settings.oversubscribe
+        self.is_oversubscribed = max(over.cpus, over.mem, over.vram) > 1
         self.licenses: dict[str, int] = dict(settings.license)
         self.millicpus = [millicpus_of(node.cpus * settings.oversubscribe.cpus) for node in self.nodes]
         """Per node, what may be booked of its cores; with oversubscription more than there are."""

@@ -59,8 +59,7 @@ class Explainer:
         """What is missing now (nothing when it would fit), and the facts behind that."""
         tally: Tally = Counter()
         missing = [] if options(self._draft, need, tally=tally) else lacks(self._draft, need)
-        if need.request.gpus:
-            tally.update(pool(self._draft.layout, need).rejected)
+        tally.update(pool(self._draft.layout, need).rejected)
         facts: dict[str, object] = {
             "needed": {lack.resource: lack.needed for lack in missing},
             "free": {lack.resource: lack.free for lack in missing},

@@ -1,100 +1,56 @@
-"""Where a request fits: filter nodes and cards, then score what is left.
+"""Where a request fits: filter nodes and cards, score what is left, and put the nodes of a gang together.
 
-Filters that cannot change within a cycle (type, size, health) run once per kind of request; the rest
-looks at bookings. What each filter turned away is counted, so that "why not" is data.
+The filters are in `filters`, the strategies in `scores`, what belongs together in `topology`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gpusched.model.job import Request
 from gpusched.policy.ceilings import Ceilings
-from gpusched.policy.draft import (
-    WHOLE_CARD,
-    Booking,
-    Card,
-    Draft,
-    Layout,
-    Part,
-    micros_of,
-    millicpus_of,
-    squeeze,
+from gpusched.policy.draft import Booking, Card, Draft, Part
+from gpusched.policy.filters import (
+    Place,
+    Pool,
+    Rejection,
+    Tally,
+    pool,
+    reject_card,
+    reject_cluster,
+    reject_node,
+    slice_of,
 )
+from gpusched.policy.need import Need
+from gpusched.policy.scores import STRATEGIES, Choice, Score, Strategy
+from gpusched.policy.topology import Candidate, by_group, groups_of, largest_group, take
 
+__all__ = [
+    "Guard",
+    "Need",
+    "Option",
+    "Pool",
+    "Rejection",
+    "Tally",
+    "find",
+    "fits",
+    "hosts",
+    "options",
+    "pool",
+    "reject_card",
+    "slice_of",
+]
 
-class Rejection(str, Enum):
-    """Why a filter turned a node or a card away."""
-
-    NODE_NOT_AVAILABLE = "node not available"
-    GPU_DRIVER = "GPU driver broken"
-    LOAD = "load ceiling"
-    CPUS = "not enough CPUs"
-    MEMORY = "not enough memory"
-    GPUS = "not enough GPUs"
-    CARD_TYPE = "GPU of another type"
-    CARD_SMALL = "GPU with less VRAM than asked"
-    CARD_LOST = "GPU lost"
-    CARD_NOT_AVAILABLE = "GPU not available"
-    CARD_FOREIGN = "GPU in foreign use"
-    CARD_UNSHARABLE = "GPU cannot be shared"
-    CARD_SIZE_UNKNOWN = "GPU of unknown VRAM"
-    CARD_BOOKED = "GPU booked"
-    CARD_FULL = "shared GPU without room"
-    CARD_BUSY = "shared GPU too busy"
-
-    __str__ = str.__str__
-
-
-Tally = Counter[Rejection]
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A request in the units of the draft, with the user whose slices may share a card."""
-
-    request: Request
-    uid: int
-    millicpus: int
-    micros: int
-    is_slice: bool
-    kind: tuple[bool, str, int]
-    """What the fixed filters look at: slices or whole cards, type, least VRAM."""
-
-    @classmethod
-    def of(cls, request: Request, uid: int) -> Need:
-        """The need of this user's request. A request for whole cards does not depend on the user."""
-        return cls(
-            request=request,
-            uid=uid,
-            millicpus=millicpus_of(request.cpus),
-            micros=0 if request.gpu_fraction is None else micros_of(request.gpu_fraction),
-            is_slice=request.shares_cards,
-            kind=(request.shares_cards, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
-        )
-
-    @property
-    def signature(self) -> tuple[Request, int]:
-        """Equal for needs that fit in exactly the same places."""
-        return self.request, self.uid if self.is_slice else -1
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Cards that pass the fixed filters, per node and best first, and how many did not."""
-
-    cards_of: tuple[tuple[Card, ...], ...]
-    rejected: Tally
+_NOTHING: frozenset[int] = frozenset()
+_UNKNOWN_SIZE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Option:
     """One place for a request; the smallest is the best."""
 
-    score: tuple[int, int, int]
+    score: Score
     booking: Booking = field(compare=False)
 
 
@@ -102,7 +58,7 @@ class Guard(Protocol):
     """What may turn a place down that has room."""
 
     def why_not(self, booking: Booking) -> str | None:
-        """A sentence against this place; None when it will do."""
+        """A sentence against this place; None when it will do. More cards or nodes are never more welcome."""
 
 
 def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: Guard | None = None) -> Booking | None:
@@ -113,11 +69,21 @@ def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: G
 
 def fits(draft: Draft, need: Need) -> bool:
     """Whether there is any place for this need, whatever the load."""
-    cards_of = _candidates(draft.layout, need)
-    return any(
-        isinstance(_try_node(draft, need, node, cards, None, _NOTHING, None), Option)
-        for node, cards in enumerate(cards_of)
-    )
+    if reject_cluster(draft, need) is not None:
+        return False
+    left = need.request.nodes
+    for _ in hosts(draft, need):
+        left -= 1
+        if not left:
+            return True
+    return False
+
+
+def hosts(draft: Draft, need: Need) -> Iterator[int]:
+    """Nodes that have room for one node's part of this need, whatever the load."""
+    for place in pool(draft.layout, need).places:
+        if reject_node(draft, need, place.node, None) is None and _has_cards(draft, need, place):
+            yield place.node
 
 
 def options(
@@ -125,182 +91,234 @@ def options(
     need: Need,
     ceilings: Ceilings | None = None,
     *,
-    avoid: frozenset[int] = frozenset(),
+    avoid: frozenset[int] = _NOTHING,
     tally: Tally | None = None,
     guard: Guard | None = None,
 ) -> list[Option]:
-    """At most one place per node. Cards to `avoid` are taken only where no others are left."""
+    """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left."""
+    rejection = reject_cluster(draft, need)
+    if rejection is not None:
+        if tally is not None:
+            tally[rejection] += 1
+        return []
+    search = _Search(draft, need, ceilings, avoid, tally)
     found = []
-    for node, cards in enumerate(_candidates(draft.layout, need)):
-        tried = _try_node(draft, need, node, cards, ceilings, avoid, tally)
+    for place in pool(draft.layout, need).places:
+        tried = search.look(place)
+        if guard is not None and isinstance(tried, Option):
+            tried = search.admitted(place, tried, guard)
         if isinstance(tried, Option):
-            if guard is None or guard.why_not(tried.booking) is None:
-                found.append(tried)
+            found.append(tried)
         elif tally is not None:
             tally[tried] += 1
+    if need.request.nodes > 1:
+        return _gang(found, need.request.nodes, guard)
     return found
 
 
-_NOTHING: frozenset[int] = frozenset()
-
-
-def _candidates(layout: Layout, need: Need) -> tuple[tuple[Card, ...], ...]:
-    """Per node, the cards to choose from; all of them, unlooked at, for a job without GPUs."""
-    return pool(layout, need).cards_of if need.request.gpus else tuple(layout.cards_of)
-
-
-def _try_node(
-    draft: Draft,
-    need: Need,
-    node: int,
-    cards: tuple[Card, ...],
-    ceilings: Ceilings | None,
-    avoid: frozenset[int],
-    tally: Tally | None,
-) -> Option | Rejection:
-    rejection = _reject_node(draft, need, node, ceilings)
-    if rejection is not None:
-        return rejection
-    count = need.request.gpus
-    if not count:
-        # A job without GPUs leaves the nodes with GPUs to those that need them.
-        return Option((0, len(cards), node), Booking(node, need.uid, need.millicpus, need.request.mem_mib, ()))
-    if len(cards) < count:
-        return Rejection.GPUS
-    if need.is_slice:
-        closed = _NOTHING if ceilings is None else ceilings.closed_cards
-        chosen = _choose_slices(draft, need, cards, closed, avoid, tally)
-    else:
-        chosen = _choose_wholes(draft, need, cards, avoid, tally)
-    if chosen is None:
-        return Rejection.GPUS
-    parts, score = chosen
-    avoided = sum(part.card in avoid for part in parts) if avoid else 0
-    return Option((avoided, score, node), Booking(node, need.uid, need.millicpus, need.request.mem_mib, parts))
-
-
-def _reject_node(draft: Draft, need: Need, node: int, ceilings: Ceilings | None) -> Rejection | None:
-    view = draft.layout.nodes[node]
-    request = need.request
-    if view.why_not is not None:
-        return Rejection.NODE_NOT_AVAILABLE
-    if request.gpus and view.gpu_error is not None:
-        return Rejection.GPU_DRIVER
-    if need.millicpus and need.millicpus > draft.free_millicpus[node]:
-        return Rejection.CPUS
-    if request.mem_mib and request.mem_mib > draft.free_mem_mib[node]:
-        return Rejection.MEMORY
-    if ceilings is not None and ceilings.why_not(node, request.mem_mib) is not None:
-        return Rejection.LOAD
-    return None
-
-
-def pool(layout: Layout, need: Need) -> Pool:
-    """Cards that could hold (a part of) such a job if nothing were booked."""
-    known = layout.pools.get(need.kind)
-    if isinstance(known, Pool):
-        return known
-    rejected: Tally = Counter()
-    cards_of = []
-    for cards in layout.cards_of:
-        passed = []
-        for card in cards:
-            rejection = reject_card(card, need.kind)
-            if rejection is None:
-                passed.append(card)
-            else:
-                rejected[rejection] += 1
-        cards_of.append(tuple(sorted(passed, key=_by_size)))
-    made = layout.pools[need.kind] = Pool(tuple(cards_of), rejected)
-    return made
-
-
-def _by_size(card: Card) -> tuple[bool, int, int]:
-    """Smallest sufficient card first, so that large ones stay free; unknown sizes last."""
-    total = card.view.vram_total_mib
-    return total is None, total or 0, card.number
-
-
-def reject_card(card: Card, kind: tuple[bool, str, int]) -> Rejection | None:
-    """The first fixed filter that turns this card away, whatever is booked on it."""
-    is_slice, model, min_vram_mib = kind
-    view = card.view
-    if not view.is_present:
-        return Rejection.CARD_LOST
-    if model not in card.model:
-        return Rejection.CARD_TYPE
-    if (min_vram_mib or is_slice) and view.vram_total_mib is None:
-        return Rejection.CARD_SIZE_UNKNOWN
-    if min_vram_mib and view.vram_total_mib is not None and view.vram_total_mib < min_vram_mib:
-        return Rejection.CARD_SMALL
-    if is_slice and not view.can_share:
-        return Rejection.CARD_UNSHARABLE
-    if view.why_not is not None:
-        return Rejection.CARD_NOT_AVAILABLE
-    if not is_slice and view.why_not_whole is not None:
-        return Rejection.CARD_FOREIGN
-    return None
-
-
-def _choose_wholes(
-    draft: Draft, need: Need, cards: tuple[Card, ...], avoid: frozenset[int], tally: Tally | None
-) -> tuple[tuple[Part, ...], int] | None:
-    """The smallest cards that do; the score is the size of the largest among them."""
-    wholes, slices = draft.wholes, draft.slices
-    free = [card for card in cards if not (wholes[card.number] or slices[card.number])]
-    if tally is not None and len(free) < len(cards):
-        tally[Rejection.CARD_BOOKED] += len(cards) - len(free)
-    count = need.request.gpus
-    if len(free) < count:
-        return None
-    if avoid:
-        free.sort(key=lambda card: card.number in avoid)
-    chosen = free[:count]
-    largest_mib = max(card.view.vram_total_mib or 0 for card in chosen)
-    return tuple(Part(number, True) for number in sorted(card.number for card in chosen)), largest_mib
-
-
-def _choose_slices(
-    draft: Draft,
-    need: Need,
-    cards: tuple[Card, ...],
-    closed: frozenset[int],
-    avoid: frozenset[int],
-    tally: Tally | None,
-) -> tuple[tuple[Part, ...], int] | None:
-    """Best fit: the fullest cards on which the slice still fits; the score is the room left on them."""
-    fitting: list[tuple[bool, int, int, Part]] = []
-    for card in cards:
-        part, left_mib = slice_of(draft, need, card)
-        if part is None:
-            rejection = Rejection.CARD_BOOKED if draft.wholes[card.number] else Rejection.CARD_FULL
-        elif card.number in closed and draft.slices[card.number]:
-            rejection = Rejection.CARD_BUSY
-        else:
-            fitting.append((card.number in avoid, left_mib, card.number, part))
+def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
+    """The best nodes together, or nothing; the licenses are booked once, with the first."""
+    chosen: Booking | None = None
+    count = 0
+    for option in sorted(found):
+        wider = option.booking
+        if chosen is not None:
+            wider = replace(chosen, others=(*chosen.others, replace(wider, licenses=())))
+        if guard is not None and count and guard.why_not(wider) is not None:
             continue
-        if tally is not None:
-            tally[rejection] += 1
-    if len(fitting) < need.request.gpus:
-        return None
-    fitting.sort(key=lambda found: found[:3])
-    chosen = fitting[: need.request.gpus]
-    parts = tuple(sorted((found[3] for found in chosen), key=lambda part: part.card))
-    return parts, sum(found[1] for found in chosen)
+        chosen, count = wider, count + 1
+        if count == nodes:
+            return [Option(option.score, chosen)]
+    return []
 
 
-def slice_of(draft: Draft, need: Need, card: Card) -> tuple[Part | None, int]:
-    """The slice this need would take of a card and the VRAM left beside it in MiB; no slice when full.
+def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
+    request = need.request
+    if not request.gpus:
+        return True
+    if need.is_slice:
+        free = [card for card in place.cards if slice_of(draft, need, card)[0] is not None]
+    else:
+        free = [card for card in place.cards if draft.is_unbooked(card.number)]
+    if len(free) < request.gpus:
+        return False
+    return not request.is_linked or largest_group(draft.layout, place.node, free) >= request.gpus
 
-    A fraction books the same share of what slices may hold, so that two halves fill a card.
-    """
-    number = card.number
-    if draft.wholes[number] or (draft.slices[number] and draft.owner[number] != need.uid):
-        return None, 0
-    vram_mib = need.request.vram_mib
-    if vram_mib is None:
-        vram_mib = (card.slice_total_mib or 0) * need.micros // WHOLE_CARD
-    left_mib = draft.layout.slice_limits[number] - draft.vram_mib[number] - vram_mib
-    if left_mib < 0 or draft.micros[number] + need.micros > WHOLE_CARD:
-        return None, left_mib
-    return Part(number, False, vram_mib, need.micros), left_mib
+
+class _Search:
+    """The search of one place after another for one need."""
+
+    __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally")
+
+    def __init__(
+        self, draft: Draft, need: Need, ceilings: Ceilings | None, avoid: frozenset[int], tally: Tally | None
+    ) -> None:
+        self._draft = draft
+        self._need = need
+        self._ceilings = ceilings
+        self._closed = _NOTHING if ceilings is None else ceilings.closed_cards
+        self._avoid = avoid
+        self._tally = tally
+        self._strategy: Strategy = STRATEGIES[draft.layout.strategy]
+
+    def look(self, place: Place) -> Option | Rejection:
+        """The best choice of cards on this node."""
+        need, draft = self._need, self._draft
+        rejection = reject_node(draft, need, place.node, self._ceilings)
+        if rejection is not None:
+            return rejection
+        if not need.request.gpus:
+            return self._option(place, (), 0, free=0)
+        if len(place.cards) < need.request.gpus:
+            return Rejection.GPUS
+        return self._slices(place) if need.is_slice else self._wholes(place)
+
+    def admitted(self, place: Place, refused: Option, guard: Guard) -> Option | Rejection:
+        """This option if the guard lets it pass, or else the best with other cards of the node."""
+        if guard.why_not(refused.booking) is None:
+            return refused
+        self._tally, tally = None, self._tally
+        try:
+            others = [
+                tried
+                for cards in _other_cards(self._draft, place, refused.booking)
+                if isinstance(tried := self.look(replace(place, cards=cards)), Option)
+            ]
+        finally:
+            self._tally = tally
+        for option in sorted(others):
+            if guard.why_not(option.booking) is None:
+                return option
+        return Rejection.GUARD
+
+    # --- whole cards ----------------------------------------------------------------------------
+
+    def _wholes(self, place: Place) -> Option | Rejection:
+        """The smallest cards that do, linked with each other if possible."""
+        draft, count = self._draft, self._need.request.gpus
+        wholes, slices = draft.wholes, draft.slices
+        free = [card for card in place.cards if not (wholes[card.number] or slices[card.number])]
+        if self._tally is not None and len(free) < len(place.cards):
+            self._tally[Rejection.CARD_BOOKED] += len(place.cards) - len(free)
+        if len(free) < count:
+            return Rejection.GPUS
+        chosen, split = None, 0
+        if groups_of(draft.layout)[place.node] is None:
+            if self._avoid:
+                free.sort(key=lambda card: card.number in self._avoid)
+            chosen = free[:count]
+        else:
+            taken = self._take(place, [Candidate(card, self._cost_of_whole(card)) for card in free])
+            if taken is None:
+                return Rejection.LINKED
+            chosen, split = [one.card for one in taken[0]], taken[1]
+        parts = tuple(Part(number, True) for number in sorted(card.number for card in chosen))
+        largest_mib = max(card.view.vram_total_mib or 0 for card in chosen)
+        return self._option(place, parts, split, free=len(free), largest_mib=largest_mib)
+
+    def _cost_of_whole(self, card: Card) -> tuple[int, ...]:
+        total_mib = card.view.vram_total_mib
+        return card.number in self._avoid, _UNKNOWN_SIZE if total_mib is None else total_mib
+
+    def _take(self, place: Place, free: list[Candidate]) -> tuple[list[Candidate], int] | None:
+        """The best cards of those that are free, leaving those to avoid alone where that can be done."""
+        request, layout = self._need.request, self._draft.layout
+        tightness, is_linked = self._strategy.tightness, request.is_linked
+        if self._avoid:
+            free.sort(key=lambda one: (one.cost, one.card.number))
+            others = [one for one in free if one.card.number not in self._avoid]
+            taken = take(layout, place.node, others, request.gpus, is_linked=is_linked, tightness=tightness)
+            if taken is not None:
+                return taken
+        return take(layout, place.node, free, request.gpus, is_linked=is_linked, tightness=tightness)
+
+    # --- slices ---------------------------------------------------------------------------------
+
+    def _slices(self, place: Place) -> Option | Rejection:
+        """On the cards that cost least, by the strategy."""
+        fitting: list[Candidate] = []
+        found: dict[int, tuple[Part, int]] = {}
+        for card in place.cards:
+            part, left_mib = slice_of(self._draft, self._need, card)
+            if part is None:
+                rejection = Rejection.CARD_BOOKED if self._draft.wholes[card.number] else Rejection.CARD_FULL
+            elif card.number in self._closed and self._draft.slices[card.number]:
+                rejection = Rejection.CARD_BUSY
+            else:
+                cost = self._strategy.card_cost(self._draft, card, left_mib)
+                fitting.append(Candidate(card, (card.number in self._avoid, *cost)))
+                found[card.number] = part, left_mib
+                continue
+            if self._tally is not None:
+                self._tally[rejection] += 1
+        if len(fitting) < self._need.request.gpus:
+            return Rejection.GPUS
+        fitting.sort(key=lambda one: (one.cost, one.card.number))
+        if self._strategy.tries_each_card and self._need.request.gpus == 1:
+            return min(self._slice_option(place, [one], 0, found) for one in self._unlike(fitting))
+        taken = self._take(place, fitting)
+        return Rejection.LINKED if taken is None else self._slice_option(place, *taken, found)
+
+    def _unlike(self, fitting: list[Candidate]) -> list[Candidate]:
+        """One of each kind of card in the same state."""
+        draft = self._draft
+        kinds = {
+            (one.cost, one.card.model, one.card.slice_total_mib, draft.micros[one.card.number]): one
+            for one in reversed(fitting)
+        }
+        return list(kinds.values())
+
+    def _slice_option(
+        self, place: Place, taken: list[Candidate], split: int, found: dict[int, tuple[Part, int]]
+    ) -> Option:
+        numbers = sorted(one.card.number for one in taken)
+        return self._option(
+            place,
+            tuple(found[number][0] for number in numbers),
+            split,
+            free=sum(self._draft.is_unbooked(card.number) for card in place.cards),
+            opened=sum(not self._draft.slices[number] for number in numbers),
+            left_mib=sum(found[number][1] for number in numbers),
+        )
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def _option(
+        self,
+        place: Place,
+        parts: tuple[Part, ...],
+        split: int,
+        *,
+        free: int,
+        largest_mib: int = 0,
+        opened: int = 0,
+        left_mib: int = 0,
+    ) -> Option:
+        need, request = self._need, self._need.request
+        booking = Booking(
+            place.node,
+            need.uid,
+            need.millicpus,
+            request.mem_mib,
+            parts,
+            request.resources,
+            request.licenses,
+            request.is_exclusive,
+        )
+        choice = Choice(booking, free, largest_mib, opened, left_mib)
+        avoided = sum(part.card in self._avoid for part in parts) if self._avoid else 0
+        score = self._strategy.score(self._draft, need, choice)
+        return Option((avoided, place.is_second, split, *score, place.node), booking)
+
+
+def _other_cards(draft: Draft, place: Place, refused: Booking) -> Iterator[tuple[Card, ...]]:
+    """Other choices among the cards of a node, where the first was turned down: each group of linked cards, all
+    but the groups that were touched, and all but the very cards."""
+    touched = {part.card for part in refused.parts}
+    if not touched:
+        return
+    groups = by_group(draft.layout, place.node, place.cards)
+    if len(groups) > 1:
+        yield from groups
+        yield tuple(card for group in groups if not any(one.number in touched for one in group) for card in group)
+    yield tuple(card for card in place.cards if card.number not in touched)

@@ -13,7 +13,13 @@ def linked(name, groups=(0, 0, 1, 1)):
 
 
 ONE = [linked("n1")]
-RULES = settings(queue={"pairs": {"cells": ("2",)}, "small": {"guaranteed_gpus": 2.0}}, preempt={"min_run_s": 60.0})
+IN_ORDER = {"strategy": "first"}
+"""A strategy that would not leave groups of linked cards whole by itself."""
+RULES = settings(
+    queue={"pairs": {"cells": ("2",)}, "small": {"guaranteed_gpus": 2.0}},
+    preempt={"min_run_s": 60.0},
+    placement=IN_ORDER,
+)
 
 
 def small(job_id, gpus=1, **parts):
@@ -27,7 +33,7 @@ def test_jobs_that_cannot_be_taken_back_stay_in_one_group():
 
 def test_without_the_promise_they_would_go_elsewhere():
     held = [running(9, "n1:2", queue="small", user="small")]
-    free = settings(queue={"pairs": {}, "small": {"guaranteed_gpus": 2.0}})
+    free = settings(queue={"pairs": {}, "small": {"guaranteed_gpus": 2.0}}, placement=IN_ORDER)
     assert Scenario(ONE, [small(1)], held, free).outcome().starts == {1: "n1:0"}
 
 

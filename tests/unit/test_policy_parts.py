@@ -212,12 +212,12 @@ def test_types_are_compared_without_blanks_dashes_and_case():
 
 
 def test_cards_to_avoid_are_taken_last():
-    draft = draft_of(node("n1", gpus=2), node("n2", gpus=1))
+    draft = draft_of(node("n1", gpus=2), node("n2", gpus=2))
     best = min(options(draft, need(1), avoid=frozenset({0})))
     assert best.booking.parts == (Part(1, True),)
     best = min(options(draft, need(1), avoid=frozenset({0, 1})))
     assert best.booking.node == 1
-    best = min(options(draft, need(1), avoid=frozenset({0, 1, 2})))
+    best = min(options(draft, need(1), avoid=frozenset({0, 1, 2, 3})))
     assert best.booking.parts == (Part(0, True),)
 
 

@@ -1,0 +1,154 @@
+"""Which of the places with room is the best: the strategies of [placement] strategy, each a few small functions.
+
+A strategy says which cards of a node a slice takes first, and how good a node is. All take the smallest
+sufficient cards for whole-card jobs, and leave nodes with many GPUs to jobs that use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpusched.policy.draft import WHOLE_CARD, Booking, Card, Draft
+from gpusched.policy.fragmentation import fragmentation_of
+from gpusched.policy.need import Need
+
+Score = tuple[float, ...]
+"""The smaller the better. The number of the node is compared last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A place on one node, and what the strategies look at."""
+
+    booking: Booking
+    free: int
+    """Cards of the right kind on the node that nobody held before."""
+    largest_mib: int
+    """Of whole cards: the size of the largest among them."""
+    opened: int
+    """Of slices: how many cards they are the first on."""
+    left_mib: int
+    """Of slices: the room left on their cards."""
+
+
+CardCost = Callable[[Draft, Card, int], tuple[int, ...]]
+"""What it costs to put a slice on this card, with the room in MiB that is left then."""
+
+
+# --- pack: fill nodes and cards ---------------------------------------------------------------------
+
+
+def fullest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+    """A card that is in use before one that is empty, then the one on which least is left."""
+    return int(not draft.slices[card.number]), left_mib
+
+
+def pack(draft: Draft, need: Need, choice: Choice) -> Score:
+    """Fewest empty cards opened, then the fullest cards and nodes: whole-card jobs go where they just fit."""
+    node = choice.booking.node
+    if not need.request.gpus:
+        return len(draft.layout.cards_of[node]), draft.free_millicpus[node]
+    if need.is_slice:
+        return choice.opened, choice.left_mib, choice.free
+    return choice.largest_mib, choice.free
+
+
+# --- spread: even out -------------------------------------------------------------------------------
+
+
+def emptiest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+    """The card of which least is booked, then the smallest."""
+    return draft.vram_mib[card.number] + card.view.foreign_mib, draft.micros[card.number], left_mib
+
+
+def spread(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The emptiest cards and nodes."""
+    node = choice.booking.node
+    if not need.request.gpus:
+        return len(draft.layout.cards_of[node]), -draft.free_millicpus[node]
+    if need.is_slice:
+        booked_mib = sum(draft.vram_mib[part.card] for part in choice.booking.parts)
+        return booked_mib, -choice.free, choice.left_mib
+    return choice.largest_mib, -choice.free
+
+
+# --- first: in order --------------------------------------------------------------------------------
+
+
+def any_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+    """Cards in their order."""
+    return ()
+
+
+def first(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The first node, by name, that has room."""
+    return ()
+
+
+# --- best_fit: leave the least over -----------------------------------------------------------------
+
+
+def best_fit(draft: Draft, need: Need, choice: Choice) -> Score:
+    """What is left on the node of every resource, each as a part of what the largest node has."""
+    layout, booking = draft.layout, choice.booking
+    node = booking.node
+    most_cards = max(len(cards) for cards in layout.cards_of)
+    left = (draft.free_millicpus[node] - booking.millicpus) / max(1, *layout.millicpus)
+    left += (draft.free_mem_mib[node] - booking.mem_mib) / max(1, *layout.mem_mib)
+    if most_cards:
+        free_micros = sum(_free_micros(draft, card) for card in layout.cards_of[node])
+        taken_micros = sum(
+            WHOLE_CARD if part.is_whole else _taken_micros(draft, part.card, part.vram_mib, part.micros)
+            for part in booking.parts
+        )
+        left += (free_micros - taken_micros) / WHOLE_CARD / most_cards
+    # Rounded, so that sums in another order of addition are no smaller.
+    return choice.largest_mib, round(left, 9)
+
+
+def _free_micros(draft: Draft, card: Card) -> int:
+    number = card.number
+    if draft.wholes[number]:
+        return 0
+    if not draft.slices[number]:
+        return WHOLE_CARD
+    left_mib = draft.layout.slice_limits[number] - draft.vram_mib[number]
+    return max(0, min(WHOLE_CARD - draft.micros[number], left_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1)))
+
+
+def _taken_micros(draft: Draft, number: int, vram_mib: int, micros: int) -> int:
+    total_mib = draft.layout.cards[number].slice_total_mib or 1
+    return max(micros, vram_mib * WHOLE_CARD // max(1, total_mib))
+
+
+# --- fgd: leave what others can use -----------------------------------------------------------------
+
+
+def fgd(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The least new fragmentation for the jobs that are usual here; see `fragmentation`."""
+    known = fragmentation_of(draft.layout)
+    if known is None:
+        return pack(draft, need, choice)
+    return (-known.score(draft, choice.booking),)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How to choose cards, and nodes."""
+
+    score: Callable[[Draft, Need, Choice], Score]
+    card_cost: CardCost
+    tightness: int = 1
+    """Take cards from the group of linked cards with the fewest free ones; -1: with the most, 0: from the first."""
+    tries_each_card: bool = False
+    """Let the score choose among the cards that one slice could go to."""
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "pack": Strategy(pack, fullest_card),
+    "spread": Strategy(spread, emptiest_card, tightness=-1),
+    "best_fit": Strategy(best_fit, fullest_card),
+    "fgd": Strategy(fgd, fullest_card, tries_each_card=True),
+    "first": Strategy(first, any_card, tightness=0),
+}
