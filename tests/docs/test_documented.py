@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.api.routes import ROUTES
+from gpusched.config import describe_settings, describe_tables
 from gpusched.docs import pages
 from gpusched.model.settings import Settings
 from gpusched.model.states import COMPACT, JobState, ReasonCode
@@ -25,11 +26,13 @@ def test_generated_pages_are_current(name: str) -> None:
 
 def test_every_setting_has_a_meaning() -> None:
     page = (DOCS / "reference" / "settings.md").read_text()
+    tables = [info for table in describe_tables().values() for info in table]
+    assert len(tables) > 30
+    for info in (*describe_settings(), *tables):
+        assert len(info.doc) > 15
+        assert f"| `{info.path.rpartition('.')[2]}` |" in page
     for section in fields(Settings):
-        group = getattr(Settings(), section.name)
-        for item in fields(group):
-            assert len(item.metadata["doc"]) > 15
-            assert f"`{item.name}`" in page
+        assert f"## [{section.name}" in page
 
 
 def test_every_state_is_explained_with_its_short_form() -> None:
