@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, calendar, jobs, site
+from gpusched.api import ahead, calendar, jobs, policy, site
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -141,7 +141,48 @@ ROUTES: tuple[Route, ...] = (
         },
     ),
     Route(
-        "GET", "/v1/cluster", site.cluster, "Nodes, GPUs, queues and reservations.", "nodes, gpus, queues, reservations"
+        "GET",
+        "/v1/priorities",
+        policy.priorities,
+        "The priority of each waiting job with its parts and its tier, and the weights of the factors.",
+        "priorities, weights, order",
+        query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
+    ),
+    Route(
+        "GET",
+        "/v1/usage",
+        policy.usage,
+        "What the runs of a span of time held, as sums; open runs count up to now.",
+        "usage, by, since, until",
+        query={
+            **{name: _FILTERS[name] for name in ("ids", "users", "names", "queues")},
+            "states": "comma-separated states of the jobs; all unless given",
+            "by": "user (default), account or queue",
+            "since": "begin of the span; 7 days ago unless given",
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/accounts",
+        policy.accounts,
+        "The tree of accounts: shares, decayed usage and fair-share factors.",
+        "accounts, half_life_s",
+        query={"name": "this account and all below it"},
+    ),
+    Route(
+        "GET",
+        "/v1/queues",
+        policy.queues,
+        "Queues: what they are guaranteed, hold, borrow and lend, and who has lent what to whom.",
+        "queues, loans",
+        query={"name": "this queue and those right below it"},
+    ),
+    Route(
+        "GET",
+        "/v1/cluster",
+        site.cluster,
+        "Nodes, GPUs, queues and reservations.",
+        "nodes, gpus, queues, loans, reservations",
     ),
     Route(
         "POST",

@@ -11,6 +11,7 @@ from aiohttp import web
 from gpusched.api.calendar import reservations
 from gpusched.api.identity import caller_of, user_name
 from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.policy import queues_and_loans
 from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, Service, recent_percentiles_ms, service_of
 from gpusched.daemon import commands
@@ -50,10 +51,12 @@ async def cluster(request: web.Request) -> web.Response:
             "notes": list(reading.notes) if reading else [],
         }
     ]
+    queues, loans = queues_and_loans(service)
     return respond(
         nodes=nodes,
         gpus=[_gpu(service, node.name, view) for view in node.gpus],
-        queues=_queues(service),
+        queues=queues,
+        loans=loans,
         reservations=reservations(service),
     )
 
@@ -111,14 +114,6 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
         ],
         "foreign_mib": view.foreign_mib,
     }
-
-
-def _queues(service: Service) -> list[dict[str, Any]]:
-    tally: dict[str, dict[str, int]] = {service.settings.default.queue: {"pending": 0, "running": 0}}
-    for job in service.scheduler.world.jobs.values():
-        counts = tally.setdefault(job.spec.queue, {"pending": 0, "running": 0})
-        counts["pending" if job.state.value == "PENDING" else "running"] += 1
-    return [{"name": name, **tally[name]} for name in sorted(tally)]
 
 
 def _targets(body: dict[str, Any]) -> tuple[str, ...]:

@@ -61,6 +61,8 @@ def body(words: list[str]) -> int:
         return reserving.reserve(rest, values)
     if action == "unreserve":
         return reserving.unreserve(_split(rest), values)
+    if action in ("account", "queue"):
+        return _show(action, rest, values)
     if not rest:
         raise UsageError(f"{action} needs to know what", ACTIONS[action])
     request: dict[str, Any]
@@ -84,6 +86,14 @@ def body(words: list[str]) -> int:
         sys.stdout.write("".join(f"{name}\n" for name in answer["changed"]))
     else:
         _tell(action, answer)
+    return 0
+
+
+def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
+    from gpusched.cli import standing  # tables that no other action prints
+
+    with connect() as client:
+        (standing.show_accounts if action == "account" else standing.show_queues)(client, names, values)
     return 0
 
 

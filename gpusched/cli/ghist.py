@@ -11,12 +11,15 @@ from gpusched.cli.options import ghist_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, query
 from gpusched.client import connect
+from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+    from gpusched.cli.parse import Values
 
 _ENDED = "COMPLETED,FAILED,CANCELLED,TIMEOUT,OUT_OF_MEMORY,NODE_FAIL,PREEMPTED,DEADLINE"
 _WEEK_S = 7 * 86400
@@ -35,29 +38,26 @@ def body(words: list[str]) -> int:
         return 0
     if operands:
         values["ids"] = [*values.get("ids", []), *operands]
-    values.setdefault("states", _ENDED.split(","))
     if "ids" not in values:
         values.setdefault("since", time.time() - _WEEK_S)
+    if values.get("usage") or "by" in values:
+        _show_usage(values)
+        return 0
+    values.setdefault("states", _ENDED.split(","))
     with connect() as client:
         answer = client.call("GET", f"/v1/history?{query(values)}")
     jobs = answer["jobs"]
-    if values.get("usage") or "by" in values:
-        titles, rows, documents = _usage(jobs, values.get("by", "user"))
-        if values.get("json"):
-            output.print_json({"usage": documents})
-            return 0
-    elif values.get("json"):
+    if values.get("json"):
         output.print_json(answer)
         return 0
-    elif values.get("quiet"):
+    if values.get("quiet"):
         sys.stdout.write("".join(f"{job['id']}\n" for job in jobs))
         return 0
-    else:
-        titles, rows = _efficiency(jobs) if values.get("efficiency") else _listing(jobs)
+    titles, rows = _efficiency(jobs) if values.get("efficiency") else _listing(jobs)
     if values.get("csv"):
         _print_csv(titles, rows)
     else:
-        output.print_table(titles, rows, right=frozenset({0}) if "usage" not in values else frozenset())
+        output.print_table(titles, rows, right=frozenset({0}))
     return 0
 
 
@@ -92,11 +92,6 @@ def _listing(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[s
 def _elapsed_s(job: dict[str, Any]) -> float:
     """Time of all its runs together."""
     return float(sum(run["end_at"] - run["start_at"] for run in job["runs"] if run["start_at"] and run["end_at"]))
-
-
-def _gpu_share(run: dict[str, Any]) -> float:
-    """Cards of a run, a fraction counting as its part; a slice by memory counts as a card of its own."""
-    return float(sum(1.0 if gpu["fraction"] is None else gpu["fraction"] for gpu in run["gpus"]))
 
 
 def _efficiency(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
@@ -134,20 +129,34 @@ def _peak(job: dict[str, Any], key: str) -> float | None:
     return max((run[key] for run in job["runs"] if run[key] is not None), default=None)
 
 
-def _usage(jobs: list[dict[str, Any]], by: str) -> tuple[Sequence[str], list[Sequence[str]], list[dict[str, Any]]]:
-    sums: dict[str, dict[str, float]] = {}
-    for job in jobs:
-        entry = sums.setdefault(job[by] or "-", {"jobs": 0, "runs": 0, "gpu_hours": 0.0, "core_hours": 0.0})
-        entry["jobs"] += 1
-        for run in _measured(job):
-            hours = (run["end_at"] - run["start_at"]) / 3600
-            entry["runs"] += 1
-            entry["gpu_hours"] += hours * _gpu_share(run)
-            entry["core_hours"] += hours * run["cpus"]
-    ordered = sorted(sums.items(), key=lambda item: (-item[1]["gpu_hours"], -item[1]["core_hours"], item[0]))
+def _show_usage(values: Values) -> None:
+    """Sums of everything that ran in the span, also of what still runs."""
+    if values.get("efficiency") or "limit" in values:
+        other = "--efficiency" if values.get("efficiency") else "--limit"
+        raise UsageError(f"--usage and {other} do not go together", "for example: ghist --usage --since 30d")
+    by = values.get("by", "user")
+    values.setdefault("since", 0.0)  # of jobs that are named, all of their time
+    with connect() as client:
+        answer = client.call("GET", f"/v1/usage?by={by}&{query(values)}")
+    sums = answer["usage"]
+    if values.get("json"):
+        output.print_json(answer)
+        return
+    if values.get("quiet"):
+        sys.stdout.write("".join(f"{printable(one[by] or '-')}\n" for one in sums))
+        return
     rows = [
-        (printable(name), f"{s['jobs']:.0f}", f"{s['runs']:.0f}", f"{s['gpu_hours']:.2f}", f"{s['core_hours']:.2f}")
-        for name, s in ordered
+        (
+            printable(one[by] or "-"),
+            str(one["jobs"]),
+            str(one["runs"]),
+            *(f"{one[key]:.2f}" for key in ("gpu_hours", "core_hours", "mem_gib_hours")),
+            "-" if one["mean_wait_s"] is None else format_duration(one["mean_wait_s"]),
+        )
+        for one in sums
     ]
-    documents = [{by: name, **entry} for name, entry in ordered]
-    return (by.upper(), "JOBS", "RUNS", "GPU_HOURS", "CORE_HOURS"), list(rows), documents
+    titles = (by.upper(), "JOBS", "RUNS", "GPU_HOURS", "CORE_HOURS", "MEM_GIB_HOURS", "MEAN_WAIT")
+    if values.get("csv"):
+        _print_csv(titles, rows)
+    else:
+        output.print_table(titles, rows, right=frozenset(range(1, len(titles))))

@@ -35,6 +35,7 @@ def body(words: list[str]) -> int:
         sys.stdout.write("".join(f"{gpu['node']}:{gpu['index']} {gpu['state']}\n" for gpu in cluster["gpus"]))
     else:
         _print(cluster)
+        _print_queues(cluster)
         if cluster["reservations"]:
             from gpusched.cli.reserving import print_reservations
 
@@ -94,6 +95,16 @@ def _print(cluster: dict[str, Any]) -> None:
     if foreign:
         sys.stdout.write("\nprocesses of no job:\n")
         output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
+
+
+def _print_queues(cluster: dict[str, Any]) -> None:
+    """Queues, unless there is only one and nothing to say of it."""
+    queues = cluster["queues"]
+    if len(queues) > 1 or any(row["guaranteed_gpus"] or row["max_gpus"] is not None for row in queues):
+        from gpusched.cli.standing import print_queues
+
+        sys.stdout.write("\nqueues, in GPUs:\n")
+        print_queues(queues, cluster["loans"])
 
 
 def _of(used: float | None, total: float | None) -> str:

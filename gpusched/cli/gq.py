@@ -68,6 +68,10 @@ def show(client: Client, values: Values) -> None:
         from gpusched.cli.ahead import show_starts  # few prompts ask for it
 
         show_starts(client, asked, values)
+    elif values.get("priority"):
+        from gpusched.cli.standing import show_priorities  # likewise
+
+        show_priorities(client, asked, values)
     elif values.get("json"):
         answer = client.call("GET", f"/v1/jobs?{asked}")
         if "sort" in values:
@@ -82,8 +86,6 @@ def show(client: Client, values: Values) -> None:
         jobs = client.call("GET", f"/v1/jobs?{asked}")["jobs"]
         _sort_objects(jobs, values.get("sort", []))
         sys.stdout.write(render(values["format"], jobs, header=not values.get("noheader")))
-    elif values.get("priority"):
-        _priority(client, asked, values)
     else:
         _table(client, asked, values)
 
@@ -178,26 +180,6 @@ def _fact(key: str, value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_fact(str(name), item)}" for name, item in value.items())
     return str(value)
-
-
-def _priority(client: Client, asked: str, values: Values) -> None:
-    rows = client.call("GET", f"/v1/jobs?fields=id,name,user,state,priority,priority_parts&{asked}")["rows"]
-    waiting = [row for row in rows if row[3] == "PENDING"]
-    waiting.sort(key=lambda row: (-(row[4] or 0.0), int(row[0])))
-    parts = list(waiting[0][5]) if waiting else []
-    lines = [
-        (
-            row[0],
-            printable(row[1], _NAME_WIDTH),
-            printable(row[2], 16),
-            f"{row[4]:.1f}",
-            *(f"{row[5][part]:.1f}" for part in parts),
-        )
-        for row in waiting
-    ]
-    titles = ("ID", "NAME", "USER", "PRIORITY", *(part.upper() for part in parts))
-    right = frozenset({0, 3, *range(4, 4 + len(parts))})
-    output.print_table(titles, lines, right=right, header=not values.get("noheader"))
 
 
 def _watch(client: Client, values: Values) -> int:

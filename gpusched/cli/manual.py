@@ -35,14 +35,22 @@ gsub [OPTIONS] < script""",
     "gwait": ("Wait for jobs; the exit code is 0 only if all COMPLETED.", "gwait 41 42", "gwait [OPTIONS] IDS..."),
     "glogs": ("Print a job's output, live if you like.", "glogs -f 42", "glogs [OPTIONS] [ID]"),
     "gshow": ("Show everything about a job: request, runs, story.", "gshow 42", "gshow [OPTIONS] [IDS...]"),
-    "ginfo": ("Show nodes and GPUs: free, booked, used by whom.", "ginfo", "ginfo [OPTIONS]"),
-    "ghist": ("Show what has ended, and what it used.", "ghist --since 30d --usage", "ghist [OPTIONS] [IDS...]"),
+    "ginfo": (
+        "Show nodes, GPUs and queues: free, booked, used, borrowed, lent.",
+        "ginfo",
+        "ginfo [OPTIONS]",
+    ),
+    "ghist": (
+        "Show what has ended, and what it used; or who used how much.",
+        "ghist --since 30d --usage",
+        "ghist [OPTIONS] [IDS...]",
+    ),
     "gctl": (
-        "Hold, suspend, requeue and update jobs; drain and reserve nodes and GPUs; reload the settings.",
+        "Hold, suspend, requeue and update jobs; drain and reserve GPUs; show accounts and queues; reload.",
         "gctl update 42 time=2h",
         "gctl hold|release|suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
         "gctl drain|undrain NODE|GPU...\ngctl reserve [NAME --start TIME --duration TIME ...]\n"
-        "gctl unreserve NAMES...\ngctl reload",
+        "gctl unreserve NAMES...\ngctl account|queue [NAME]\ngctl reload",
     ),
 }
 """What each command does for its user, an example, and how it is called."""

@@ -509,7 +509,10 @@ def gq_table() -> Table:
                 help="when waiting jobs start: from when, until when at the latest; N/A where nobody knows",
             ),
             Option(
-                "--priority", sets={"priority": True}, section=show, help="the parts of each waiting job's priority"
+                "--priority",
+                sets={"priority": True},
+                section=show,
+                help="the parts of each waiting job's priority, and the tier of its QOS",
             ),
             *_common(),
         ],
@@ -612,7 +615,7 @@ def ghist_table() -> Table:
                 metavar="WHEN",
                 read=since,
                 section="Which jobs",
-                help="that ended since: 7d, 12h, or a date 2026-11-01; default 7d",
+                help="that ended since: 7d, 12h, or a date 2026-11-01; default 7d; of --usage the time since then",
             ),
             Option(
                 "--limit",
@@ -627,7 +630,12 @@ def ghist_table() -> Table:
                 section=show,
                 help="how much of what was booked was used: cores, memory, GPUs",
             ),
-            Option("--usage", sets={"usage": True}, section=show, help="sums of GPU-hours and core-hours"),
+            Option(
+                "--usage",
+                sets={"usage": True},
+                section=show,
+                help="sums of all that ran since then: GPU, core and memory hours, jobs, runs, mean wait",
+            ),
             Option(
                 "--by",
                 metavar="KEY",

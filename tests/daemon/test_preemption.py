@@ -160,6 +160,59 @@ def test_a_suspended_job_can_be_cancelled_and_may_clean_up(daemon: Daemon) -> No
     assert (daemon.home / "saved").read_text() == f"saved {job_id}.1\n"
 
 
+# --- decided by the policy -----------------------------------------------------------------------------
+
+QOS = """
+[node]
+cpus = 2
+[qos.low]
+[qos.high]
+tier = 1
+preempts = ["low"]
+[preempt]
+min_run_s = 0
+mode = "{mode}"
+"""
+
+
+def test_a_job_of_a_higher_qos_takes_the_gpus_and_the_victim_saves_its_work_and_comes_back_first(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(fake_gpus="2x24GiB", config=QOS.format(mode="requeue"))
+    victim = submit(daemon, SAVES, gpus=2, qos="low", grace_s=30)
+    waiting = daemon.submit("/bin/true", gpus=2, qos="low")
+    high = daemon.submit("/bin/sleep", "1", gpus=2, qos="high")
+    (ended,) = daemon.wait(high)
+    assert ended["state"] == "COMPLETED"
+    job = wait_run(daemon, victim, 2)
+    assert (daemon.home / "saved").read_text() == f"saved {victim}.1\n"
+    first = job["runs"][0]
+    assert (first["outcome"], first["reason"], high in first["reason_text"]) == ("PREEMPTED", "Preempted", True)
+    assert daemon.state(waiting) == "PENDING"
+    assert job["runs"][1]["start_at"] >= ended["end_at"]
+
+
+def test_a_job_without_gpus_stands_still_for_a_higher_one_and_goes_on_by_itself(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(config=QOS.format(mode="suspend"))
+    victim = submit(daemon, COUNTS, cpus=2, qos="low")
+    high = daemon.submit("/bin/sleep", "1.5", cpus=2, qos="high")
+    daemon.wait_state(high, "RUNNING")
+    job = daemon.wait_state(victim, "SUSPENDED")
+    assert f"job {high}" in job["reason_text"]
+    wait_until(lambda: is_still(daemon, victim), what="the job to stand still")
+    before = (daemon.home / "ticks").stat().st_size
+    daemon.kill()
+    daemon.start()
+    daemon.wait(high)
+    assert (daemon.home / "ticks").stat().st_size == before or daemon.state(victim) == "RUNNING"
+    daemon.wait_state(victim, "RUNNING")
+    wait_until(lambda: (daemon.home / "ticks").stat().st_size > before, what="the job to go on")
+    (run,) = daemon.job(victim)["runs"]
+    assert run["suspended_s"] > 1
+
+
 # --- a daemon that dies ----------------------------------------------------------------------------------
 
 

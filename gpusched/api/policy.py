@@ -1,0 +1,265 @@
+"""Handlers about who stands where: parts of priorities, usage, the tree of accounts, queues and what they lend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from math import isinf
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api.identity import caller_of
+from gpusched.api.jobs import filter_of, respond, selected
+from gpusched.api.service import Service, number, service_of, states_of, words
+from gpusched.daemon.tick import Scheduler
+from gpusched.errors import NotFound, UsageError
+from gpusched.model.history import GROUPS, UsageSum
+from gpusched.model.job import Job
+from gpusched.model.resources import Resources
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
+from gpusched.model.units import printable
+from gpusched.policy.accounts import AccountTree, Standing
+from gpusched.policy.draft import Layout
+from gpusched.policy.ordering import class_key
+from gpusched.policy.preemption import held_by_job
+from gpusched.policy.queues import QueueNode, implied, plant
+from gpusched.policy.quota import Quotas
+from gpusched.policy.usage import capacity_of, usage_now
+from gpusched.ports import JobFilter
+
+_WEEK_S = 7 * 86400.0
+_HOUR_S = 3600.0
+_WEIGHT = "weight_"
+
+
+# --- priorities ---------------------------------------------------------------------------------
+
+
+async def priorities(request: web.Request) -> web.Response:
+    """GET /v1/priorities"""
+    service = service_of(request)
+    wanted = filter_of(request, service, caller_of(request))
+    rows = priority_rows(service.scheduler, selected(service, wanted))
+    return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
+
+
+def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Waiting jobs, the higher tier and then the higher priority first."""
+    ranking, world = scheduler.ranking(), scheduler.world
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        if job.state is not JobState.PENDING:
+            continue
+        key = world.class_of(job.id) or class_key(job)
+        found = ranking.priority(key, job.queued_at)
+        rows.append(
+            {
+                "id": str(job.id),
+                "name": job.spec.name,
+                "user": job.user,
+                "account": job.spec.account,
+                "queue": job.spec.queue,
+                "priority": found.total,
+                "tier": ranking.tier(key),
+                "parts": dict(found.parts),
+            }
+        )
+    rows.sort(key=lambda row: (-row["tier"], -row["priority"], int(row["id"])))
+    return rows
+
+
+def weights_of(settings: Settings) -> dict[str, float]:
+    """The weight of each factor by its name."""
+    names = [item.name for item in fields(settings.priority) if item.name.startswith(_WEIGHT)]
+    return {name.removeprefix(_WEIGHT): getattr(settings.priority, name) for name in names}
+
+
+# --- usage --------------------------------------------------------------------------------------
+
+
+async def usage(request: web.Request) -> web.Response:
+    """GET /v1/usage"""
+    service, caller = service_of(request), caller_of(request)
+    scheduler = service.scheduler
+    by = request.query.get("by", GROUPS[0])
+    if by not in GROUPS:
+        raise UsageError(f"by is {printable(by, 40)!r}; it must be one of {', '.join(GROUPS)}", "see ghist --help")
+    now = scheduler.now()
+    since = number(request, "since", now - _WEEK_S, 0, 1e12) or 0.0
+    wanted = JobFilter(
+        ids=frozenset(service.job_ids(request.query.get("ids", ""), caller)),
+        states=states_of(words(request, "states")),
+        users=words(request, "users"),
+        names=words(request, "names"),
+        queues=words(request, "queues"),
+    )
+    found = scheduler.store.usage_sums(by, wanted, since, now)
+    found.sort(key=lambda one: (-one.gpu_s, -one.cpu_s, one.name))
+    return respond(usage=[_sum_json(by, one) for one in found], by=by, since=since, until=now)
+
+
+def _sum_json(by: str, found: UsageSum) -> dict[str, Any]:
+    return {
+        by: found.name,
+        "jobs": found.jobs,
+        "runs": found.runs,
+        "gpu_hours": found.gpu_s / _HOUR_S,
+        "core_hours": found.cpu_s / _HOUR_S,
+        "mem_gib_hours": found.mem_mib_s / 1024 / _HOUR_S,
+        "mean_wait_s": found.wait_s / found.started if found.started else None,
+    }
+
+
+# --- accounts -----------------------------------------------------------------------------------
+
+
+async def accounts(request: web.Request) -> web.Response:
+    """GET /v1/accounts"""
+    caller_of(request)
+    service = service_of(request)
+    rows = account_rows(service.scheduler)
+    name = request.query.get("name")
+    if name is not None:
+        rows = _below_account(rows, name)
+    return respond(accounts=rows, half_life_s=service.settings.priority.half_life_s)
+
+
+def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
+    """The whole tree from the root down, each account before its users and the accounts below it."""
+    settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
+    layout = Layout(snapshot.nodes, settings)
+    seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
+    tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
+    return [_standing_json(one) for one in tree.standings()]
+
+
+def _standing_json(one: Standing) -> dict[str, Any]:
+    return {
+        "account": one.account,
+        "user": one.user,
+        "depth": one.depth,
+        "shares": one.shares,
+        "norm_shares": one.norm_shares,
+        "gpu_hours": one.used.gpus / _HOUR_S,
+        "vram_gib_hours": one.used.vram_mib / 1024 / _HOUR_S,
+        "core_hours": one.used.cpus / _HOUR_S,
+        "mem_gib_hours": one.used.mem_mib / 1024 / _HOUR_S,
+        "usage_s": one.usage,
+        "effective_usage": one.effective_usage,
+        # JSON has no infinity: who has used nothing has no level.
+        "level_fs": None if isinf(one.level_fs) else one.level_fs,
+        "fairshare": one.factor,
+    }
+
+
+def _below_account(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """One account with all below it. Raises: NotFound."""
+    for at, row in enumerate(rows):
+        if row["account"] == name and row["user"] is None:
+            end = at + 1
+            while end < len(rows) and rows[end]["depth"] > row["depth"]:
+                end += 1
+            return rows[at:end]
+    names = sorted({row["account"] for row in rows if row["account"]})
+    raise NotFound(
+        f"there is no account {printable(name, 60)!r}", "accounts: " + ", ".join(map(printable, names)) if names else ""
+    )
+
+
+# --- queues -------------------------------------------------------------------------------------
+
+
+async def queues(request: web.Request) -> web.Response:
+    """GET /v1/queues"""
+    caller_of(request)
+    rows, loans = queues_and_loans(service_of(request))
+    name = request.query.get("name")
+    if name is None:
+        return respond(queues=rows, loans=loans)
+    if all(row["name"] != name for row in rows):
+        names = ", ".join(printable(row["name"]) for row in rows)
+        raise NotFound(f"there is no queue {printable(name, 60)!r}", f"queues: {names}")
+    return respond(
+        queues=[row for row in rows if name in (row["name"], row["parent"])],
+        loans=[loan for loan in loans if name in (loan["lender"], loan["borrower"])],
+    )
+
+
+def queues_and_loans(service: Service) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Every queue that is configured or in use, each before those below it, and who has lent what to whom."""
+    scheduler, settings = service.scheduler, service.settings
+    snapshot = scheduler.snapshot(scheduler.now())
+    layout = Layout(snapshot.nodes, settings)
+    quotas = Quotas(settings, layout)
+    for held in held_by_job(layout, snapshot.allocations).values():
+        quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
+    nodes = plant(settings.queue)
+    counts = _counts(service, nodes)
+    lent, borrowed, loans = _loans(quotas)
+    rows = [
+        {
+            "name": node.name,
+            "parent": node.parent,
+            "depth": depth,
+            "pending": counts[node.name][0],
+            "running": counts[node.name][1],
+            **_amounts("guaranteed", quotas.guaranteed(node.name)),
+            "max_gpus": node.settings.max_gpus,
+            "max_cpus": node.settings.max_cpus,
+            "max_mem_mib": node.settings.max_mem_mib,
+            **_amounts("used", quotas.used(node.name)),
+            **_amounts("borrowed", borrowed.get(node.name, Resources())),
+            **_amounts("lent", lent.get(node.name, Resources())),
+            "weight": 1.0 if node.settings.weight is None else node.settings.weight,
+            "preemptible": node.settings.preemptible,
+            "order": node.settings.order or settings.priority.order,
+        }
+        for node, depth in _tree(nodes, counts)
+    ]
+    return rows, loans
+
+
+def _amounts(what: str, amount: Resources) -> dict[str, float]:
+    return {f"{what}_gpus": amount.gpus, f"{what}_cpus": amount.cpus, f"{what}_mem_mib": amount.mem_mib}
+
+
+def _loans(quotas: Quotas) -> tuple[dict[str, Resources], dict[str, Resources], list[dict[str, Any]]]:
+    lent: dict[str, Resources] = {}
+    borrowed: dict[str, Resources] = {}
+    rows: list[dict[str, Any]] = []
+    for loan in quotas.ledger():
+        lent[loan.lender] = lent.get(loan.lender, Resources()) + loan.amount
+        borrowed[loan.borrower] = borrowed.get(loan.borrower, Resources()) + loan.amount
+        amount = {"gpus": loan.amount.gpus, "cpus": loan.amount.cpus, "mem_mib": loan.amount.mem_mib}
+        rows.append({"lender": loan.lender, "borrower": loan.borrower, **amount})
+    return lent, borrowed, rows
+
+
+def _counts(service: Service, nodes: dict[str, QueueNode]) -> dict[str, tuple[int, int]]:
+    """Waiting and running jobs of each queue, with those of the queues below it."""
+    own: dict[str, list[int]] = {}
+    for job in service.scheduler.world.jobs.values():
+        counts = own.setdefault(job.spec.queue, [0, 0])
+        counts[0 if job.state is JobState.PENDING else 1] += 1
+    default = service.settings.default.queue
+    total = {name: [0, 0] for name in (*nodes, *own, *(() if nodes else (default,)))}
+    for name, counts in own.items():
+        above: str | None = name
+        while above is not None:
+            total[above][0] += counts[0]
+            total[above][1] += counts[1]
+            above = nodes[above].parent if above in nodes else None
+    return {name: (pending, running) for name, (pending, running) in total.items()}
+
+
+def _tree(nodes: dict[str, QueueNode], names: Iterable[str]) -> Iterable[tuple[QueueNode, int]]:
+    """Every queue with its depth, by name within its level; those without settings are at the top."""
+    tops = [name for name in names if name not in nodes or nodes[name].parent is None]
+    stack = [(name, 0) for name in sorted(tops, reverse=True)]
+    while stack:
+        name, depth = stack.pop()
+        node = nodes.get(name) or implied(name)
+        yield node, depth
+        stack.extend((child, depth + 1) for child in sorted(node.children, reverse=True))

@@ -1,0 +1,138 @@
+"""Tables about who stands where: parts of priorities, the tree of accounts, queues and what they lend."""
+
+from __future__ import annotations
+
+import sys
+
+from gpusched.cli import output
+from gpusched.cli.query import quote
+from gpusched.errors import UsageError
+from gpusched.model.units import format_size_mib, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.cli.parse import Values
+    from gpusched.client import Client
+
+
+def show_priorities(client: Client, asked: str, values: Values) -> None:
+    """`gq --priority`: one line a waiting job, one column a factor."""
+    answer = client.call("GET", f"/v1/priorities?{asked}")
+    rows = answer["priorities"]
+    if values.get("json"):
+        output.print_json(answer)
+        return
+    if values.get("quiet"):
+        sys.stdout.write("".join(f"{row['id']}\n" for row in rows))
+        return
+    parts = list(rows[0]["parts"]) if rows else []
+    lines = [
+        (
+            row["id"],
+            printable(row["user"], 16),
+            f"{row['priority']:.1f}",
+            *(f"{row['parts'].get(part, 0.0):.1f}" for part in parts),
+            str(row["tier"]),
+        )
+        for row in rows
+    ]
+    titles = ("ID", "USER", "PRIORITY", *(part.upper() for part in parts), "TIER")
+    right = frozenset({0, *range(2, len(titles))})
+    output.print_table(titles, lines, right=right, header=not values.get("noheader"))
+    if answer["order"] != "multifactor":
+        output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
+
+
+def show_accounts(client: Client, names: list[str], values: Values) -> None:
+    """`gctl account`: the tree with its shares, what was used of them, and the factors."""
+    answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
+    rows = answer["accounts"]
+    if values.get("json"):
+        output.print_json(answer)
+        return
+    if values.get("quiet"):
+        sys.stdout.write("".join(f"{row['account']}\n" for row in rows if row["user"] is None and row["account"]))
+        return
+    lines = [
+        (
+            "  " * row["depth"] + printable(row["account"] or "(all)", 24),
+            printable(row["user"] or "", 16),
+            f"{row['shares']:g}",
+            f"{row['norm_shares']:.4f}",
+            f"{row['gpu_hours']:.2f}",
+            f"{row['core_hours']:.2f}",
+            f"{row['usage_s']:.0f}",
+            f"{row['effective_usage']:.4f}",
+            "inf" if row["level_fs"] is None else f"{row['level_fs']:.4f}",
+            "" if row["fairshare"] is None else f"{row['fairshare']:.4f}",
+        )
+        for row in rows
+    ]
+    titles = (
+        "ACCOUNT",
+        "USER",
+        "SHARES",
+        "NORM_SHARES",
+        "GPU_HOURS",
+        "CORE_HOURS",
+        "USAGE_S",
+        "EFFECTIVE_USAGE",
+        "LEVEL_FS",
+        "FAIRSHARE",
+    )
+    output.print_table(titles, lines, right=frozenset(range(2, len(titles))))
+
+
+def show_queues(client: Client, names: list[str], values: Values) -> None:
+    """`gctl queue`: what each queue is guaranteed, holds, borrows and lends."""
+    if any("=" in name for name in names):
+        raise UsageError("queues are not changed here", "change [queue.NAME] in the config file, then: gctl reload")
+    answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
+    if values.get("json"):
+        output.print_json(answer)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{row['name']}\n" for row in answer["queues"]))
+    else:
+        print_queues(answer["queues"], answer["loans"])
+        output.note("gctl", "in GPUs; queues are written in the config file, and a change of it counts after: gctl reload")
+
+
+def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
+    """The table of queues, and a sentence for each loan."""
+    lines = [
+        (
+            "  " * row["depth"] + printable(row["name"], 24),
+            f"{row['guaranteed_gpus']:g}",
+            f"{row['used_gpus']:g}",
+            f"{row['borrowed_gpus']:g}",
+            f"{row['lent_gpus']:g}",
+            "-" if row["max_gpus"] is None else f"{row['max_gpus']:g}",
+            f"{row['weight']:g}",
+            str(row["running"]),
+            str(row["pending"]),
+        )
+        for row in queues
+    ]
+    titles = ("QUEUE", "GUARANTEED", "HELD", "BORROWED", "LENT", "MAX", "WEIGHT", "RUNNING", "PENDING")
+    output.print_table(titles, lines, right=frozenset(range(1, len(titles))))
+    for loan in loans:
+        sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")
+
+
+def _amount(loan: dict[str, Any]) -> str:
+    parts = []
+    if loan["gpus"]:
+        parts.append("1 GPU" if loan["gpus"] == 1 else f"{loan['gpus']:g} GPUs")
+    if loan["cpus"]:
+        parts.append("1 core" if loan["cpus"] == 1 else f"{loan['cpus']:g} cores")
+    if loan["mem_mib"]:
+        parts.append(f"{format_size_mib(loan['mem_mib'])} of memory")
+    return " and ".join(parts)
+
+
+def _only(names: list[str], what: str) -> str:
+    if len(names) > 1:
+        raise UsageError(f"more than one {what} is named", f"for all of them: gctl {what}")
+    return f"?name={quote(names[0])}" if names else ""
