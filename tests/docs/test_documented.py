@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.api.routes import ROUTES
-from gpusched.config import describe_settings, describe_tables
+from gpusched.config import describe_settings, describe_tables, load_settings, problems_in
 from gpusched.docs import pages
 from gpusched.model.settings import Settings
 from gpusched.model.states import COMPACT, JobState, ReasonCode
@@ -77,3 +77,21 @@ def test_every_decision_has_a_summary_and_what_was_rejected() -> None:
         text = page.read_text()
         assert "**Summary.**" in text, page.name
         assert "**Tests.**" in text, page.name
+
+
+def toml_blocks() -> list[tuple[str, str]]:
+    """Every example of a config file in the documentation."""
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    return [
+        (f"{page.relative_to(ROOT)}-{number}", block)
+        for page in pages
+        for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.S))
+    ]
+
+
+@pytest.mark.parametrize("block", [text for _, text in toml_blocks()], ids=[name for name, _ in toml_blocks()])
+def test_every_example_of_a_config_file_is_right(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(block, encoding="utf-8")
+    assert problems_in(str(path), {}) == []
+    assert load_settings(str(path), {}).settings != Settings()
