@@ -207,7 +207,6 @@ RULES: dict[str, Rule] = {
     "queue.max_jobs_per_user": _COUNT,
     "queue.users": _NAMES,
     "queue.accounts": _NAMES,
-    "queue.operators": _NAMES,
     "qos.tier": Range(-1000, 1000),
     "qos.factor": _PART,
     "qos.preempts": _NAMES,

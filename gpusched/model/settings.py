@@ -209,7 +209,6 @@ class QueueSettings:
     preemptible: bool = setting(True, "Whether its jobs on borrowed GPUs can be preempted by the lender.")
     users: tuple[str, ...] = setting((), "Who may submit to it, with `accounts`; everybody when both are empty.")
     accounts: tuple[str, ...] = setting((), "Accounts whose jobs may be submitted to it.")
-    operators: tuple[str, ...] = setting((), "Users who may manage the jobs in it.")
 
 
 @dataclass(frozen=True, slots=True)

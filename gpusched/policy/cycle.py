@@ -30,11 +30,13 @@ from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.fragmentation import typical_of
 from gpusched.policy.guards import Guards
 from gpusched.policy.inside import Inside
+from gpusched.policy.limits import Denial
 from gpusched.policy.ordering import Head, Line, Ranking
 from gpusched.policy.placement import Guard, Need, find, fits, options
 from gpusched.policy.preemption import Held, Preemption, held_by_job
 from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, endings
 from gpusched.policy.quota import Quotas
+from gpusched.policy.usage import footprint
 
 _BUSY = 0.9
 """Ceiling of the order `utilisation` for a load that the settings leave without one."""
@@ -98,8 +100,9 @@ class Cycle:
         else:
             self.inside.start(key.reservation, booking)
         self.ceilings.add(booking)
-        self.guards.started(key, booking, self.ranking.wanted(key))
-        self.quotas.add(key.queue, key.user, key.qos, self.ranking.wanted(key))
+        amount = footprint(self.layout, booking)
+        self.guards.started(key, booking, amount)
+        self.quotas.add(key.queue, key.user, key.qos, amount)
         self.ranking.started(key, booking)
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
         self.line.advance()
@@ -122,12 +125,12 @@ class Cycle:
         else:
             self.line.drop()
 
-    def claim(self, head: Head, need: Need, guard: Guard | None) -> None:
+    def claim(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
         """Keep what others are leaving for the first job in line, also when all reservations are made."""
         before = len(self.reservations)
         # As good as held: the next of its queue must not take back more than is left of the guarantee.
         self.quotas.add(head.key.queue, head.key.user, head.key.qos, self.ranking.wanted(head.key))
-        self.keep(head, need, guard, _preempting(self.preemption, head))
+        self.keep(head, need, guard, _preempting(self.preemption, head) or reason)
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)
 
@@ -206,10 +209,11 @@ def take(cycle: Cycle, head: Head) -> None:
     """Start the first job in line, make or keep room for it, or let it wait."""
     key = head.key
     denial = cycle.quotas.why_not(key, cycle.ranking.wanted(key))
-    if denial is not None:
-        cycle.block(head, Reason(denial.code, denial.text, denial.facts))
-        return
     need = Need.of(key.request, key.uid)
+    if denial is not None:
+        if not _takes_back_below_maximum(cycle, head, need, denial):
+            cycle.block(head, Reason(denial.code, denial.text, denial.facts))
+        return
     if key.reservation is not None:
         _take_inside(cycle, head, need, key.reservation)
         return
@@ -262,7 +266,7 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
     if not cycle.waits_for_others(need, guard):
         cycle.block(head, _turned_down(cycle, need, guard))
         return
-    if preemption.frees_soon(cycle.draft, need, guard):
+    if preemption.frees_soon(key, cycle.draft, need, guard):
         cycle.claim(head, need, guard)
         return
     if _may_preempt_at_all(cycle, key, need):
@@ -283,6 +287,28 @@ def _turned_down(cycle: Cycle, need: Need, guard: Guard | None) -> Reason | None
     if guard is None or booking is None:
         return None
     return Reason(cycle.guards.reason(), guard.why_not(booking) or "every place with room is kept for others")
+
+
+def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Denial) -> bool:
+    """Make room for a job whose siblings have borrowed up to the maximum of a queue above them all.
+
+    There may be free cards enough: it is the maximum that stands between the queue and its guarantee.
+    """
+    key, amount = head.key, cycle.ranking.wanted(head.key)
+    if denial.code is not ReasonCode.QUEUE_MAX or not cycle.quotas.is_within_guarantee(key.queue, amount):
+        return False
+    guard = cycle.guards.of(key, amount)
+    reason = Reason(denial.code, denial.text, denial.facts)
+    if cycle.preemption.frees_soon(key, cycle.draft, need, guard):
+        cycle.claim(head, need, guard, reason)
+        return True
+    if not _may_preempt_at_all(cycle, key, need):
+        return False
+    if not cycle.preemption.choose(head.job.id, key, need, cycle.draft, guard):
+        return False
+    cycle.profile.end_early({job_id: cycle.preemption.ends_at(job_id) for job_id in cycle.preemption.chosen})
+    cycle.claim(head, need, guard, reason)
+    return True
 
 
 def _may_preempt_at_all(cycle: Cycle, key: ClassKey, need: Need) -> bool:

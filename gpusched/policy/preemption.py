@@ -94,16 +94,28 @@ class Preemption:
         """When a victim of this cycle has ended at the latest."""
         return self._now + self._held[job_id].first.grace_s
 
-    def frees_soon(self, draft: Draft, need: Need, guard: Guard | None) -> bool:
-        """Whether those that are being stopped already make enough room."""
+    def frees_soon(self, key: ClassKey, draft: Draft, need: Need, guard: Guard | None) -> bool:
+        """Whether those that are being stopped already make enough room, also below the limits."""
         if not self._stopping and not self.chosen:
+            return False
+        if self._without_leaving().why_not(key, demand(draft.layout, need.request)) is not None:
             return False
         trial = draft.copy()
         self._release_leaving(trial)
         return find(trial, need, guard=guard) is not None
 
+    def _leaving(self) -> Iterable[Held]:
+        return (*self._stopping, *(self._held[job_id] for job_id in self.chosen))
+
+    def _without_leaving(self) -> Quotas:
+        """What is held when all that are being stopped have ended."""
+        quotas = self._quotas.copy()
+        for one in self._leaving():
+            quotas.remove(one.first.queue, one.first.user, one.first.qos, one.amount)
+        return quotas
+
     def _release_leaving(self, draft: Draft) -> None:
-        for one in (*self._stopping, *(self._held[job_id] for job_id in self.chosen)):
+        for one in self._leaving():
             for booking in one.bookings:
                 draft.release(booking)
         for booking in self.claimed:
@@ -194,32 +206,35 @@ class Preemption:
         """One after the other until it fits, then back with those that are not needed, the dearest first."""
         trial = draft.copy()
         self._release_leaving(trial)
-        quotas = self._quotas.copy() if any(victim.is_reclaimed for victim in victims) else None
+        borrowed, limits = self._quotas.copy(), self._without_leaving()
         picked: list[Victim] = []
         for victim in victims:
             one = victim.held.first
-            if victim.is_reclaimed and quotas is not None:
+            lost = victim.held.amount
+            if victim.is_reclaimed:
                 # Every victim leaves its queue with less; none is pushed below its own guarantee.
-                lost = victim.held.amount
-                is_borrowed = quotas.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
+                is_borrowed = borrowed.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
                 if not is_borrowed and not self.may_preempt(key, one):
                     continue
-                quotas.leave(one.queue, lost)
+                borrowed.leave(one.queue, lost)
+            limits.remove(one.queue, one.user, one.qos, lost)
             for booking in victim.held.bookings:
                 trial.release(booking)
             picked.append(victim)
-            if find(trial, need, guard=guard) is not None:
+            if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
                 break
         else:
             return ()
         for victim in sorted(picked, key=lambda one: one.cost(self._settings), reverse=True):
-            mark = trial.checkpoint()
+            one, mark = victim.held.first, trial.checkpoint()
             for booking in victim.held.bookings:
                 trial.book(booking)
-            if find(trial, need, guard=guard) is None:
-                trial.rollback(mark)
-            else:
+            limits.add(one.queue, one.user, one.qos, victim.held.amount)
+            if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
                 picked.remove(victim)
+            else:
+                trial.rollback(mark)
+                limits.remove(one.queue, one.user, one.qos, victim.held.amount)
         return tuple(picked)
 
     def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:

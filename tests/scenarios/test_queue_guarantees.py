@@ -104,6 +104,36 @@ def test_a_queue_takes_back_its_guarantee_once_however_many_of_its_jobs_wait():
     assert Scenario(FOUR, jobs, stopping, chosen).outcome().preempts == {}
 
 
+SHARED = {
+    "lab": {"max_gpus": 4.0},
+    "vision": {"parent": "lab", "guaranteed_gpus": 2.0},
+    "nlp": {"parent": "lab", "guaranteed_gpus": 2.0},
+}
+
+
+def test_a_guarantee_is_kept_also_when_siblings_have_borrowed_up_to_the_maximum_above_them():
+    chosen = settings(queue=SHARED, preempt={"min_run_s": 60.0})
+    held = [has(number, f"n1:{number - 6}", "vision") for number in (6, 7, 8, 9)]
+    outcome = Scenario([node(gpus=8)], [asks(1, 2, "nlp")], held, chosen).outcome()
+    assert len(outcome.preempts) == 2
+    assert outcome.codes == {1: "Preempting"}
+    stopping = [
+        has(one.job_id, f"n1:{one.job_id - 6}", "vision", is_stopping=one.job_id in outcome.preempts) for one in held
+    ]
+    again = Scenario([node(gpus=8)], [asks(1, 2, "nlp")], stopping, chosen).outcome()
+    assert (again.starts, again.preempts) == ({}, {})
+    assert again.codes == {1: "QueueMaxLimit"}
+    assert 1 in again.reserved
+
+
+def test_the_maximum_holds_for_what_is_beyond_the_guarantee():
+    chosen = settings(queue=SHARED, preempt={"min_run_s": 60.0})
+    held = [has(number, f"n1:{number - 6}", "vision") for number in (6, 7)]
+    held += [has(number, f"n1:{number - 6}", "nlp") for number in (8, 9)]
+    outcome = Scenario([node(gpus=8)], [asks(1, 1, "nlp")], held, chosen).outcome()
+    assert (outcome.starts, outcome.preempts, outcome.codes) == ({}, {}, {1: "QueueMaxLimit"})
+
+
 def test_a_preempted_job_does_not_take_its_place_back():
     # Job 8 waits again; it asks for more than is guaranteed, so it preempts nobody.
     held = [has(1, "n1:0,1", "nlp")]
