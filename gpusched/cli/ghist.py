@@ -145,6 +145,10 @@ def _show_usage(values: Values) -> None:
     if values.get("quiet"):
         sys.stdout.write("".join(f"{printable(one[by] or '-')}\n" for one in sums))
         return
+    if values.get("csv"):
+        keys = ("jobs", "runs", "gpu_hours", "core_hours", "mem_gib_hours", "mean_wait_s")
+        _print_csv((by, *keys), [(one[by], *("" if one[key] is None else one[key] for key in keys)) for one in sums])
+        return
     rows = [
         (
             printable(one[by] or "-"),
@@ -156,7 +160,4 @@ def _show_usage(values: Values) -> None:
         for one in sums
     ]
     titles = (by.upper(), "JOBS", "RUNS", "GPU_HOURS", "CORE_HOURS", "MEM_GIB_HOURS", "MEAN_WAIT")
-    if values.get("csv"):
-        _print_csv(titles, rows)
-    else:
-        output.print_table(titles, rows, right=frozenset(range(1, len(titles))))
+    output.print_table(titles, rows, right=frozenset(range(1, len(titles))))

@@ -28,7 +28,22 @@ gsub -c 999 -- true
 gsub --signal HUGE@5 -- true
 gsub -d afterok:99999 -- true
 gsub -d sometime:1 -- true
-gsub -N 2 -- true
+gsub -N 2-4 -- true
+gsub -N 2 -g 3 -- true
+gsub -N 2 -g 0.5 -- true
+gsub -g 4 --gpus-per-node 3 -- true
+gsub --gres mps:1 -- true
+gsub --gpus-linked -- true
+gsub -w lab[1- -- true
+gsub -w lab1 -x lab1 -- true
+gsub -C a&&b -- true
+gsub -L matlab:0 -- true
+gsub -L a|b -- true
+gsub --res scratch= -- true
+gsub --exclusive=user -- true
+gsub --qos rush -- true
+gsub --reservation course -- true
+gsub --deadline soon -- true
 gsub --
 gsub no-such-script.sh
 gsub .
@@ -54,12 +69,20 @@ gshow 99999
 ginfo here
 ghist --since whenever
 ghist --by colour
+ghist --usage --efficiency
+ghist --usage --limit 3
 gctl
 gctl polish
 gctl hold
 gctl hold 99999
 gctl update 2 colour=red
 gctl update 2 time=soon
+gctl update 2 nodes=2 gpus=3
+gctl update 2 exclusive=maybe
+gctl update 2 qos=rush
+gctl queue nowhere
+gctl queue default max_gpus=4
+gctl queue a b
 gctl drain nowhere
 gctl hold 1 -m why
 gpusched polish

@@ -1,0 +1,230 @@
+"""What a job asks of nodes and on what terms, as typed; and the tables of priorities, usage, accounts and queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from lab import ANN, BOB, Lab
+from shell import Shell, compare
+from support import wait_until
+
+from gpusched.api import policy, site
+from gpusched.api.calendar import listing
+from gpusched.api.service import SERVICE, Service
+from gpusched.cli import gctl, ghist, ginfo, gq
+from gpusched.engine.simulated import Outcome
+from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
+from gpusched.testing import request
+
+QUEUES = {
+    "lab": QueueSettings("lab", max_gpus=8),
+    "vision": QueueSettings("vision", parent="lab", guaranteed_gpus=3, guaranteed_cpus=6),
+    "nlp": QueueSettings("nlp", parent="lab", guaranteed_gpus=1, weight=2.0),
+    "rest": QueueSettings("rest"),
+}
+ACCOUNTS = {
+    "group": AccountSettings("group", shares=3),
+    "inner": AccountSettings("inner", parent="group", users={"ann": 2.0}),
+    "other": AccountSettings("other"),
+}
+QOS = {"high": QosSettings("high", tier=5, factor=1.0)}
+ROUTES = {
+    "/v1/priorities": policy.priorities,
+    "/v1/usage": policy.usage,
+    "/v1/accounts": policy.accounts,
+    "/v1/queues": policy.queues,
+    "/v1/cluster": site.cluster,
+    "/v1/reservations": listing,
+}
+
+
+class Direct:
+    """A client that asks the handlers themselves, of a scheduler turned by hand."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.app = web.Application()
+        self.app[SERVICE] = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        answer = asyncio.run(ROUTES[path.partition("?")[0]](make_mocked_request(method, path, app=self.app)))
+        assert isinstance(answer, web.Response)
+        return dict(json.loads(answer.text or ""))
+
+
+Type = Callable[..., str]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Types a command at a lab where queue nlp has borrowed from vision and three jobs wait."""
+    lab = Lab(
+        4,
+        outcome=Outcome(runs_s=36000),
+        queue=QUEUES,
+        account=ACCOUNTS,
+        qos=QOS,
+        priority=PrioritySettings(weight_size=100.0, weight_deadline=100.0),
+    )
+    lab.submit(request=request(3, cpus=1.5, mem_mib=4096), queue="nlp", account="inner")
+    lab.turn(3600)
+    lab.ask(lab.submission(BOB, request=request(1), queue="rest", account="other"))
+    lab.submit(request=request(4), queue="vision", account="inner", nice=250)
+    lab.submit(request=request(1), queue="rest", account="other", qos="high")
+    lab.submit(request=request(1), queue="nlp", account="other", time_limit_s=600, deadline_at=lab.clock.now() + 9000)
+    lab.turn(1800)
+    client = Direct(lab)
+
+    @contextmanager
+    def connect() -> Any:
+        yield client
+
+    for module in (gq, gctl, ghist, ginfo):
+        monkeypatch.setattr(module, "connect", connect)
+    for module in (policy, site):
+        monkeypatch.setattr(module, "caller_of", lambda request: ANN)
+    monkeypatch.setattr(site, "user_name", lambda uid: {ANN.uid: "ann", BOB.uid: "bob"}[uid])
+    commands = {"gq": gq.body, "gctl": gctl.body, "ghist": ghist.body, "ginfo": ginfo.body}
+
+    def do(line: str) -> str:
+        command, *words = line.split()
+        capsys.readouterr()
+        assert commands[command](words) == 0
+        captured = capsys.readouterr()
+        return captured.out + "".join(f"[stderr] {text}\n" for text in captured.err.splitlines())
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "priorities",
+            ["gq --priority", "gq --priority --noheader 4", "gq --priority --quiet", "gq --priority --json 3"],
+        ),
+        (
+            "usage",
+            [
+                "ghist --usage --since @0",
+                "ghist --by account --since @0",
+                "ghist --by queue --since @0 --csv",
+                "ghist --usage --since @0 --quiet",
+                "ghist --usage --since @0 --json -u bob",
+            ],
+        ),
+        ("accounts", ["gctl account", "gctl account group", "gctl account --quiet", "gctl account other --json"]),
+        ("queues", ["gctl queue", "gctl queue vision", "gctl queue --quiet", "gctl queue vision --json"]),
+        ("ginfo-queues", ["ginfo"]),
+    ],
+)
+def test_tables_of_who_stands_where(typed: Type, name: str, lines: list[str]) -> None:
+    compare(f"{name}.txt", "\n".join(f"$ {line}\n{typed(line)}" for line in lines))
+
+
+def test_json_keys_of_queues_that_scripts_rely_on(typed: Type) -> None:
+    for line in ("gctl queue --json", "ginfo --json"):
+        for row in json.loads(typed(line))["queues"]:
+            keys = (
+                "name",
+                "guaranteed_gpus",
+                "max_gpus",
+                "used_gpus",
+                "borrowed_gpus",
+                "lent_gpus",
+                "pending",
+                "running",
+            )
+            assert set(keys) <= set(row)
+
+
+# --- typed at a real scheduler ------------------------------------------------------------------
+
+
+@pytest.fixture
+def asks(sh: Shell) -> Callable[..., dict[str, Any]]:
+    """Submits held with these options and gives the job's JSON."""
+
+    def submit(*words: str) -> dict[str, Any]:
+        job_id = sh.submit("-H", *words, "--", "true")
+        (job,) = json.loads(sh.ok("gq", "--json", "-j", job_id))["jobs"]
+        return dict(job)
+
+    return submit
+
+
+def test_everything_that_is_asked_is_in_the_json(asks: Callable[..., dict[str, Any]]) -> None:
+    job = asks("-w", "lab1,lab[2-3]", "-x", "lab3", "--exclusive", "-g", "2", "--gpus-linked", "--deadline", "now+3h")
+    assert (job["nodelist"], job["exclude"]) == (["lab1", "lab2", "lab3"], ["lab3"])
+    assert (job["exclusive"], job["gpus_linked"], job["nodes"], job["gpus_per_node"]) == (True, True, 1, 2)
+    assert job["deadline_at"] - job["submit_at"] == pytest.approx(3 * 3600, abs=60)
+    assert (job["qos"], job["reservation"], job["constraint"], job["licenses"], job["resources"]) == (
+        *(None, None, None),
+        *({}, {}),
+    )
+
+
+def test_a_script_asks_and_the_command_line_asks_otherwise(sh: Shell) -> None:
+    (sh.work / "x.sh").write_text("#!/bin/sh\n#SBATCH --gres=gpu:a100:2\n#SBATCH --exclusive\n#SBATCH -x lab9\ntrue\n")
+    for words, asked, excluded in (((), "a100:2", ["lab9"]), (("-g", "1", "-x", "lab8"), "1", ["lab8"])):
+        job_id = sh.ok("gsub", "--parsable", "-H", *words, "x.sh").strip()
+        (job,) = json.loads(sh.ok("gq", "--json", "-j", job_id))["jobs"]
+        assert (job["gpu_request"], job["exclude"], job["exclusive"]) == (asked, excluded, True)
+
+
+def test_an_update_changes_what_is_asked_and_tells_it_in_words(sh: Shell) -> None:
+    job_id = sh.submit("-H", "-g", "2", "-x", "lab9", "--exclusive", "--", "true")
+    sh.ok("gctl", "update", job_id, "exclude=lab[7-8]", "exclusive=no", "gpus=1", "deadline=now+1d", "nodelist=")
+    (job,) = json.loads(sh.ok("gshow", "--json", job_id))["jobs"]
+    assert (job["exclude"], job["exclusive"], job["gpu_request"]) == (["lab7", "lab8"], False, "1")
+    assert "exclude=lab7,lab8, " in job["events"][-1]["text"]
+    assert "is_exclusive=no, nodelist=none" in job["events"][-1]["text"]
+    text = sh.ok("gshow", job_id)
+    assert "Where:      not lab7,lab8\n" in text
+    assert "Deadline:   " in text
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "hint"),
+    [
+        ("-N 2 -g 3", "3 GPUs cannot be spread evenly over 2 nodes; the nearest that can: 2 or 4", "--gpus-per-node"),
+        ("-N 2 -g 0.5", "a share of one card, 0.5, cannot be spread over 2 nodes", "--gpus-per-node 0.5"),
+        ("-g 4 --gpus-per-node 3", "4 GPUs in all and 3 on one node do not agree", "-g for all nodes"),
+        ("-w lab1 -x lab1", "every node that is asked for is excluded as well", "gsub --help"),
+        ("--gpus-linked", "linked GPUs are asked for, but no GPU", "gsub --help"),
+        ("-C a&&b", "constraint", "--constraint"),
+        ("-L a|b:2", "'a|b' is not a name for licenses", "-L matlab:2,ansys"),
+        ("--qos rush", "there is no QOS 'rush', because none is configured", "without --qos"),
+        ("--reservation course", "'course'", "gctl reserve"),
+        ("--deadline now+1m -t 1h", "the job may run 1:00:00, but its deadline is", "-t "),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(sh: Shell, line: str, says: str, hint: str) -> None:
+    done = sh.type("gsub", *line.split(), "--", "true")
+    assert done.code in (1, 2)
+    first, second = done.err.splitlines()
+    assert says in first
+    assert hint in second
+
+
+def test_usage_of_a_real_scheduler_counts_what_runs_and_what_has_ended(own: Shell) -> None:
+    own.ok("gsub", "-W", "--quiet", "-g", "1", "-q", "a", "--", "sleep", "0.3")
+    own.submit("-g", "0.5", "-q", "b", "--", "sleep", "30")
+
+    def sums() -> dict[str, dict[str, Any]]:
+        return {row["queue"]: row for row in json.loads(own.ok("ghist", "--by", "queue", "--json"))["usage"]}
+
+    wait_until(lambda: "b" in sums(), what="job 2 to run")
+    found = sums()
+    assert found["a"]["gpu_hours"] * 3600 == pytest.approx(found["a"]["core_hours"] * 3600)
+    assert 0.25 < found["a"]["gpu_hours"] * 3600 < 5
+    assert (found["b"]["jobs"], found["b"]["runs"]) == (1, 1)
+    assert found["b"]["gpu_hours"] == pytest.approx(found["b"]["core_hours"] / 2)
+    refused = own.type("ghist", "--usage", "--efficiency")
+    assert (refused.code, refused.out) == (2, "")

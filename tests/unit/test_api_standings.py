@@ -1,0 +1,219 @@
+"""What the API says of priorities, usage, accounts and queues, on a scheduler turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from lab import ANN, BOB, Lab
+
+from gpusched.api import policy
+from gpusched.api.service import SERVICE, Service
+from gpusched.daemon.commands import Hold
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import NotFound, UsageError
+from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
+from gpusched.testing import request
+
+QUEUES = {
+    "lab": QueueSettings("lab", max_gpus=8),
+    "vision": QueueSettings("vision", parent="lab", guaranteed_gpus=3),
+    "nlp": QueueSettings("nlp", parent="lab", guaranteed_gpus=1, weight=2.0, preemptible=False, order="sjf"),
+    "rest": QueueSettings("rest"),
+}
+ACCOUNTS = {
+    "group": AccountSettings("group", shares=3),
+    "inner": AccountSettings("inner", parent="group", users={"ann": 2.0}),
+    "other": AccountSettings("other"),
+}
+QOS = {"high": QosSettings("high", tier=5, factor=1.0), "free": QosSettings("free", usage_factor=0.0)}
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab(4, outcome=Outcome(runs_s=3600), queue=QUEUES, account=ACCOUNTS, qos=QOS)
+
+
+@pytest.fixture(autouse=True)
+def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "caller_of", lambda request: ANN)
+
+
+def service(lab: Lab) -> Service:
+    return Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+
+
+def get(lab: Lab, handler: Any, query: str = "") -> dict[str, Any]:
+    app = web.Application()
+    app[SERVICE] = service(lab)
+    answer = asyncio.run(handler(make_mocked_request("GET", f"/v1/x?{query}", app=app)))
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    return dict(json.loads(answer.body, parse_constant=refuse))
+
+
+def gpus(lab: Lab, count: int, queue: str = "rest", **parts: Any) -> int:
+    return lab.submit(request=request(count), queue=queue, **{"account": "other", **parts})
+
+
+def by_name(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in answer["queues"]}
+
+
+# --- queues -------------------------------------------------------------------------------------
+
+
+def test_queues_are_told_each_before_those_below_it(lab: Lab) -> None:
+    rows = get(lab, policy.queues)["queues"]
+    assert [(row["name"], row["depth"], row["parent"]) for row in rows] == [
+        ("lab", 0, None),
+        ("nlp", 1, "lab"),
+        ("vision", 1, "lab"),
+        ("rest", 0, None),
+    ]
+    nlp = rows[1]
+    assert (nlp["weight"], nlp["preemptible"], nlp["order"], nlp["max_gpus"]) == (2.0, False, "sjf", None)
+    assert (rows[0]["guaranteed_gpus"], rows[0]["max_gpus"], rows[0]["weight"]) == (4.0, 8, 1.0)
+
+
+def test_what_is_lent_is_what_is_borrowed_and_has_names(lab: Lab) -> None:
+    gpus(lab, 3, "nlp")
+    answer = get(lab, policy.queues)
+    rows = by_name(answer)
+    assert answer["loans"] == [{"lender": "vision", "borrower": "nlp", "gpus": 2.0, "cpus": 0.0, "mem_mib": 0.0}]
+    assert (rows["nlp"]["used_gpus"], rows["nlp"]["borrowed_gpus"], rows["nlp"]["lent_gpus"]) == (3.0, 2.0, 0.0)
+    assert (rows["vision"]["used_gpus"], rows["vision"]["borrowed_gpus"], rows["vision"]["lent_gpus"]) == (
+        0.0,
+        0.0,
+        2.0,
+    )
+    assert rows["lab"]["used_gpus"] == 3.0
+
+
+def test_jobs_are_counted_in_their_queue_and_all_above_it(lab: Lab) -> None:
+    gpus(lab, 1, "vision")
+    gpus(lab, 1, "nlp")
+    gpus(lab, 4, "nlp")
+    gpus(lab, 4, "rest")
+    rows = by_name(get(lab, policy.queues))
+    counts = {name: (row["running"], row["pending"]) for name, row in rows.items()}
+    assert counts == {"lab": (2, 1), "vision": (1, 0), "nlp": (1, 1), "rest": (0, 1)}
+
+
+def test_one_queue_comes_with_those_right_below_it_and_its_loans(lab: Lab) -> None:
+    gpus(lab, 2, "nlp")
+    assert [row["name"] for row in get(lab, policy.queues, "name=lab")["queues"]] == ["lab", "nlp", "vision"]
+    assert get(lab, policy.queues, "name=lab")["loans"] == []
+    one = get(lab, policy.queues, "name=vision")
+    assert [row["name"] for row in one["queues"]] == ["vision"]
+    assert [loan["borrower"] for loan in one["loans"]] == ["nlp"]
+    with pytest.raises(NotFound, match="there is no queue 'visoin'"):
+        get(lab, policy.queues, "name=visoin")
+
+
+def test_without_settings_the_default_queue_and_those_in_use_are_told() -> None:
+    lab = Lab(2, outcome=Outcome(runs_s=3600))
+    assert [row["name"] for row in get(lab, policy.queues)["queues"]] == ["default"]
+    gpus(lab, 1, "zoo")
+    rows = by_name(get(lab, policy.queues))
+    assert list(rows) == ["default", "zoo"]
+    assert rows["zoo"]["used_gpus"] == 1.0
+
+
+# --- priorities ---------------------------------------------------------------------------------
+
+
+def test_waiting_jobs_are_told_by_tier_and_priority_with_all_parts(lab: Lab) -> None:
+    running = gpus(lab, 4)
+    low = gpus(lab, 1, nice=100)
+    plain = gpus(lab, 1)
+    high = gpus(lab, 1, qos="high", nice=10000)
+    lab.ask(Hold(ANN, (low,)))
+    answer = get(lab, policy.priorities)
+    rows = answer["priorities"]
+    assert [int(row["id"]) for row in rows] == [high, plain, low]
+    assert str(running) not in {row["id"] for row in rows}
+    assert [row["tier"] for row in rows] == [5, 0, 0]
+    for row in rows:
+        assert row["priority"] == pytest.approx(sum(row["parts"].values()))
+        assert set(answer["weights"]) == set(row["parts"])
+    assert rows[0]["parts"]["qos"] == answer["weights"]["qos"]
+    assert rows[1]["parts"]["nice"] - rows[2]["parts"]["nice"] == pytest.approx(100)
+    assert answer["order"] == "multifactor"
+
+
+def test_priorities_of_named_jobs_only(lab: Lab) -> None:
+    gpus(lab, 4)
+    first, second = gpus(lab, 1), gpus(lab, 1)
+    assert [row["id"] for row in get(lab, policy.priorities, f"ids={second}")["priorities"]] == [str(second)]
+    assert [row["id"] for row in get(lab, policy.priorities, "limit=1")["priorities"]] == [str(second)]
+    assert first < second
+
+
+# --- accounts -----------------------------------------------------------------------------------
+
+
+def test_the_tree_of_accounts_with_what_was_used(lab: Lab) -> None:
+    gpus(lab, 4, account="inner")
+    lab.turn(1800)
+    rows = get(lab, policy.accounts)["accounts"]
+    assert [(row["account"], row["user"], row["depth"]) for row in rows] == [
+        ("", None, 0),
+        ("group", None, 1),
+        ("inner", None, 2),
+        ("inner", "ann", 3),
+        ("other", None, 1),
+    ]
+    root, group, inner, ann, other = rows
+    assert ann["gpu_hours"] == pytest.approx(2.0, rel=0.01)
+    assert ann["gpu_hours"] == inner["gpu_hours"] == group["gpu_hours"] == root["gpu_hours"]
+    assert (group["shares"], group["norm_shares"], other["norm_shares"]) == (3, 0.75, 0.25)
+    assert (group["effective_usage"], other["effective_usage"]) == (1.0, 0.0)
+    assert group["level_fs"] == 0.75
+    assert other["level_fs"] is None, "infinite: it has used nothing"
+    assert (ann["fairshare"], other["fairshare"]) == (1.0, None)
+
+
+def test_one_account_comes_with_all_below_it(lab: Lab) -> None:
+    rows = get(lab, policy.accounts, "name=group")["accounts"]
+    assert [(row["account"], row["user"]) for row in rows] == [("group", None), ("inner", None), ("inner", "ann")]
+    assert [row["account"] for row in get(lab, policy.accounts, "name=other")["accounts"]] == ["other"]
+    with pytest.raises(NotFound) as raised:
+        get(lab, policy.accounts, "name=gruop")
+    assert raised.value.hint == "accounts: group, inner, other"
+
+
+# --- usage --------------------------------------------------------------------------------------
+
+
+def test_usage_sums_ended_and_open_runs() -> None:
+    lab = Lab(4, outcome=Outcome(runs_s=3600), priority=PrioritySettings(backfill=False))
+    lab.submit(request=request(2, cpus=1.0, mem_mib=2048), account="a")
+    lab.turn(3600)
+    lab.turn()
+    lab.ask(lab.submission(BOB, request=request(1, cpus=0.5)))
+    lab.turn(1800)
+    answer = get(lab, policy.usage, "since=0")
+    ann, bob = answer["usage"]
+    assert (ann["user"], ann["jobs"], ann["runs"]) == ("ann", 1, 1)
+    assert (ann["gpu_hours"], ann["core_hours"], ann["mem_gib_hours"]) == pytest.approx((2, 1, 2), rel=0.01)
+    assert bob["user"] == "bob"
+    assert (bob["gpu_hours"], bob["core_hours"]) == pytest.approx((0.5, 0.25), rel=0.01)
+    assert ann["mean_wait_s"] == 0.0
+    assert (answer["by"], answer["since"], answer["until"]) == ("user", 0, lab.clock.now())
+    by_account = get(lab, policy.usage, "since=0&by=account")["usage"]
+    assert [(row["account"], row["jobs"]) for row in by_account] == [("a", 1), ("bob", 1)]
+    assert get(lab, policy.usage, "since=0&users=bob")["usage"] == [bob]
+    (late,) = get(lab, policy.usage, f"since={lab.clock.now() - 360}")["usage"]
+    assert (late["user"], late["gpu_hours"], late["mean_wait_s"]) == ("bob", pytest.approx(0.1), None)
+
+
+def test_usage_by_anything_else_is_refused(lab: Lab) -> None:
+    with pytest.raises(UsageError, match="by is 'node'; it must be one of user, account, queue"):
+        get(lab, policy.usage, "by=node")
