@@ -96,13 +96,7 @@ def show_queues(client: Client, names: list[str], values: Values) -> None:
         sys.stdout.write("".join(f"{row['name']}\n" for row in answer["queues"]))
     else:
         print_queues(answer["queues"], answer["loans"])
-<<<<<<< HEAD
-        output.note(
-            "gctl", "in GPUs; queues are written in the config file, and a change of it counts after: gctl reload"
-        )
-=======
         output.note("gctl", "in GPUs; queues are set in the config file, changes of it count after: gctl reload")
->>>>>>> main
 
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
