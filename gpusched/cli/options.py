@@ -171,7 +171,7 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
-    from gpusched.cli.where import where_options  # its readers are made of those above
+    from gpusched.cli.where import gres, where_options  # its readers are made of those above
 
     what, res, when, fail, out, slurm = (
         "What to run",
@@ -289,7 +289,7 @@ def gsub_table() -> Table:
                 metavar="NAME",
                 read=text("account"),
                 section=when,
-                help="account the usage goes to; default: your user name",
+                help="account the usage goes to; default: the one that names you, else your user name",
             ),
             Option(
                 "--nice",
@@ -314,6 +314,7 @@ def gsub_table() -> Table:
                 help="not before: 2h from now as now+2h, 18:00, 2026-12-24T18:00",
             ),
             Option("-H", "--hold", sets={"hold": True}, section=when, help="wait for gctl release"),
+            *where_options(res, when),
             Option(
                 "--retries",
                 metavar="N",
@@ -413,7 +414,7 @@ def gsub_table() -> Table:
                 help="submit nothing; say whether it would start now, where, or why not",
             ),
             Option("-p", "--partition", metavar="NAME", read=text("queue"), section=slurm, help="as --queue"),
-            *where_options(res, when, slurm),
+            Option("--gres", metavar="gpu[:TYPE]:N", read=gres, section=slurm, help="as --gpus-per-node"),
             Option(
                 "--mem-per-cpu",
                 metavar="SIZE",

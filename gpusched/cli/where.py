@@ -69,7 +69,7 @@ def counts(key: str, example: str) -> Reader:
     return read
 
 
-def where_options(res: str, when: str, slurm: str) -> list[Option]:
+def where_options(res: str, when: str) -> list[Option]:
     """The options, in the sections that are named so."""
     where = "Where"
     return [
@@ -155,5 +155,4 @@ def where_options(res: str, when: str, slurm: str) -> list[Option]:
             section=when,
             help="to have ended by then, as --begin; one that no longer can is ended as DEADLINE",
         ),
-        Option("--gres", metavar="gpu[:TYPE]:N", read=gres, section=slurm, help="as --gpus-per-node"),
     ]
