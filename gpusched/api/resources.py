@@ -12,11 +12,10 @@ from gpusched.model.hostlist import MAX_NODES, expand
 from gpusched.model.job import Request, gpus_of_each_node
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
+from gpusched.policy.constraints import parse
 
 _SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
-_LABEL = r"!?[A-Za-z0-9_][A-Za-z0-9_.:=+/-]*"
-_CONSTRAINT = re.compile(rf"{_LABEL}(?:[&|]{_LABEL})*")
 _RENAMED = {"exclusive": "is_exclusive", "gpus_linked": "is_linked"}
 _PER_NODE = "gpus_per_node"
 
@@ -117,12 +116,14 @@ def _counts(key: str, counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _labels(key: str, text: str) -> str | None:
-    squeezed = "".join(text.split())
-    if not squeezed:
+    """The constraint without its blanks; None for nothing but blanks."""
+    if not text.strip():
         return None
-    if not _CONSTRAINT.fullmatch(squeezed):
+    try:
+        parse(text)
+    except ValueError as error:
         raise UsageError(
-            f"{key} is {printable(repr(text), 60)}; it must be labels joined by & (and) and | (or)",
+            f"{key}: {printable(str(error), 200)}",
             f"for example: --{key} 'a100&nvlink|h100', and ! before a label that a node must not have",
-        )
-    return squeezed
+        ) from None
+    return "".join(text.split())
