@@ -81,9 +81,11 @@ def show(client: Client, values: Values) -> None:
         rows = client.call("GET", f"/v1/jobs?fields=id&{asked}")["rows"]
         sys.stdout.write("".join(f"{row[0]}\n" for row in rows))
     elif "format" in values:
-        from gpusched.cli.slurm_format import render  # the % language; few prompts speak it
+        from gpusched.cli.slurm_format import keys, render  # the % language; few prompts speak it
 
-        jobs = client.call("GET", f"/v1/jobs?{asked}")["jobs"]
+        fields = ["id", *keys(values["format"]), *[key.lstrip("+-") for key in values.get("sort", ())]]
+        rows = client.call("GET", f"/v1/jobs?fields={quote(','.join(fields))}&{asked}")["rows"]
+        jobs = [dict(zip(fields, row)) for row in rows]  # noqa: B905  3.10 can, but the keyword costs
         _sort_objects(jobs, values.get("sort", []))
         sys.stdout.write(render(values["format"], jobs, header=not values.get("noheader")))
     else:

@@ -98,6 +98,50 @@ _FIELDS: dict[str, tuple[str, Callable[[Job], object]]] = {
 }
 
 
+_KEYS = {
+    **dict.fromkeys("iAFK", ("id",)),
+    "j": ("name",),
+    "u": ("user",),
+    "a": ("account",),
+    "P": ("queue",),
+    "t": ("state",),
+    "T": ("state",),
+    "r": ("reason",),
+    "R": ("state", "node", "reason"),
+    "M": ("state", "start_at", "end_at", "suspended_at", "suspended_s"),
+    "l": ("time_limit_s",),
+    "L": ("state", "start_at", "time_limit_s", "suspended_at", "suspended_s"),
+    "q": ("qos",),
+    "f": ("constraint",),
+    "v": ("reservation",),
+    "W": ("licenses",),
+    "n": ("nodelist",),
+    "x": ("exclude",),
+    "h": ("exclusive",),
+    "D": ("nodes",),
+    "C": ("cpus",),
+    "m": ("mem_mib",),
+    "b": ("gpu_request", "nodes", "gpus_per_node"),
+    "N": ("node",),
+    "B": ("node",),
+    "S": ("start_at",),
+    "V": ("submit_at",),
+    "e": ("end_at",),
+    "Z": ("work_dir",),
+    "E": ("dependency",),
+    "Q": ("priority",),
+    "p": ("priority",),
+    "y": ("nice",),
+    "o": ("command",),
+}
+
+
+def keys(form: str) -> list[str]:
+    """Keys of the JSON that the fields of a format are made of, each once."""
+    letters = [piece[2] for piece in _split(form) if piece[2]]
+    return list(dict.fromkeys(key for letter in letters for key in _KEYS[letter]))
+
+
 def render(form: str, jobs: list[Job], header: bool = True) -> str:
     """One line a job, with a line of titles before them."""
     pieces = _split(form)

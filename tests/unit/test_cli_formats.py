@@ -17,7 +17,7 @@ from gpusched.cli.follow import tail_offset
 from gpusched.cli.instants import parse_instant, parse_since
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
-from gpusched.cli.slurm_format import render
+from gpusched.cli.slurm_format import _FIELDS, keys, render
 
 JOB: dict[str, Any] = {
     "id": "42",
@@ -99,6 +99,19 @@ def test_what_is_asked_of_nodes_in_slurms_fields() -> None:
     line = "high course 2 nvlink ansys:1,matlab:2 lab1,lab2 lab3 NO gres:gpu:a100:2(8192M)\n"
     assert render(form, [GANG], header=False) == line
     assert render("%b", [{**GANG, "gpu_request": "2x0.5", "gpus_per_node": 1}], header=False) == "gres:gpu:0.5\n"
+
+
+@pytest.mark.parametrize("letter", sorted(_FIELDS))
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETED"])
+def test_a_field_is_made_of_the_keys_that_are_asked_for(letter: str, state: str) -> None:
+    known = {**GANG, "state": state, "start_at": 1.0}
+    asked = keys(f"%{letter}")
+    assert render(f"%{letter}", [{key: known[key] for key in asked}]) == render(f"%{letter}", [known])
+
+
+def test_only_what_is_printed_is_asked_for() -> None:
+    assert keys("%i %.8j|%t %T") == ["id", "name", "state"]
+    assert keys("100% %%") == []
 
 
 def test_titles_have_the_widths_of_their_fields() -> None:
