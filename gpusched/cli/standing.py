@@ -27,7 +27,8 @@ def show_priorities(client: Client, asked: str, values: Values) -> None:
     if values.get("quiet"):
         sys.stdout.write("".join(f"{row['id']}\n" for row in rows))
         return
-    parts = list(rows[0]["parts"]) if rows else []
+    # Plug-ins may add a part for some jobs only.
+    parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
     lines = [
         (
             row["id"],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpusched.api.schema import JOB_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.cli import gctl, gsub
 from gpusched.cli.options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.cli.script import directives
+from gpusched.cli.updates import UPDATES
 from gpusched.errors import UsageError
 
 PER_NODE = {"gpu_fraction": None}
@@ -114,13 +115,15 @@ def test_what_is_typed_takes_the_place_of_what_the_script_says(script: str, type
     assert {key: value for key, value in values.items() if value is not None} == asked
 
 
-def test_every_value_of_an_option_reaches_the_daemon(tmp_path: Path) -> None:
+def test_everything_that_the_api_takes_can_be_asked_for_and_updated_at_the_prompt() -> None:
+    assert {*JOB_FIELDS, *REQUEST_FIELDS, *RETRY_FIELDS} <= set(gsub._SPEC)
     line = (
         "-N 2 -g 4 --gpus-per-node 2 --gpus-linked --res a=1 -L b -w c,d -x e -C f --prefer g --exclusive "
         "--qos h --reservation i --deadline @1766600000"
     )
-    values = {key for key, value in read(line).items() if value is not None}
-    assert values <= set(gsub._SPEC)
+    assert {key for key, value in read(line).items() if value is not None} <= set(SPEC_FIELDS)
+    cleared = {key for name in UPDATES for key in gctl._changes([f"{name}="])}
+    assert cleared | {"gpu_fraction", "gpu_type"} == set(UPDATE_FIELDS)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.api.validate import read_changes, read_submission
-from gpusched.errors import UsageError
+from gpusched.daemon.commands import _changed
+from gpusched.errors import Refused, UsageError
 from gpusched.model.hostlist import expand
 from gpusched.model.job import JobSpec, Request, gpus_of_each_node
 from gpusched.model.settings import DefaultSettings, QosSettings, Settings
+from gpusched.testing import job
 
 SETTINGS = Settings()
 
@@ -132,6 +134,31 @@ def test_an_update_speaks_of_the_same_and_null_takes_back() -> None:
     assert replace(before, **cleared) == Request(2)
     terms = read_changes(dict.fromkeys(["qos", "deadline_at", "reservation"]), SETTINGS)
     assert terms == {"qos": "", "deadline_at": None, "reservation": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        ({"gpus": 6}, Request(gpus=3, nodes=2)),
+        ({"gpus_per_node": 1}, Request(gpus=1, nodes=2)),
+        ({"nodes": 4}, Request(gpus=2, nodes=4)),
+        ({"nodes": 3, "gpus": 3}, Request(gpus=1, nodes=3)),
+        ({"nodes": None}, Request(gpus=2)),
+        ({"gpus": None}, Request(gpus=0, nodes=2)),
+        ({"gpus_per_node": None}, Request(gpus=0, nodes=2)),
+        ({"gpus": 4, "gpus_per_node": 4, "nodes": 1}, Request(gpus=4)),
+    ],
+)
+def test_an_update_counts_gpus_over_the_nodes_that_the_job_will_have(changes: dict[str, Any], after: Request) -> None:
+    before = job(request=Request(gpus=2, nodes=2))
+    assert _changed(before, read_changes(changes, SETTINGS)).spec.request == after
+
+
+@pytest.mark.parametrize("changes", [{"gpus": 3}, {"nodes": 3, "gpus": 4}, {"gpus": 4, "gpus_per_node": 1}])
+def test_an_update_that_does_not_divide_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as raised:
+        _changed(job(request=Request(gpus=2, nodes=2)), read_changes(changes, SETTINGS))
+    assert "gpus-per-node=N" in raised.value.hint
 
 
 @given(st.integers(0, 64), st.integers(1, 16))
