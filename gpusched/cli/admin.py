@@ -178,7 +178,7 @@ def config_check() -> None:
     for problem in problems:
         output.fail("gpusched", problem)
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(problems[0].exit_code)
     where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
     typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
 
