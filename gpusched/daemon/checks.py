@@ -61,7 +61,7 @@ def _table(scheduler: Scheduler) -> Check:
 
 
 def _books(scheduler: Scheduler) -> Check:
-    problems = check_invariants(scheduler.snapshot(scheduler.now()))
+    problems = check_invariants(scheduler.snapshot(scheduler.now()), scheduler.settings)
     if not problems:
         return Check("bookings", True, "no GPU, core or memory is promised twice")
     return Check("bookings", False, "; ".join(problems), "report this with: gpusched debug snapshot > snapshot.json")

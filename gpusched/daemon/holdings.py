@@ -56,7 +56,8 @@ def holding(
         is_suspended=stands_still and gave_way,
         suspended_cpus=run.cpus if gave_way else 0.0,
         can_requeue=spec.retry.requeue,
-        can_suspend=not request.gpus and not stands_still,
+        # One that is alone on its nodes would still be alone there.
+        can_suspend=not (request.gpus or request.is_exclusive or stands_still),
         grace_s=grace_s,
         checkpoint_at=checkpoint_at,
     )

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.ceilings import Ceilings
@@ -37,9 +37,6 @@ from gpusched.policy.preemption import Held, Preemption, held_by_job
 from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, endings
 from gpusched.policy.quota import Quotas
 from gpusched.policy.usage import footprint
-
-_BUSY = 0.9
-"""Ceiling of the order `utilisation` for a load that the settings leave without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class Cycle:
             if one.first.is_stopping:
                 self.quotas.leave(one.first.queue, one.amount)
         self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
-        self.ceilings = Ceilings(self.layout, _ceilings_of(settings), snapshot.allocations)
+        self.ceilings = Ceilings(self.layout, settings, snapshot.allocations)
         self.preemption = Preemption(held, self.quotas, settings, self.ranking.capacity, self.now)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
@@ -180,18 +177,6 @@ def _taken_up_again(one: Held) -> Booking:
     booking = one.bookings[0]
     millicpus = round(one.first.suspended_cpus * 1000)
     return replace(booking, millicpus=millicpus, mem_mib=0, parts=(), resources=(), licenses=(), is_exclusive=False)
-
-
-def _ceilings_of(settings: Settings) -> CeilingSettings:
-    ceiling = settings.ceiling
-    if settings.priority.order != "utilisation":
-        return ceiling
-    return replace(
-        ceiling,
-        cpu_fraction=_BUSY if ceiling.cpu_fraction is None else ceiling.cpu_fraction,
-        mem_fraction=_BUSY if ceiling.mem_fraction is None else ceiling.mem_fraction,
-        gpu_fraction=_BUSY if ceiling.gpu_fraction is None else ceiling.gpu_fraction,
-    )
 
 
 # --- the walk along the line --------------------------------------------------------------------

@@ -105,6 +105,8 @@ def _draft_inside(window: Window, layout: Layout) -> Draft:
         draft.free_millicpus[number] = 0 if place is None else round(place.cpus * 1000)
         draft.free_mem_mib[number] = 0 if place is None else place.mem_mib
         draft.exclusive[number] = int(place is None)
+        # Where only part of a node is kept, others use the rest: nobody inside can have the node alone.
+        draft.jobs[number] = int(place is None or not place.is_exclusive)
         if place is not None and not place.is_exclusive:
             draft.free_resources[number] = dict(place.resources)
     for card in layout.cards:

@@ -57,7 +57,7 @@ def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | Non
         is_front=job.is_front,
         inherited=inherited,
         can_requeue=spec.retry.requeue,
-        can_suspend=not spec.request.gpus,
+        can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
         predicted_s=predicted_s if spec.time_limit_s is None else None,
     )
 

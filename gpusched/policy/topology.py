@@ -66,8 +66,9 @@ def take(
     """So many of the free cards, and over how many groups more than one they are spread.
 
     `free` is sorted, the cheapest first. A group that holds all of them comes first, and among such groups the
-    one with the cheapest cards, then with a `tightness` of 1 the one with the fewest free cards, so that others stay
-    whole, with -1 the one with the most, with 0 the first. None when there are too few, or when they must be linked and no group has enough.
+    one with the cheapest cards, then with a `tightness` of 1 the one with the fewest free cards, so that others
+    stay whole, with -1 the one with the most, with 0 the first. None when there are too few, or when they must be
+    linked and no group has enough.
     """
     if len(free) < count:
         return None

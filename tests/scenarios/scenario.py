@@ -148,7 +148,7 @@ class Scenario:
         before = self.snapshot()
         plan = decide(before, self.settings, self.extensions)
         assert plan == decide(self.snapshot(), self.settings, self.extensions)
-        assert check_invariants(apply_plan(before, self.waiting, plan)) == []
+        assert check_invariants(apply_plan(before, self.waiting, plan), self.settings) == []
         started = {start.job_id for start in plan.starts}
         reasons = {}
         for waiting in before.pending:
