@@ -228,3 +228,48 @@ def test_usage_of_a_real_scheduler_counts_what_runs_and_what_has_ended(own: Shel
     assert found["b"]["gpu_hours"] == pytest.approx(found["b"]["core_hours"] / 2)
     refused = own.type("ghist", "--usage", "--efficiency")
     assert (refused.code, refused.out) == (2, "")
+
+
+CONFIG = """
+[node]
+name = "lab1"
+labels = ["a100"]
+resources = { scratch = 3 }
+
+[license]
+matlab = 1
+
+[queue.vision]
+guaranteed_gpus = 2
+
+[queue.nlp]
+
+[qos.normal]
+
+[qos.high]
+tier = 1
+
+[default]
+queue = "vision"
+qos = "normal"
+"""
+
+
+def test_queues_qos_labels_licenses_and_resources_of_the_config_file_count(own: Shell) -> None:
+    (own.home / "config.toml").write_text(CONFIG)
+    own.submit("-q", "nlp", "-g", "1", "-C", "a100", "-L", "matlab", "--res", "scratch=2", "--", "sleep", "60")
+    wait_until(lambda: own.ok("gq", "--quiet", "-s", "R").split() == ["1"], what="job 1 to run")
+    own.submit("-L", "matlab", "--", "sleep", "60")
+    own.submit("--res", "scratch=2", "--qos", "high", "--", "sleep", "60")
+    assert own.ok("gq", "-o", "%i %q %W %f %P", "--noheader").splitlines() == [
+        "1 normal matlab:1 a100 nlp",
+        "2 normal matlab:1 (null) vision",
+        "3 high (null) (null) vision",
+    ]
+    assert own.ok("gq", "--quiet", "-s", "PD").split() == ["2", "3"]
+    rows = json.loads(own.ok("gq", "--priority", "--json"))["priorities"]
+    assert [(row["id"], row["tier"]) for row in rows] == [("3", 1), ("2", 0)]
+    assert "vision has lent 1 GPU to nlp\n" in own.ok("gctl", "queue")
+    assert "vision has lent 1 GPU to nlp\n" in own.ok("ginfo")
+    for words in (["-C", "h100"], ["-L", "matlab:2"], ["-L", "other"], ["--res", "scratch=4"], ["-w", "lab2"], ["-N2"]):
+        assert own.type("gsub", *words, "--", "true").code == 1, words

@@ -1,0 +1,47 @@
+"""All that a submission says of nodes and terms comes back from the job table, also after it was opened anew."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from gpusched.model.job import JobSpec, Request
+from gpusched.ports import Changes, JobFilter
+from gpusched.store.sqlite import SqliteStore
+from gpusched.testing import NOW, job
+
+FULL = Request(
+    gpus=2,
+    nodes=3,
+    is_linked=True,
+    is_exclusive=True,
+    constraint="a&!b",
+    prefer="zoë",
+    nodelist=("lab1", "lab2", "lab3"),
+    exclude=("lab4",),
+    licenses=(("ansys", 1), ("matlab", 2)),
+    resources=(("scratch", 3),),
+)
+TERMS = {"qos": "high", "deadline_at": NOW + 9, "reservation": "course"}
+
+
+def test_nodes_and_terms_survive(tmp_path: Path) -> None:
+    made = job(1, request=FULL, **TERMS)
+    plain = job(2)
+    store = SqliteStore.open(tmp_path / "gpusched.db")
+    store.commit(Changes(jobs={1: made, 2: plain}))
+    store.close()
+    store = SqliteStore.open(tmp_path / "gpusched.db")
+    assert store.load_active()[0] == [made, plain]
+    changed = replace(made, spec=replace(made.spec, request=replace(FULL, nodes=1, licenses=()), qos=""))
+    store.commit(Changes(jobs={1: changed}))
+    assert store.jobs(JobFilter(ids=frozenset({1}))) == [changed]
+    store.close()
+
+
+def test_no_field_was_forgotten_above() -> None:
+    default = Request()
+    shares = {"gpu_fraction", "gpu_type", "vram_mib", "min_vram_mib", "cpus", "mem_mib"}
+    same = {item.name for item in fields(Request) if getattr(FULL, item.name) == getattr(default, item.name)}
+    assert same == shares
+    assert TERMS.keys() <= JobSpec.__dataclass_fields__.keys()
