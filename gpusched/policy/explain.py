@@ -16,7 +16,8 @@ from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
 from gpusched.policy.placement import Need, Rejection, Tally, fits, options, pool, reject_card
 from gpusched.policy.profile import Kept, Profile
-from gpusched.policy.shortage import NAMED, Lack, about, describe, lacks, name_some
+from gpusched.policy.shortage import Lack, lacks
+from gpusched.policy.words import NAMED, about, describe, describe_where, name_some
 
 
 class Explainer:
@@ -50,7 +51,9 @@ class Explainer:
 
     def _of_reserved(self, need: Need, kept: Kept) -> Reason:
         missing, facts = self._look(need)
-        text = _sentence(missing) if missing else f"needs {describe(need.request)}, which is kept for earlier jobs"
+        text = (
+            _sentence(missing, need) if missing else f"needs {describe(need.request)}, which is kept for earlier jobs"
+        )
         facts["expected_at"] = kept.start_at
         facts["jobs"] = list(kept.waits_for)
         return Reason(ReasonCode.RESOURCES, text + self._prospect(kept), facts)
@@ -66,6 +69,9 @@ class Explainer:
             "total": {lack.resource: lack.total for lack in missing},
             "rejected": {str(rejection): count for rejection, count in sorted(tally.items())},
         }
+        only = {"constraint": need.request.constraint, "nodes": need.request.nodelist, "not": need.request.exclude}
+        if any(only.values()):
+            facts["only"] = {name: list(value) if isinstance(value, tuple) else value for name, value in only.items()}
         return missing, facts
 
     def _prospect(self, reserved: Kept) -> str:
@@ -84,11 +90,11 @@ class Explainer:
         if busy:
             return Reason(ReasonCode.LOAD_CEILING, name_some("", busy), facts | {"load": busy})
         if self._first is None:
-            return Reason(ReasonCode.RESOURCES, _sentence(missing), facts)
+            return Reason(ReasonCode.RESOURCES, _sentence(missing, need), facts)
         ahead = self._first.job.id
         wanted = describe(self._first.key.request)
         if missing:
-            text = f"{_sentence(missing)}; job {ahead}, which needs {wanted}, goes first"
+            text = f"{_sentence(missing, need)}; job {ahead}, which needs {wanted}, goes first"
         else:
             text = f"waits behind job {ahead}, which needs {wanted}"
         return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
@@ -99,10 +105,11 @@ class Explainer:
             return []
         texts: list[str] = []
         for option in options(self._draft, need):
-            text = self._ceilings.why_not(option.booking.node, need.request.mem_mib)
-            cards = [self._draft.layout.cards[part.card] for part in option.booking.parts]
-            busy = map(self._ceilings.why_not_join, cards) if text is None else iter([text])
-            texts.extend(filter(None, busy))
+            for piece in option.booking.pieces():
+                text = self._ceilings.why_not(piece.node, need.request.mem_mib)
+                cards = [self._draft.layout.cards[part.card] for part in piece.parts]
+                busy = map(self._ceilings.why_not_join, cards) if text is None else iter([text])
+                texts.extend(filter(None, busy))
         return texts
 
     def _not_available(self, need: Need, facts: dict[str, object]) -> Reason:
@@ -114,13 +121,15 @@ class Explainer:
             more = f"; and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
             text = f"{what}; not available: {'; '.join(whys[:NAMED])}{more}"
         else:
-            text = f"{what}; no node has that any more"
+            where = describe_where(need.request)
+            text = f"{what}{' ' if where else ''}{where}; no node has that any more"
         return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
     def _obstacles(self, need: Need) -> Iterator[dict[str, object]]:
-        """Nodes and cards that may not be used, each with why."""
+        """Nodes and cards, of those that were asked for, that may not be used, each with why."""
         layout = self._draft.layout
-        for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
+        for number in pool(layout, need).asked:
+            node, cards = layout.nodes[number], layout.cards_of[number]
             if node.why_not is not None:
                 yield {"node": node.name, "why": node.why_not}
             elif need.request.gpus and node.gpu_error is not None:
@@ -150,5 +159,6 @@ def _why_not(card: Card, need: Need) -> str | None:
     return None
 
 
-def _sentence(missing: Sequence[Lack]) -> str:
-    return "needs " + ", and ".join(lack.text for lack in missing)
+def _sentence(missing: Sequence[Lack], need: Need) -> str:
+    where = describe_where(need.request)
+    return "needs " + ", and ".join(lack.text for lack in missing) + (f" ({where})" if where else "")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpusched.model.job import Request
 from gpusched.model.units import format_size_mib
-from gpusched.policy.draft import WHOLE_CARD, Draft
-from gpusched.policy.placement import Need, pool, slice_of
+from gpusched.policy.draft import WHOLE_CARD, Card, Draft
+from gpusched.policy.placement import Need, hosts, pool, slice_of
+from gpusched.policy.topology import by_group, largest_group
+from gpusched.policy.words import (
+    NAMED,
+    about,
+    describe,
+    describe_part,
+    licenses,
+    name_some,
+    plural,
+    plural_of,
+)
 
-NAMED = 3
-"""Jobs, cards or nodes that a sentence names before it says how many more there are."""
+__all__ = ["NAMED", "Lack", "about", "describe", "lacks", "name_some", "plural", "plural_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +28,8 @@ class Lack:
     """One resource of which too little is free. With several nodes, `free` is the most on any one."""
 
     resource: str
-    """`gpus`, `vram_mib`, `gpu_fraction`, `cpus`, `mem_mib`; `nodes` when only the combination lacks."""
+    """`gpus`, `linked_gpus`, `vram_mib`, `gpu_fraction`, `cpus`, `mem_mib`, `resource:NAME`, `license:NAME`; `nodes`
+    for a gang, for a job that must be alone, and when only the combination lacks."""
     needed: float
     free: float
     total: float
@@ -30,32 +40,80 @@ class Lack:
 def lacks(draft: Draft, need: Need) -> list[Lack]:
     """What keeps a need that does not fit now from fitting, each resource by itself.
 
-    Only nodes and cards that may be used count, and a job must fit on one node.
+    Only nodes and cards that may be used count, and a job must fit on one node, but for a gang, of which each
+    node's part must.
     """
+    usable = [place.node for place in pool(draft.layout, need).places]
+    found = _lacks_of_licenses(draft, need)
+    if need.request.nodes > 1:
+        found.extend(_lack_of_nodes(draft, need, usable))
+    else:
+        found.extend(_lacks_on_one_node(draft, need, usable))
+    if not found:
+        text = f"{describe(need.request, full=True)}, which is free, but not all of it on one node"
+        found.append(Lack("nodes", 1, 0, len(usable), text))
+    return found
+
+
+def _lacks_on_one_node(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lack]:
     layout, request = draft.layout, need.request
-    usable = [
-        number
-        for number, node in enumerate(layout.nodes)
-        if node.why_not is None and not (request.gpus and node.gpu_error is not None)
-    ]
     found: list[Lack] = []
+    if request.is_exclusive and all(draft.jobs[node] for node in usable):
+        text = "a node of its own, and other jobs are on " + (f"all {len(usable)}" if len(usable) > 1 else "it")
+        found.append(Lack("nodes", 1, 0, len(usable), text))
     if request.gpus:
         of_gpus = _lack_of_slices if need.is_slice else _lack_of_wholes
         found.extend(of_gpus(draft, need, usable))
-    free_cpus = [max(0, draft.free_millicpus[node]) / 1000 for node in usable]
+    free_cpus = [0 if draft.exclusive[node] else max(0, draft.free_millicpus[node]) / 1000 for node in usable]
     if need.millicpus / 1000 > max(free_cpus, default=0):
-        total = sum(layout.nodes[node].cpus for node in usable)
+        total = sum(layout.millicpus[node] for node in usable) / 1000
         noun = plural(request.cpus, "CPU")
         found.append(_lack("cpus", noun, request.cpus, free_cpus, total, "{:g}".format))
-    free_mib = [max(0, draft.free_mem_mib[node]) for node in usable]
+    free_mib = [0 if draft.exclusive[node] else max(0, draft.free_mem_mib[node]) for node in usable]
     if request.mem_mib > max(free_mib, default=0):
-        total_mib = sum(layout.nodes[node].mem_mib for node in usable)
+        total_mib = sum(layout.mem_mib[node] for node in usable)
         noun = f"{format_size_mib(request.mem_mib)} of memory"
         found.append(_lack("mem_mib", noun, request.mem_mib, free_mib, total_mib, format_size_mib))
-    if not found:
-        text = f"{describe(request, full=True)}, which is free, but not all of it on one node"
+    for name, count in request.resources:
+        free = [0 if draft.exclusive[node] else max(0, draft.free_resources[node].get(name, 0)) for node in usable]
+        if count > max(free, default=0):
+            total = sum(dict(layout.nodes[node].resources).get(name, 0) for node in usable)
+            found.append(_lack(f"resource:{name}", f"{count} of {name}", count, free, total, "{:g}".format))
+    if not found and usable and all(draft.exclusive[node] for node in usable):
+        where = "the node is" if len(usable) == 1 else "every node is"
+        text = f"{describe(request, full=True)}, and {where} held by a job that must be alone"
         found.append(Lack("nodes", 1, 0, len(usable), text))
     return found
+
+
+def _lacks_of_licenses(draft: Draft, need: Need) -> list[Lack]:
+    found = []
+    for name, count in need.request.licenses:
+        free, total = max(0, draft.free_licenses.get(name, 0)), draft.layout.licenses.get(name, 0)
+        if count > free:
+            verb = "is" if free <= 1 else "are"
+            text = f"{licenses(name, count)}, {free or 'none'} of {total} {verb} free"
+            found.append(Lack(f"license:{name}", count, free, total, text))
+    return found
+
+
+def _lack_of_nodes(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lack]:
+    """Of a gang: how many nodes have its part free; the GPUs alone, if it is those that lack."""
+    request = need.request
+    gpus_alone = replace(request, nodes=1, cpus=0.0, mem_mib=0, resources=(), is_exclusive=False, licenses=())
+    everything = replace(request, nodes=1, licenses=())
+    for part, full in ((gpus_alone, False), (everything, True)):
+        if full or part.gpus:
+            able = sum(1 for _ in hosts(draft, Need.of(part, need.uid)))
+            if able < request.nodes:
+                what = describe_part(part, full=full)
+                alone = " of its own" if part.is_exclusive else ""
+                has = "has" if able <= 1 else "have"
+                text = (
+                    f"{request.nodes} nodes{alone} with {what} each, {able or 'none'} of {len(usable)} {has} that free"
+                )
+                return [Lack("nodes", request.nodes, able, len(usable), text)]
+    return []
 
 
 def _lack(
@@ -76,21 +134,34 @@ def _lack(
 def _lack_of_wholes(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lack]:
     request = need.request
     cards_of = pool(draft.layout, need).cards_of
-    free = [sum(draft.is_unbooked(card.number) for card in cards_of[node]) for node in usable]
-    if request.gpus <= max(free, default=0):
+    free_cards = [_free(draft, node, cards_of[node]) for node in usable]
+    free = [len(cards) for cards in free_cards]
+    if request.gpus > max(free, default=0):
+        noun = f"{request.gpus} free {request.gpu_type or plural_of(request.gpus, 'GPU')}"
+        if request.min_vram_mib:
+            noun += f" with {format_size_mib(request.min_vram_mib)} or more"
+        total = sum(len(cards_of[node]) for node in usable)
+        return [_lack("gpus", noun, request.gpus, free, total, "{:g}".format)]
+    if not request.is_linked:
         return []
-    noun = f"{request.gpus} free {request.gpu_type or plural_of(request.gpus, 'GPU')}"
-    if request.min_vram_mib:
-        noun += f" with {format_size_mib(request.min_vram_mib)} or more"
-    total = sum(len(cards_of[node]) for node in usable)
-    return [_lack("gpus", noun, request.gpus, free, total, "{:g}".format)]
+    found = [by_group(draft.layout, node, cards) for node, cards in zip(usable, free_cards, strict=True)]
+    most = max((len(group) for groups in found for group in groups), default=0)
+    if request.gpus <= most:
+        return []
+    total = max(largest_group(draft.layout, node, cards_of[node]) for node in usable)
+    text = f"{request.gpus} free linked GPUs, the most free in one group is {most} (of {total})"
+    return [Lack("linked_gpus", request.gpus, most, total, text)]
+
+
+def _free(draft: Draft, node: int, cards: Sequence[Card]) -> list[Card]:
+    return [] if draft.exclusive[node] else [card for card in cards if draft.is_unbooked(card.number)]
 
 
 def _lack_of_slices(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lack]:
     """Of one slice, the most room on any card; of several, the number of cards with room."""
     request = need.request
     cards_of = pool(draft.layout, need).cards_of
-    cards = [cards_of[node] for node in usable]
+    cards = [() if draft.exclusive[node] else cards_of[node] for node in usable]
     fitting = [sum(slice_of(draft, need, card)[0] is not None for card in there) for there in cards]
     if request.gpus <= max(fitting, default=0):
         return []
@@ -116,57 +187,3 @@ def _lack_of_slices(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lac
         part = min(part, max(0, room_mib) / max(1, total_mib))
     text = f"{what}, the most free on one is {part:.2g}"
     return [Lack("gpu_fraction", request.gpu_fraction or 0, part, 1, text)]
-
-
-def describe(request: Request, *, full: bool = False) -> str:
-    """What a request asks for, in a few words; GPUs alone unless `full`, else cores and memory too."""
-    words = []
-    if request.gpu_fraction is not None:
-        words.append(f"{request.gpu_fraction:g} of {_a(request.gpu_type)}")
-    elif request.vram_mib is not None:
-        where = f" on each of {request.gpus} GPUs" if request.gpus > 1 else ""
-        words.append(f"{format_size_mib(request.vram_mib)} of VRAM{where}")
-    elif request.gpus:
-        words.append(plural(request.gpus, f"{request.gpu_type} GPU" if request.gpu_type else "GPU"))
-    if full or not words:
-        if request.cpus:
-            words.append(plural(request.cpus, "CPU"))
-        if request.mem_mib:
-            words.append(f"{format_size_mib(request.mem_mib)} of memory")
-    return name_some("", words, named=len(words)) or "next to nothing"
-
-
-def _a(gpu_type: str | None) -> str:
-    return "a GPU" if gpu_type is None else f"one {gpu_type} GPU"
-
-
-def plural(count: float, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`, `0.5 CPUs`."""
-    return f"{count:g} {plural_of(count, noun)}"
-
-
-def plural_of(count: float, noun: str) -> str:
-    """The noun as it follows this count."""
-    return noun if count == 1 else noun + "s"
-
-
-def name_some(noun: str, names: Sequence[str], named: int = NAMED) -> str:
-    """`job 7`, `jobs 7 and 8`, `jobs 7, 8, 9 and 4 more`; empty for no names."""
-    if not names:
-        return ""
-    shown = list(names[:named])
-    if len(names) > named:
-        shown.append(f"{len(names) - named} more")
-    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-    return f"{plural_of(len(names), noun)} {text}" if noun else text
-
-
-def about(seconds: float) -> str:
-    """A length of time as people say it: `about 12 min`, `about 3 h`, `less than a minute`."""
-    if seconds < 60:
-        return "less than a minute"
-    if seconds < 5400:
-        return f"about {seconds / 60:.0f} min"
-    if seconds < 2 * 86400:
-        return f"about {seconds / 3600:.0f} h"
-    return f"about {seconds / 86400:.0f} days"
