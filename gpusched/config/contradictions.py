@@ -67,15 +67,8 @@ def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradictio
         if most is not None and guaranteed > most:
             text = f"queue {name} is guaranteed {guaranteed:g} {kind} and may hold {most:g} at most"
             yield ("queue", name, f"guaranteed_{kind}"), text, f"raise max_{kind}, or guarantee less"
-    for limit in ("max_gpus_per_user", "max_gpus_per_job"):
-        value = getattr(queue, limit)
-        if value is not None and queue.max_gpus is not None and value > queue.max_gpus:
-            text = f"{limit} of queue {name} is {value:g}, but all its jobs together may hold {queue.max_gpus:g}"
-            yield ("queue", name, limit), text, f"leave {limit} out, or raise max_gpus"
-    most_jobs, most_of_user = queue.max_jobs, queue.max_jobs_per_user
-    if most_jobs is not None and most_of_user is not None and most_of_user > most_jobs:
-        text = f"max_jobs_per_user of queue {name} is {most_of_user}, but max_jobs is {most_jobs}"
-        yield ("queue", name, "max_jobs_per_user"), text, "leave it out, or raise max_jobs"
+    yield from _limits("queue", f"queue {name}", queue)
+    yield from _limits_above(queue, settings.queue)
     if queue.cells and queue.max_gpus is not None and _cards(queue) > queue.max_gpus:
         text = f"the cells of queue {name} are {_cards(queue)} GPUs, but it may hold {queue.max_gpus:g} at most"
         yield ("queue", name, "cells"), text, "raise max_gpus, or promise fewer cells"
@@ -85,6 +78,50 @@ def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradictio
         yield ("queue", name, "max_time_s"), text, "raise it, or lower [default] time_limit_s"
 
 
+_LIMITS = (
+    ("max_gpus_per_user", "max_gpus"),
+    ("max_gpus_per_job", "max_gpus"),
+    ("max_gpus_per_job", "max_gpus_per_user"),
+    ("max_running_per_user", "max_jobs_per_user"),
+    ("max_jobs_per_user", "max_jobs"),
+)
+"""Limits, and those that count the same and more: above them the first would never be reached."""
+
+
+def _limits(section: str, who: str, one: QueueSettings | QosSettings) -> Iterator[Contradiction]:
+    told = set()
+    for small, large in _LIMITS:
+        value, most = getattr(one, small), getattr(one, large, None)
+        if value is not None and most is not None and value > most and small not in told:
+            told.add(small)
+            text = f"{small} of {who} is {value:g}, but {large} is {most:g}"
+            yield (section, one.name, small), text, f"leave {small} out, or raise {large}"
+
+
+def _limits_above(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> Iterator[Contradiction]:
+    """Limits of a queue that the maximum of one above it keeps anybody from reaching."""
+    for limit in ("max_gpus_per_user", "max_gpus_per_job"):
+        value = getattr(queue, limit)
+        if value is None or (queue.max_gpus is not None and value > queue.max_gpus):
+            continue
+        for above in _above(queue, queues):
+            if above.max_gpus is not None and value > above.max_gpus:
+                text = f"{limit} of queue {queue.name} is {value:g}, but queue {above.name} above it may hold "
+                hint = f"leave {limit} out, or raise max_gpus of {above.name}"
+                yield ("queue", queue.name, limit), f"{text}{above.max_gpus:g} at most", hint
+                break
+
+
+def _above(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> Iterator[QueueSettings]:
+    """The queues above this one, the next first; each once, even in a circle."""
+    passed = {queue.name}
+    name = queue.parent
+    while name is not None and name in queues and name not in passed:
+        passed.add(name)
+        yield queues[name]
+        name = queues[name].parent
+
+
 def _cards(queue: QueueSettings) -> int:
     return sum(int(cell.rpartition(":")[2]) for cell in queue.cells)
 
@@ -92,7 +129,10 @@ def _cards(queue: QueueSettings) -> int:
 def _promises(settings: Settings) -> Iterator[Contradiction]:
     """Queues below another that are promised more than it has or may have."""
     for path, text in problems(settings, None):
-        yield tuple(path.split(".", 2)), text, "promise less below, or more above"
+        section, _, rest = path.partition(".")
+        # The name of a queue may have dots in it.
+        name, _, key = rest.rpartition(".")
+        yield (section, name, key), text, "promise less below, or more above"
 
 
 def _in_qos(qos: QosSettings, known: Mapping[str, QosSettings]) -> Iterator[Contradiction]:
@@ -108,11 +148,7 @@ def _in_qos(qos: QosSettings, known: Mapping[str, QosSettings]) -> Iterator[Cont
                 f"QOS {qos.name} of tier {qos.tier} may preempt {name} of tier {known[name].tier}, which is not lower"
             )
             yield path, text, f"give {qos.name} a higher tier, or take {name} out of the list"
-    for limit in ("max_gpus_per_user", "max_gpus_per_job"):
-        value = getattr(qos, limit)
-        if value is not None and qos.max_gpus is not None and value > qos.max_gpus:
-            text = f"{limit} of QOS {qos.name} is {value:g}, but all its jobs together may hold {qos.max_gpus:g}"
-            yield ("qos", qos.name, limit), text, f"leave {limit} out, or raise max_gpus"
+    yield from _limits("qos", f"QOS {qos.name}", qos)
 
 
 def _in_defaults(settings: Settings) -> Iterator[Contradiction]:

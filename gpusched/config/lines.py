@@ -5,6 +5,8 @@ Only for texts that `tomllib` has read without complaint, so nothing is checked 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 Key = tuple[str, ...]
 
 
@@ -20,6 +22,7 @@ class _Reader:
         self._text = text
         self._at = 0
         self._found: dict[Key, int] = {}
+        self._ends = [at for at, char in enumerate(text) if char == "\n"]
 
     def read(self) -> dict[Key, int]:
         table: Key = ()
@@ -128,7 +131,7 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _line(self) -> int:
-        return self._text.count("\n", 0, self._at) + 1
+        return bisect_left(self._ends, self._at) + 1
 
 
 def _unescaped(content: str) -> str:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_size_mib
+from gpusched.policy.ceilings import ceilings_of
+from gpusched.policy.conditions import refuse_conditions
 from gpusched.policy.draft import Card, Draft, Layout
-from gpusched.policy.placement import Need, fits, pool
-from gpusched.policy.shortage import describe, plural
+from gpusched.policy.filters import largest_slice_mib
+from gpusched.policy.placement import Need, fits, hosts, pool
+from gpusched.policy.refusal import Refusal
+from gpusched.policy.topology import largest_group
+from gpusched.policy.words import describe, describe_part, describe_where, plural
+
+__all__ = ["Refusal", "format_size_floor", "refusal"]
 
 _FAKE = "to try it without one, restart the daemon with GPUSCHED_FAKE_GPUS=4x24GiB"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request can never be granted, and what could be asked for in its place."""
-
-    text: str
-    hint: str
 
 
 def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> Refusal | None:
@@ -32,13 +32,51 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     """
     built = [_as_built(node) for node in nodes]
     layout = Layout(built, settings)
+    refused = refuse_conditions(request, layout)
+    if refused is not None:
+        return refused
     if request.gpus and any(node.gpu_error is not None for node in built):
-        request = Request(cpus=request.cpus, mem_mib=request.mem_mib)
+        request = replace(
+            request, gpus=0, gpu_fraction=None, gpu_type=None, vram_mib=None, min_vram_mib=None, is_linked=False
+        )
     need = Need.of(request, uid=0)
-    if fits(Draft(layout), need):
+    draft = Draft(layout)
+    if fits(draft, need):
         return _over_ceiling(request, layout, settings)
+    able = sum(1 for _ in hosts(draft, need))
+    if able:
+        return _refuse_nodes(request, able)
+    # One node's part is too large for any: that is said of the part.
     refused = _refuse_gpus(need, layout) if request.gpus else None
-    return refused or _refuse_rest(request, layout)
+    return refused or _refuse_rest(need, layout)
+
+
+def _refuse_nodes(request: Request, able: int) -> Refusal:
+    """A gang of more nodes than have its part."""
+    what = describe_part(request, full=True)
+    where = describe_where(request)
+    have = "1 node has" if able == 1 else f"{able} nodes have"
+    most = f"-N {able}" + (f" --gpus-per-node {_gpus(request, request.gpus)}" if request.gpus else "")
+    return Refusal(
+        f"asked for {request.nodes} nodes with {what} each{_after(where)}; only {have} that",
+        f"ask for fewer: {most}; see what each node has with: ginfo",
+    )
+
+
+def _after(text: str) -> str:
+    return f" {text}" if text else ""
+
+
+def _gpus(request: Request, count: float) -> str:
+    kind = f"{request.gpu_type}:" if request.gpu_type else ""
+    return f"{kind}{count if request.gpu_fraction is None else request.gpu_fraction}"
+
+
+def _count_option(request: Request, count: int) -> str:
+    """How to ask for so many GPUs on one node, or on each."""
+    option = "-g" if request.nodes == 1 else f"-N {request.nodes} --gpus-per-node"
+    linked = " --gpus-linked" if request.is_linked else ""
+    return f"{option} {_gpus(request, count)}{linked}"
 
 
 def _as_built(node: NodeView) -> NodeView:
@@ -52,7 +90,7 @@ def _gpu_as_built(gpu: GpuView) -> GpuView:
 
 def _over_ceiling(request: Request, layout: Layout, settings: Settings) -> Refusal | None:
     """A job whose memory alone is above the ceiling of measured memory would wait for ever."""
-    ceiling = settings.ceiling.mem_fraction
+    ceiling = ceilings_of(settings).mem_fraction
     totals_mib = [node.load.mem_total_mib for node in layout.nodes if node.load is not None]
     if ceiling is None or not totals_mib or request.mem_mib <= ceiling * max(totals_mib):
         return None
@@ -67,14 +105,20 @@ def _over_ceiling(request: Request, layout: Layout, settings: Settings) -> Refus
 def _refuse_gpus(need: Need, layout: Layout) -> Refusal | None:
     """The first thing about the GPUs alone that no node can give; None when it is not the GPUs."""
     request = need.request
-    asked = f"asked for {describe(request)}"
+    limited = describe_where(request)
+    asked = f"asked for {describe(request)}{_after(limited)}"
     if not layout.cards:
         return Refusal(f"{asked}; this scheduler has no GPU", f"see what there is with: ginfo; {_FAKE}")
     of_type = _cards(Need.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout)
     if not of_type:
-        types = ", ".join(sorted({card.view.name for card in layout.cards}))
+        types = ", ".join(
+            sorted({card.view.name for node in pool(layout, need).asked for card in layout.cards_of[node]})
+        )
+        if not types:
+            return Refusal(f"{asked}; there is no GPU", "see which GPUs each node has with: ginfo")
+        there = "there" if limited else "here"
         return Refusal(
-            f"asked for a GPU of type {request.gpu_type!r}; the types here are {types}",
+            f"asked for a GPU of type {request.gpu_type!r}{_after(limited)}; the types {there} are {types}",
             "a part of the name is enough, in any case: see ginfo",
         )
     if request.min_vram_mib is not None and not _cards(
@@ -88,14 +132,14 @@ def _refuse_gpus(need: Need, layout: Layout) -> Refusal | None:
                 f"{asked}; none of the GPUs can be shared (unknown size, MIG, or for one process only)",
                 f"ask for whole GPUs: -g {request.gpus}",
             )
-        largest_mib = max(card.slice_total_mib or 0 for card in fitting)
+        largest_mib = max(map(largest_slice_mib, fitting))
         if request.vram_mib is not None and request.vram_mib > largest_mib:
             most = format_size_floor(largest_mib)
             return Refusal(
                 f"{asked}; the largest slice of a card is {most}",
                 f"ask for less: --vram {most}, or a whole card: -g 1",
             )
-        fitting = [card for card in fitting if (card.slice_total_mib or 0) >= (request.vram_mib or 0)]
+        fitting = [card for card in fitting if largest_slice_mib(card) >= (request.vram_mib or 0)]
     return _refuse_count(need, layout, fitting, asked)
 
 
@@ -112,41 +156,65 @@ def _refuse_size(asked: str, cards: Sequence[Card]) -> Refusal:
 
 
 def _refuse_count(need: Need, layout: Layout, fitting: Sequence[Card], asked: str) -> Refusal | None:
+    """Too many cards for one node, or for one group of linked cards."""
+    request = need.request
     numbers = {card.number for card in fitting}
-    most = max(sum(card.number in numbers for card in cards) for cards in layout.cards_of)
-    if need.request.gpus <= most:
-        return None
-    kind = f"{need.request.gpu_type}:" if need.request.gpu_type else ""
-    where = " on one node" if len(layout.nodes) > 1 else ""
+    there = [[card for card in cards if card.number in numbers] for cards in layout.cards_of]
+    most = max(map(len, there))
     extra = ""
-    if need.request.vram_mib is not None:
-        extra += f" --vram {format_size_mib(need.request.vram_mib)}"
-    if need.request.min_vram_mib is not None:
-        extra += f" --min-vram {format_size_mib(need.request.min_vram_mib)}"
+    if request.vram_mib is not None:
+        extra += f" --vram {format_size_mib(request.vram_mib)}"
+    if request.min_vram_mib is not None:
+        extra += f" --min-vram {format_size_mib(request.min_vram_mib)}"
+    if request.is_linked:
+        most = max(largest_group(layout, node, cards) for node, cards in enumerate(there))
+        if request.gpus <= most:
+            return None
+        hint = f"ask for at most that many: {_count_option(request, most)}{extra}"
+        if request.gpus <= max(map(len, there)):
+            hint += ", or leave --gpus-linked out"
+        return Refusal(f"{asked}; the largest linked group has {most}", hint)
+    if request.gpus <= most:
+        return None
+    where = " on one node" if len(layout.nodes) > 1 else ""
+    option = f"{_count_option(request, most)}{extra}"
     return Refusal(
-        f"{asked}; the largest this scheduler can give{where} is -g {kind}{most}{extra}",
-        f"ask for at most that many: -g {kind}{most}{extra}",
+        f"{asked}; the largest this scheduler can give{where} is {option}", f"ask for at most that many: {option}"
     )
 
 
-def _refuse_rest(request: Request, layout: Layout) -> Refusal:
-    """Too many cores or too much memory, alone or together with the rest."""
-    cpus = max((node.cpus for node in layout.nodes), default=0.0)
-    mem_mib = max((node.mem_mib for node in layout.nodes), default=0)
+def _refuse_rest(need: Need, layout: Layout) -> Refusal:
+    """Too many cores, too much memory or of a custom resource, alone or together with the rest."""
+    request = need.request
+    nodes = [layout.nodes[number] for number in pool(layout, need).asked]
+    limited = describe_where(request)
+    cpus = max((node.cpus for node in nodes), default=0.0)
+    mem_mib = max((node.mem_mib for node in nodes), default=0)
     where = "any node" if len(layout.nodes) > 1 else "this scheduler"
     if request.cpus > cpus:
         return Refusal(
-            f"asked for {plural(request.cpus, 'CPU')}; the most {where} can give is {cpus:g}",
+            f"asked for {plural(request.cpus, 'CPU')}{_after(limited)}; the most {where} can give is {cpus:g}",
             f"ask for less: -c {cpus:g}",
         )
     if request.mem_mib > mem_mib:
         most = format_size_floor(mem_mib)
         return Refusal(
-            f"asked for {format_size_mib(request.mem_mib)} of memory; the most {where} can give is {most}",
+            f"asked for {format_size_mib(request.mem_mib)} of memory{_after(limited)}; the most {where} can give is "
+            f"{most}",
             f"ask for less: -m {most}",
         )
+    there: Counter[str] = Counter()
+    for node in nodes:
+        there |= Counter(dict(node.resources))
+    for name, count in request.resources:
+        if count > there[name]:
+            return Refusal(
+                f"asked for {count} of {name}{_after(limited)}; the most {where} can give is {there[name]}",
+                f"ask for less: --res {name}={there[name]}" if there[name] else f"leave --res {name} out",
+            )
     return Refusal(
-        f"asked for {describe(request, full=True)}; no single node has all of that",
+        f"asked for {describe(replace(request, licenses=()), full=True)}{_after(limited)}; no single node has all of "
+        "that",
         "ask for less of one of them; see what each node has with: ginfo",
     )
 

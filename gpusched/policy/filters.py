@@ -104,7 +104,7 @@ def _make_pool(layout: Layout, need: Need) -> Pool:
         cards_of.append(passed)
         rejection = reject_health(node, has_gpus)
         if rejection is None:
-            is_second = prefer is not None and not parse(prefer).admits(node.labels)
+            is_second = prefer is not None and not _admits(prefer, node)
             places.append(Place(number, passed, is_second))
         else:
             rejected[rejection] += 1
@@ -135,9 +135,17 @@ def reject_name(node: NodeView, where: Where) -> Rejection | None:
         return Rejection.NODE_NOT_ASKED_FOR
     if node.name in exclude:
         return Rejection.NODE_EXCLUDED
-    if constraint is not None and not parse(constraint).admits(node.labels):
+    if constraint is not None and not _admits(constraint, node):
         return Rejection.NODE_LABELS
     return None
+
+
+def _admits(constraint: str, node: NodeView) -> bool:
+    try:
+        return parse(constraint).admits(node.labels)
+    except ValueError:
+        # Refused at submission; one that was recorded all the same must not stop the others.
+        return False
 
 
 def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.config import load_settings, problems_in
+from gpusched.config import SettingsError, load_settings, problems_in
 from gpusched.errors import UsageError
 from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings
 
@@ -118,7 +118,7 @@ WRONG = {
     "shares of nothing": ("[account.x]\nshares = 0", 2, "above 0"),
     "a user with negative shares": ("[account.x]\nusers = {ann = -1}", 2, "each above 0"),
     "a user in words": ("[account.x]\nusers = {ann = 'two'}", 2, "a table of names and numbers"),
-    "a negative license": ("[license]\nmatlab = -1", 2, "license.matlab is -1; it must be a whole number, 0 or more"),
+    "a negative license": ("[license]\nmatlab = -1", 2, "license.matlab is -1; it must be a whole number, at least 0"),
     "half a license": ("[license]\nmatlab = 0.5", 2, "a whole number"),
     "a plug-in that is no list": ("[plugins]\nload = 'x'", 2, "a list of names of Python modules"),
     "an unknown key": ("[queue.default]\n# so\nwieght = 2", 3, "there is no setting queue.default.wieght"),
@@ -176,7 +176,7 @@ CONTRADICTIONS = {
     "a limit of a user above that of all": (
         "[queue.default]\nmax_gpus = 2\nmax_gpus_per_user = 3",
         3,
-        "max_gpus_per_user of queue default is 3, but all its jobs together may hold 2",
+        "max_gpus_per_user of queue default is 3, but max_gpus is 2",
     ),
     "a limit of a job above that of all": (
         "[qos.x]\nmax_gpus = 2\nmax_gpus_per_job = 3",
@@ -188,11 +188,35 @@ CONTRADICTIONS = {
         3,
         "max_jobs_per_user of queue default is 3, but max_jobs is 2",
     ),
+    "a limit of a job above that of a user": (
+        "[queue.default]\nmax_gpus_per_job = 3\nmax_gpus_per_user = 2",
+        2,
+        "max_gpus_per_job of queue default is 3, but max_gpus_per_user is 2",
+    ),
+    "a limit of a job above what the queue above may hold": (
+        "[queue.top]\nmax_gpus = 2\n[queue.mid]\nparent = 'top'\n[queue.default]\nparent = 'mid'\nmax_gpus_per_job = 4",
+        7,
+        "max_gpus_per_job of queue default is 4, but queue top above it may hold 2 at most",
+    ),
+    "more running jobs of a user than jobs": (
+        "[qos.x]\nmax_jobs_per_user = 2\nmax_running_per_user = 3",
+        3,
+        "max_running_per_user of QOS x is 3, but max_jobs_per_user is 2",
+    ),
+    "a default queue that is misspelt": ("[default]\nqueue = 'bacth'\n[queue.batch]", 2, "go to bacth, and there is"),
+    "promises below a queue with a dot in its name": (
+        "[default]\nqueue = 'a'\n[queue.'lab.x']\n\nguaranteed_gpus = 1\n"
+        "[queue.a]\nparent = 'lab.x'\nguaranteed_gpus = 2",
+        5,
+        "the queues below lab.x are guaranteed 2 GPUs, but it has only 1",
+    ),
+    "a default QOS where there is none": ("[default]\nqos = 'normal'", 2, "get normal, and there is no such QOS"),
+    "a QOS for an unknown account": ("[account.a]\n[qos.x]\naccounts = ['b']", 3, "qos x is for account b"),
     "cells above the maximum": ("[queue.default]\nmax_gpus = 4\ncells = ['4', 'n1:2']", 3, "are 6 GPUs"),
-    "an unknown default queue": ("[queue.batch]", None, "jobs that name no queue go to default, and there is no such"),
+    "an unknown default queue": ("[queue.batch]", 1, "jobs that name no queue go to default, and there is no such"),
     "a default queue that is no leaf": (
         "[queue.default]\n[queue.a]\nparent = 'default'",
-        None,
+        1,
         "which has queues below it and takes no jobs itself",
     ),
     "an unknown default QOS": ("[default]\nqos = 'norml'\n[qos.normal]", 2, "jobs that name no QOS get norml"),
@@ -221,10 +245,9 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize(("text", "line", "words"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_contradictions_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int | None, words: str) -> None:
+def test_contradictions_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
     problem = only(tmp_path, text + "\n")
-    where = "" if line is None else f", line {line}"
-    assert problem.message.startswith(f"file {tmp_path}/config.toml{where}: ")
+    assert problem.message.startswith(f"file {tmp_path}/config.toml, line {line}: ")
     assert words in problem.message
 
 
@@ -245,3 +268,52 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 def test_a_file_that_is_fine_has_no_problems(tmp_path: Path) -> None:
     assert problems(tmp_path, LAB) == []
     assert problems_in(None, {}) == []
+
+
+def test_contradictions_are_told_beside_values_that_are_wrong(tmp_path: Path) -> None:
+    text = "[gpu]\nids = 'x'\n[queue.default]\nguaranteed_gpus = 4\nmax_gpus = 2\n[queue.a]\nweight = -1\n"
+    found = [problem.message.partition(", ")[2] for problem in problems(tmp_path, text)]
+    assert [one.partition(" is ")[0] for one in found] == [
+        "line 2: gpu.ids",
+        "line 4: queue default",
+        "line 7: queue.a.weight",
+    ]
+
+
+FOLLOWING = {
+    "the tier is missing": "[qos.low]\ntier = -1\n[qos.x]\ntier = 'high'\npreempts = ['low']",
+    "the tier of the other is missing": "[qos.low]\ntier = 'none'\n[qos.x]\npreempts = ['low']",
+    "the maximum is missing": "[queue.default]\nguaranteed_gpus = 4\nmax_gpus = '8'",
+    "the name of the default queue is no text": "[default]\nqueue = 3\n[queue.batch]",
+    "the section of the queues is misspelt": "[default]\nqueue = 'a'\n[queues.a]\n",
+    "the name of a queue is no word": "[default]\nqueue = 'a b'\n[queue.b]",
+    "the name of the parent is no word": "[queue.'a b']\n[queue.default]\nparent = 'ab'",
+}
+
+
+@pytest.mark.parametrize("text", FOLLOWING.values(), ids=FOLLOWING)
+def test_a_mistake_is_told_once_and_not_what_follows_from_it(tmp_path: Path, text: str) -> None:
+    only(tmp_path, text)
+
+
+def test_what_a_section_does_not_know_is_told_with_what_it_knows(tmp_path: Path) -> None:
+    assert only(tmp_path, "[plugins]\nlaod = []").hint == "did you mean plugins.load?"
+    assert only(tmp_path, "[plugins]\nzzz = []").hint == "[plugins] knows: load"
+    assert only(tmp_path, "[qos.x]\nzzz = 1").hint.startswith("[qos.NAME] knows: tier, factor, preempts")
+    assert only(tmp_path, "[qeue.x]\nweight = 1").hint == "did you mean queue?"
+
+
+def test_a_setting_of_one_queue_belongs_to_its_table(tmp_path: Path) -> None:
+    assert only(tmp_path, "[queue]\nweight = 2").message.endswith(
+        "line 2: weight is a setting of one queue; write it below [queue.NAME], with the name of the queue"
+    )
+
+
+def test_a_broken_config_is_no_mistake_of_who_typed_the_command(tmp_path: Path) -> None:
+    for text in ("[gpu]\nids = 1", "[gpu", "[queue.a]\nparent = 'b'"):
+        with pytest.raises(SettingsError) as caught:
+            load_settings(written(tmp_path, text), {})
+        assert caught.value.exit_code == 1
+        assert [problem.message for problem in caught.value.problems] == [
+            one.message for one in problems(tmp_path, text)
+        ]
