@@ -14,7 +14,7 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli import output
 from gpusched.client import connect, start_daemon
-from gpusched.errors import DaemonUnreachable, NotReady
+from gpusched.errors import DaemonUnreachable, NotReady, UserError
 from gpusched.model.units import format_duration, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
@@ -170,17 +170,28 @@ def config_show(as_json: Json = False) -> None:
 
 
 @config_app.command("check")
-def config_check() -> None:
-    """Read the config file and say everything that is wrong with it, with file and line."""
-    from gpusched.config import problems_in
+def config_check(as_json: Json = False) -> None:
+    """Read the config file and say everything that is wrong with it, with file and line.
 
-    problems = problems_in(paths.config_file(), os.environ)
-    for problem in problems:
-        output.fail("gpusched", problem)
+    Exit code 2 when the file is wrong, 1 when it promises queues what the machines do not have.
+    """
+    from gpusched.cli.promises import broken_promises
+    from gpusched.config import load_settings, problems_in
+
+    where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
+    problems: list[UserError] = [*problems_in(paths.config_file(), os.environ)]
+    if not problems:
+        problems += broken_promises(load_settings(paths.config_file(), os.environ))
+    if as_json:
+        found = [{"message": problem.message, "hint": problem.hint} for problem in problems]
+        output.print_json({"file": where, "exists": os.path.exists(where), "problems": found})
+    else:
+        for problem in problems:
+            output.fail("gpusched", problem)
     if problems:
         raise typer.Exit(problems[0].exit_code)
-    where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
-    typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
+    if not as_json:
+        typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
 
 
 @debug_app.command("snapshot")

@@ -18,10 +18,17 @@ FAKE_GPUS_VARIABLE = "GPUSCHED_FAKE_GPUS"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and for every path where the value came from: `default`, a file, a variable, an option."""
+    """Settings, and for every path where the value came from: `default`, a file and its line, a variable, an option."""
 
     settings: Settings
     origin: Mapping[str, str] = field(default_factory=dict)
+
+    def place_of(self, path: str) -> str:
+        """Where this was written, or the first of what was written beside it (in the same table); else `default`."""
+        beside = path.rpartition(".")[0] + "."
+        written = [self.origin.get(path, "default")]
+        written += [origin for known, origin in self.origin.items() if known.startswith(beside)]
+        return next((origin for origin in written if origin != "default"), "default")
 
     def values(self) -> Iterator[tuple[str, Any, str]]:
         """Every setting as (path, value, origin), in the order of the reference; then the tables, by name."""

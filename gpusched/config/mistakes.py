@@ -15,12 +15,7 @@ CHECK_HINT = "see docs/reference/settings.md, and check a file with: gpusched co
 
 
 class SettingsError(UsageError):
-    """Settings that cannot be used; `problems` has a sentence for each reason, in the order of the file.
-
-    The command that met them was typed correctly, so it ends with 1 and not with 2.
-    """
-
-    exit_code = 1
+    """Settings that cannot be used; `problems` has a sentence for each reason, in the order of the file."""
 
     def __init__(self, problems: Iterable[UsageError]) -> None:
         self.problems = tuple(problems)
@@ -31,10 +26,10 @@ class SettingsError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was written: the origin of the setting, and the line when it is a file's."""
+    """Where a value was written; as text in `Loaded.origin`."""
 
     origin: str
-    """As in `Loaded.origin`: `file /etc/gpusched/config.toml`, `override`."""
+    """`file /etc/gpusched/config.toml`, `override`."""
     line: int | None = None
 
     def __str__(self) -> str:

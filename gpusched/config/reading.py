@@ -69,7 +69,7 @@ class Reader:
             self._wrong.add((section, key))
         else:
             self.values[path] = found
-            self.origin[path] = place.origin
+            self.origin[path] = str(place)
 
     def read_file(self, file: str, *, must_exist: bool) -> None:
         """Take in a TOML file. Raises: SettingsError when it cannot be read as one."""
@@ -131,7 +131,7 @@ class Reader:
                 self._wrong.add((section, name))
             else:
                 values[key] = found
-                self.origin[path] = place.origin
+                self.origin[path] = str(place)
 
     def _read_counts(self, content: Mapping[str, Any]) -> None:
         for name, count in content.items():
@@ -143,7 +143,7 @@ class Reader:
                 self.refuse(wrong(path, count, wanted, place), place)
             else:
                 self._counts[name] = count
-                self.origin[path] = place.origin
+                self.origin[path] = str(place)
 
     def _read_plugins(self, content: Mapping[str, Any]) -> None:
         for key, value in content.items():
@@ -154,7 +154,7 @@ class Reader:
                 self.refuse(wrong(path, value, "a list of names of Python modules", place), place)
             else:
                 self._plugins = tuple(value)
-                self.origin[path] = place.origin
+                self.origin[path] = str(place)
 
     def _checked(self, known: Setting, path: str, value: Any, place: Place) -> Any:
         """The value in its own type; None when it was refused."""

@@ -64,7 +64,7 @@ def test_each_layer_wins_over_the_ones_before_it(tmp_path: Path) -> None:
         "daemon.poll_s",
         "node.cpus",
     }
-    assert loaded.origin["gpu.ids"] == f"file {path}"
+    assert loaded.origin["gpu.ids"] == f"file {path}, line 3"
     assert loaded.origin["gpu.fake"] == "environment GPUSCHED_FAKE_GPUS"
     assert loaded.origin["daemon.poll_s"] == "override"
 
@@ -75,7 +75,7 @@ def test_the_file_named_by_the_environment_comes_before_the_usual_one(tmp_path: 
     other.write_text("[node]\ncpus = 2\n")
     loaded = load_settings(usual, {"GPUSCHED_CONFIG": str(other)})
     assert loaded.settings.node.cpus == 2
-    assert loaded.origin["node.cpus"] == f"file {other}"
+    assert loaded.origin["node.cpus"] == f"file {other}, line 2"
     assert load_settings(usual, {"GPUSCHED_CONFIG": ""}).settings.node.cpus == 1
 
 
@@ -120,7 +120,7 @@ def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
 def test_all_settings_can_be_listed_with_value_and_origin(tmp_path: Path) -> None:
     rows = list(load(tmp_path, "[gpu]\nfree_polls = 3\n").values())
     assert [path for path, _, _ in rows] == [info.path for info in describe_settings()]
-    assert ("gpu.free_polls", 3, f"file {tmp_path}/config.toml") in rows
+    assert ("gpu.free_polls", 3, f"file {tmp_path}/config.toml, line 2") in rows
     assert ("gpu.ids", "index", "default") in rows
 
 

@@ -1,0 +1,73 @@
+"""What a config file promises its queues, against the machines: for `gpusched config check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from gpusched.client import connect
+from gpusched.config import Loaded
+from gpusched.errors import DaemonUnreachable, Refused
+from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.resources import Resources
+from gpusched.model.settings import NodeSettings, Settings
+from gpusched.policy import cells
+from gpusched.policy.draft import Layout
+from gpusched.policy.quota_problems import problems
+from gpusched.policy.usage import capacity_of
+
+_UNKNOWN = float(1 << 50)
+"""In place of a number that nobody tells: more than anything that can be promised."""
+
+
+def broken_promises(loaded: Loaded) -> list[Refused]:
+    """A sentence with file and line for each promise that the machines cannot keep.
+
+    The machines are those of the daemon, with what the file says of them; without a daemon only what the file says.
+    """
+    settings = loaded.settings
+    if not settings.queue:
+        return []
+    hint = "promise less, or see what there is with: ginfo"
+    return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text in _found(settings, _nodes())]
+
+
+def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[str, str]]:
+    if not nodes:
+        own = settings.node
+        cores = _UNKNOWN if own.cpus is None else own.cpus
+        mem_mib = _UNKNOWN if own.mem_mib is None else float(own.mem_mib)
+        yield from problems(settings, Resources(_UNKNOWN, _UNKNOWN, cores, mem_mib))
+        return
+    if len(nodes) == 1:
+        nodes = (_as_written(nodes[0], settings.node),)
+    layout = Layout(nodes, settings)
+    yield from problems(settings, capacity_of(layout))
+    yield from cells.problems(settings, layout)
+
+
+def _nodes() -> tuple[NodeView, ...]:
+    """As the daemon sees them; none when there is no daemon."""
+    try:
+        with connect(autostart=False) as client:
+            found = client.call("GET", "/v1/snapshot")["snapshot"]["nodes"]
+    except DaemonUnreachable:
+        return ()
+    return tuple(_node(node) for node in found)
+
+
+def _node(node: Mapping[str, Any]) -> NodeView:
+    known = [one.name for one in fields(GpuView)]
+    gpus = tuple(GpuView(**{name: gpu[name] for name in known if name in gpu}) for gpu in node["gpus"])
+    return NodeView(node["name"], node["cpus"], node["mem_mib"], gpus)
+
+
+def _as_written(node: NodeView, own: NodeSettings) -> NodeView:
+    """The node with what the file says of it, which the running daemon need not have read yet."""
+    return replace(
+        node,
+        name=own.name or node.name,
+        cpus=node.cpus if own.cpus is None else own.cpus,
+        mem_mib=node.mem_mib if own.mem_mib is None else own.mem_mib,
+    )

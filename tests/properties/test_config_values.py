@@ -1,0 +1,215 @@
+"""What is written is what is loaded, and one value out of its range is refused with the line that it is in."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.config import describe_settings, load_settings, problems_in
+from gpusched.config.known import SETTINGS, TABLE_SETTINGS, Setting
+from gpusched.config.rules import Amounts, Cells, OneOf, Range, Text, Texts
+from gpusched.model.settings import Settings
+
+WORDS = st.text("abcxyz019_.-", min_size=1, max_size=6)
+TEXTS = st.text(st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
+    # What could contradict each other, drawn so that it does not.
+    "default.time_limit_s": st.integers(1, 1000),
+    "queue.max_time_s": st.integers(1000, 2000),
+    "queue.guaranteed_gpus": st.integers(0, 9),
+    "queue.guaranteed_cpus": st.integers(0, 9),
+    "queue.guaranteed_mem_mib": st.integers(0, 9),
+    "queue.cells": st.lists(st.sampled_from(["1", "2", "n1:2"]), max_size=3),
+    "queue.max_cpus": st.integers(9, 50),
+    "queue.max_mem_mib": st.integers(9, 50),
+    "queue.max_jobs": st.integers(50, 99),
+    **{f"{section}.max_gpus_per_job": st.integers(0, 9) for section in ("queue", "qos")},
+    **{f"{section}.max_gpus_per_user": st.integers(9, 50) for section in ("queue", "qos")},
+    **{f"{section}.max_gpus": st.integers(50, 99) for section in ("queue", "qos")},
+    **{f"{section}.max_running_per_user": st.integers(1, 9) for section in ("queue", "qos")},
+    **{f"{section}.max_jobs_per_user": st.integers(9, 50) for section in ("queue", "qos")},
+}
+
+REFERRING = {"default.queue", "default.qos", "queue.parent", "account.parent", "qos.preempts"}
+REFERRING |= {"queue.accounts", "qos.accounts"}
+"""Names of others; see test_config_tables."""
+
+
+def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
+    """Values that the setting may have."""
+    rule = setting.rule
+    if path in HARMONIC:
+        return HARMONIC[path]
+    if isinstance(rule, Range):
+        if setting.base is int:
+            return st.integers(int(rule.low) + rule.above, int(rule.high))
+        return st.floats(rule.low, rule.high, exclude_min=rule.above)
+    if isinstance(rule, OneOf):
+        return st.sampled_from(rule.words)
+    if isinstance(rule, Text):
+        return WORDS if rule.is_word else TEXTS
+    if isinstance(rule, Texts):
+        return st.lists(WORDS, max_size=3)
+    if isinstance(rule, Amounts):
+        return st.dictionaries(WORDS, st.integers(1, 9), max_size=3)
+    assert setting.base is bool, path
+    return st.booleans()
+
+
+def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
+    """Values of the right type that the setting may not have."""
+    rule = setting.rule
+    if isinstance(rule, Range):
+        low, high = rule.low - (not rule.above), rule.high + 1
+        whole = st.one_of(st.integers(-(1 << 62), int(low)), st.integers(int(high), 1 << 62))
+        if setting.base is int:
+            return whole
+        return st.one_of(
+            st.floats(max_value=rule.low, exclude_max=not rule.above, allow_infinity=False),
+            st.floats(min_value=rule.high, exclude_min=True, allow_infinity=False),
+        )
+    if isinstance(rule, OneOf):
+        return st.sampled_from(["", "none of them", "PACK", "auto "])
+    if isinstance(rule, Text):
+        blank = ["a b", "\t", "a\nb"] if rule.is_word else ["a\nb", "\r", "\0"]
+        return st.sampled_from(blank if rule.may_be_empty else ["", *blank])
+    if isinstance(rule, Texts):
+        return st.sampled_from([[""], ["a", "b c"], ["a\n"]])
+    if isinstance(rule, Cells):
+        return st.sampled_from([["0"], ["4", "-1"], ["n1:"], [":4"], ["n 1:4"], ["four"], ["1.5"], ["4 "]])
+    if isinstance(rule, Amounts):
+        return st.sampled_from([{"a": -1}, {"a": 1, "b": -0.5}, {"": 1}, {"a b": 2}])
+    return st.sampled_from([0, 1, "true", "", []])
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting as the file has it."""
+
+    path: tuple[str, ...]
+    setting: Setting = field(repr=False)
+    value: Any
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(key)} = {toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def written(lines: list[Line], noise: list[str]) -> tuple[str, dict[tuple[str, ...], int]]:
+    """The text of a file, and the line of each setting, counted from 1."""
+    text, at, table = "", {}, ()
+    for number, line in enumerate(lines):
+        text += noise[number % len(noise)]
+        if line.path[:-1] != table:
+            table = line.path[:-1]
+            text += f"[{'.'.join(toml(name) for name in table)}]\n"
+        at[line.path] = text.count("\n") + 1
+        text += f"{toml(line.path[-1])} = {toml(line.value)} # weight = -1\n"
+    return text, at
+
+
+@st.composite
+def configs(draw: st.DrawFn, *, at_least: int = 0) -> list[Line]:
+    """Settings of a file that is right, those of one table one after the other."""
+    names = draw(st.lists(WORDS, max_size=2, unique=True))
+    found = []
+    if names:
+        found.append(Line(("default", "queue"), SETTINGS["default.queue"], names[0]))
+    for path, setting in SETTINGS.items():
+        if path not in REFERRING and draw(st.integers(0, 5)) == 0:
+            found.append(Line(tuple(path.split(".")), setting, draw(right(path, setting))))
+    if names:
+        found.sort(key=lambda line: line.path[0])
+    for name in names:
+        for section, known in TABLE_SETTINGS.items():
+            one = [
+                Line((section, name, key), setting, draw(right(f"{section}.{key}", setting)))
+                for key, setting in known.items()
+                if f"{section}.{key}" not in REFERRING and draw(st.integers(0, 3)) == 0
+            ]
+            # A queue that jobs go to by default has to be there.
+            found += one or [Line((section, name, "users"), known["users"], {} if section == "account" else [])]
+    if len(found) < at_least:
+        found.append(Line(("gpu", "free_polls"), SETTINGS["gpu.free_polls"], 3))
+    return found
+
+
+NOISE = st.lists(st.sampled_from(["", "\n", "# [queue.a]\n", "  # x = '''\n\n"]), min_size=1, max_size=3)
+
+
+def loaded_value(settings: Any, path: tuple[str, ...]) -> Any:
+    """What the settings have for a path of the file."""
+    for name in path:
+        settings = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
+    return list(settings) if isinstance(settings, tuple) else settings
+
+
+def file_with(text: str) -> str:
+    """A file that holds this, for one example."""
+    folder = tempfile.mkdtemp(prefix="gpusched-config-")
+    path = Path(folder) / "config.toml"
+    path.write_text(text, encoding="utf-8", newline="")
+    return str(path)
+
+
+def removed(path: str) -> None:
+    Path(path).unlink()
+    Path(path).parent.rmdir()
+
+
+@given(configs(), NOISE)
+def test_what_is_written_is_loaded_with_its_line_and_the_rest_is_default(lines: list[Line], noise: list[str]) -> None:
+    text, at = written(lines, noise)
+    path = file_with(text)
+    try:
+        loaded = load_settings(path, {})
+    finally:
+        removed(path)
+    for line in lines:
+        assert loaded_value(loaded.settings, line.path) == line.value, line.path
+        assert loaded.origin[".".join(line.path)] == f"file {path}, line {at[line.path]}"
+    said = {".".join(line.path) for line in lines}
+    for known, value, origin in loaded.values():
+        assert (origin == "default") == (known not in said), (known, value, origin)
+    untouched = Settings()
+    for info in describe_settings():
+        path_of = tuple(info.path.split("."))
+        if info.path not in said:
+            assert loaded_value(loaded.settings, path_of) == loaded_value(untouched, path_of)
+
+
+@given(configs(at_least=1), NOISE, st.data())
+def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
+    lines: list[Line], noise: list[str], data: st.DataObject
+) -> None:
+    number = data.draw(st.integers(0, len(lines) - 1))
+    good = lines[number]
+    lines[number] = Line(good.path, good.setting, data.draw(out_of_range(good.setting)))
+    text, at = written(lines, noise)
+    path = file_with(text)
+    try:
+        (problem,) = problems_in(path, {})
+    finally:
+        removed(path)
+    assert problem.message.startswith(f"file {path}, line {at[good.path]}: {'.'.join(good.path)} is ")
+    assert problem.hint
+
+
+def test_every_kind_of_rule_is_drawn_above() -> None:
+    known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
+    assert {type(one.rule) for one in known} == {Range, OneOf, Text, Texts, Cells, Amounts, type(None)}

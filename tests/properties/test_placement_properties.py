@@ -1,0 +1,290 @@
+"""What must hold of every placement, whatever is asked for, wherever, by any strategy."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched import testing
+from gpusched.model.cluster import Allocation, NodeView
+from gpusched.model.job import Job, Request
+from gpusched.model.settings import STRATEGIES, OversubscribeSettings, PlacementSettings, Settings
+from gpusched.model.snapshot import Placement, Snapshot
+from gpusched.policy.capacity import refusal
+from gpusched.policy.constraints import parse
+from gpusched.policy.cycle import decide
+from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.fragmentation import typical_of
+from gpusched.policy.invariants import check_invariants
+from gpusched.policy.placement import Need, find, fits, hosts, options
+from gpusched.testing import NOW, gpu_view, job
+
+LABELS = ("old", "coco", "nvlink")
+TYPES = ("NVIDIA A100", "Tesla T4")
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[NodeView, ...]:
+    """Up to four nodes with up to six cards, with links, memory, labels and custom resources."""
+    made = []
+    for number in range(draw(st.integers(1, 4))):
+        name = f"n{number}"
+        marks = draw(st.sampled_from(["link", "numa", "none"]))
+        cards = []
+        for index in range(draw(st.integers(0, 6))):
+            group = draw(st.sampled_from([None, 0, 0, 1, 1]))
+            cards.append(
+                gpu_view(
+                    index,
+                    name,
+                    name=draw(st.sampled_from(TYPES)),
+                    vram_total_mib=draw(st.sampled_from([16_384, 24_576, 24_576, None])),
+                    link_group=group if marks == "link" else None,
+                    numa=group if marks == "numa" else None,
+                    why_not=draw(st.sampled_from([None, None, None, None, "drained"])),
+                )
+            )
+        made.append(
+            testing.node(
+                name,
+                cards,
+                cpus=draw(st.sampled_from([2.0, 8.0])),
+                mem_mib=8192,
+                labels=tuple(sorted(draw(st.sets(st.sampled_from(LABELS))))),
+                resources=tuple(sorted(draw(st.dictionaries(st.sampled_from("xy"), st.integers(0, 2))).items())),
+                why_not=draw(st.sampled_from([None, None, None, None, None, "down"])),
+            )
+        )
+    return tuple(made)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """All that can be asked for, mostly little of it."""
+
+    def seldom(strategy):
+        return draw(strategy) if draw(st.sampled_from([False, False, False, True])) else None
+
+    gpus = draw(st.sampled_from([0, 1, 1, 2, 3]))
+    fraction = draw(st.sampled_from([None, 0.5, 0.3])) if gpus == 1 else None
+    vram = draw(st.sampled_from([None, None, 1000, 12_000])) if gpus and fraction is None else None
+    return Request(
+        gpus=gpus,
+        gpu_fraction=fraction,
+        vram_mib=vram,
+        gpu_type=seldom(st.sampled_from(["a100", "t4"])) if gpus else None,
+        min_vram_mib=seldom(st.just(20_000)) if gpus else None,
+        cpus=draw(st.sampled_from([0.0, 1.0, 1.0, 3.0])),
+        mem_mib=draw(st.sampled_from([0, 0, 3000])),
+        nodes=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        is_linked=bool(gpus) and draw(st.booleans()),
+        is_exclusive=draw(st.sampled_from([False, False, False, True])),
+        constraint=seldom(st.sampled_from(["old", "!old", "coco|nvlink", "(old|coco)&!nvlink"])),
+        prefer=seldom(st.sampled_from(["nvlink", "!coco"])),
+        nodelist=seldom(st.sampled_from([("n0",), ("n0", "n1"), ("n1", "n2", "n3")])) or (),
+        exclude=seldom(st.sampled_from([("n0",), ("n1", "n2")])) or (),
+        licenses=seldom(st.sampled_from([(("m", 1),), (("m", 2),)])) or (),
+        resources=seldom(st.sampled_from([(("x", 1),), (("x", 1), ("y", 1))])) or (),
+    )
+
+
+@st.composite
+def chosen(draw: st.DrawFn) -> Settings:
+    """Any strategy, sometimes with more to book than there is."""
+    over = draw(
+        st.sampled_from([OversubscribeSettings(), OversubscribeSettings(), OversubscribeSettings(1.0, 1.0, 2.0)])
+    )
+    strategy = draw(st.sampled_from(STRATEGIES))
+    return replace(Settings(), placement=PlacementSettings(strategy), oversubscribe=over, license={"m": 2})
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Job]:
+    """Waiting jobs of two users."""
+    return [
+        job(
+            number,
+            uid=draw(st.sampled_from([1, 1, 2])),
+            request=draw(requests()),
+            time_limit_s=draw(st.sampled_from([None, 600])),
+            submit_at=NOW - number,
+        )
+        for number in range(1, draw(st.integers(2, 10)))
+    ]
+
+
+def pieces_of(place: Placement) -> tuple[Placement, ...]:
+    return (place, *place.others)
+
+
+def held_by(snapshot: Snapshot, waiting: list[Job], settings: Settings) -> list[Allocation]:
+    jobs = {one.id: one for one in waiting}
+    return [
+        Allocation(
+            job_id=start.job_id,
+            uid=jobs[start.job_id].uid,
+            node=piece.node,
+            gpus=piece.gpus,
+            cpus=piece.cpus,
+            mem_mib=piece.mem_mib,
+            start_at=NOW,
+            resources=piece.resources,
+            licenses=piece.licenses,
+            is_exclusive=piece.is_exclusive,
+        )
+        for start in decide(snapshot, settings).starts
+        for piece in pieces_of(start.placement)
+    ]
+
+
+@given(machines(), queues(), queues(), chosen())
+def test_nothing_is_booked_twice(nodes, first, second, settings):
+    held = held_by(testing.snapshot(*nodes, waiting=first), first, settings)
+    assert check_invariants(testing.snapshot(*nodes, running=held), settings) == []
+    later = [replace(one, id=one.id + 100) for one in second]
+    more = held_by(testing.snapshot(*nodes, running=held, waiting=later), later, settings)
+    assert check_invariants(testing.snapshot(*nodes, running=[*held, *more]), settings) == []
+
+
+def are_linked(node: NodeView, place: Placement) -> bool:
+    """Told anew from the cards, not by the policy's own groups."""
+    taken = [view for view in node.gpus if view.uuid in {card.uuid for card in place.gpus}]
+    if len(taken) < 2:
+        return True
+    marks = [view.link_group for view in taken]
+    if all(view.link_group is None for view in node.gpus):
+        if all(view.numa is None for view in node.gpus):
+            return True
+        marks = [view.numa for view in taken]
+    return len(set(marks)) == 1 and marks[0] is not None
+
+
+@given(machines(), queues(), chosen())
+def test_what_starts_is_whole_and_where_it_was_asked_to_be(nodes, waiting, settings):
+    views = {node.name: node for node in nodes}
+    jobs = {one.id: one for one in waiting}
+    for start in decide(testing.snapshot(*nodes, waiting=waiting), settings).starts:
+        wanted = jobs[start.job_id].spec.request
+        pieces = pieces_of(start.placement)
+        assert len(pieces) == len({piece.node for piece in pieces}) == wanted.nodes
+        assert start.placement.licenses == wanted.licenses
+        assert all(not piece.licenses and not piece.others for piece in start.placement.others)
+        for piece in pieces:
+            view = views[piece.node]
+            assert view.why_not is None
+            assert len({card.uuid for card in piece.gpus}) == len(piece.gpus) == wanted.gpus
+            assert (piece.cpus, piece.mem_mib) == (wanted.cpus, wanted.mem_mib)
+            assert (piece.resources, piece.is_exclusive) == (wanted.resources, wanted.is_exclusive)
+            assert not wanted.nodelist or piece.node in wanted.nodelist
+            assert piece.node not in wanted.exclude
+            assert wanted.constraint is None or parse(wanted.constraint).admits(view.labels)
+            assert not wanted.is_linked or are_linked(view, piece)
+
+
+@given(machines(), queues(), queues(), chosen())
+def test_equal_inputs_give_equal_plans_in_any_order_and_stay_as_they_were(nodes, first, second, settings):
+    held = held_by(testing.snapshot(*nodes, waiting=first), first, settings)
+    before = testing.snapshot(*nodes, running=held, waiting=[replace(one, id=one.id + 100) for one in second])
+    kept = copy.deepcopy(before)
+    plan = decide(before, settings)
+    assert before == kept
+    shuffled = replace(before, nodes=before.nodes[::-1], pending=before.pending[::-1])
+    for again in (decide(kept, settings), decide(shuffled, settings)):
+        assert (again.starts, again.reservations) == (plan.starts, plan.reservations)
+        assert dict(again.reasons) == dict(plan.reasons)
+
+
+class Hater:
+    """Turns down cards and nodes, and gangs that are on certain nodes together."""
+
+    def __init__(self, cards: set[int], nodes: set[int], apart: set[int]) -> None:
+        self.cards, self.nodes, self.apart = cards, nodes, apart
+
+    def why_not(self, booking: Booking) -> str | None:
+        nodes = {piece.node for piece in booking.pieces()}
+        cards = {part.card for piece in booking.pieces() for part in piece.parts}
+        return "no" if cards & self.cards or nodes & self.nodes or len(nodes & self.apart) > 1 else None
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """A draft on which some jobs run."""
+    nodes, waiting, settings = draw(machines()), draw(queues()), draw(chosen())
+    snapshot = testing.snapshot(*nodes, waiting=waiting)
+    layout = Layout(nodes, settings)
+    layout.typical = typical_of(snapshot)
+    draft = Draft(layout)
+    for held in held_by(snapshot, waiting, settings):
+        booking = layout.booking(held.uid, held)
+        assert booking is not None
+        draft.book(booking)
+    return draft
+
+
+@given(
+    drafts(),
+    requests(),
+    st.sets(st.integers(0, 12)),
+    st.sets(st.integers(0, 3), max_size=2),
+    st.sets(st.integers(0, 3)),
+)
+def test_a_guard_is_obeyed(draft, wanted, cards, nodes, apart):
+    need, guard = Need.of(wanted, 1), Hater(cards, nodes, apart)
+    for option in options(draft, need, guard=guard):
+        assert guard.why_not(option.booking) is None
+        assert draft.has_room(option.booking)
+    if find(draft, need, guard=guard) is not None:
+        assert fits(draft, need)
+
+
+@given(drafts(), requests())
+def test_where_there_is_room_a_place_is_found_that_has_it(draft, wanted):
+    need = Need.of(wanted, 1)
+    found = options(draft, need)
+    assert bool(found) is fits(draft, need)
+    assert all(draft.has_room(option.booking) for option in found)
+    if wanted.nodes == 1 and found:
+        assert {option.booking.node for option in found} == set(hosts(draft, need))
+    best = find(draft, need)
+    if best is not None:
+        draft.book(best)
+        assert not draft.has_room(replace(best, millicpus=10**9))
+
+
+@given(drafts(), requests(), st.frozensets(st.integers(0, 23)))
+def test_cards_to_avoid_never_turn_a_job_away_and_are_not_taken_without_need(draft, wanted, avoid):
+    need = Need.of(replace(wanted, nodes=1, is_linked=False), 1)
+    places = {option.booking.node: option.booking for option in options(draft, need)}
+    others = {option.booking.node: option.booking for option in options(draft, need, avoid=avoid)}
+    assert places.keys() == others.keys()
+    for node, booking in others.items():
+        taken = {part.card for part in booking.parts} & avoid
+        before = {part.card for part in places[node].parts} & avoid
+        assert len(taken) <= len(before)
+
+
+@given(machines(), requests(), chosen())
+def test_what_is_not_refused_starts_on_an_idle_machine(nodes, wanted, settings):
+    idle = tuple(
+        replace(node, why_not=None, gpus=tuple(replace(gpu, why_not=None, utilisation=0.0) for gpu in node.gpus))
+        for node in nodes
+    )
+    names = {node.name for node in idle}
+    wanted = replace(wanted, nodelist=tuple(name for name in wanted.nodelist if name in names))
+    found = refusal(wanted, idle, settings)
+    starts = decide(testing.snapshot(*idle, waiting=[job(1, request=wanted)]), settings).starts
+    assert (found is None) is bool(starts)
+    if found is not None:
+        assert found.text.startswith("asked for")
+        assert found.hint
+
+
+@given(machines(), queues(), chosen())
+def test_every_reason_can_be_told(nodes, waiting, settings):
+    plan = decide(testing.snapshot(*nodes, waiting=waiting), settings)
+    for reason in plan.reasons.values():
+        assert "needs ;" not in reason.text
+        assert reason.text.removeprefix("needs").strip()

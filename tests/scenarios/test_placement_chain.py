@@ -1,0 +1,541 @@
+"""Filters and scores: labels, node lists, licenses, resources, exclusive nodes, linked cards, strategies."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from scenario import HOUR, Scenario, load, running, settings, wants
+
+from gpusched.model.job import Request
+from gpusched.model.snapshot import Placement
+from gpusched.policy.cycle import decide
+from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.placement import Need, Rejection, find, options
+from gpusched.testing import NOW, gpu_view, job, node, snapshot, window
+
+GIB = 1024
+
+
+def linked(name, groups, **parts):
+    """A node whose cards are in these link groups; None has no link."""
+    cards = [gpu_view(index, name, link_group=group) for index, group in enumerate(groups)]
+    return node(name, cards, **parts)
+
+
+def near(name, numa, **parts):
+    """A node without links whose cards are next to these parts of memory."""
+    return node(name, [gpu_view(index, name, numa=number) for index, number in enumerate(numa)], **parts)
+
+
+LABELLED = [
+    node("n1", gpus=2, labels=("old",)),
+    node("n2", gpus=2, labels=("coco", "nvlink")),
+    node("n3", gpus=2, labels=("coco",)),
+]
+NODES = {
+    "a label": (LABELLED, [], [wants(1, 1, constraint="nvlink")], {1: "n2:0"}),
+    "not a label": (LABELLED, [], [wants(1, 1, constraint="!old")], {1: "n2:0"}),
+    "labels in brackets": (LABELLED, [], [wants(1, 1, constraint="(old|coco)&!nvlink")], {1: "n1:0"}),
+    "a label that no node has keeps it waiting": (LABELLED, [], [wants(1, 1, constraint="h100")], {}),
+    "a label that cannot be read admits no node": (LABELLED, [], [wants(1, 1, constraint="a&")], {}),
+    "a job without GPUs asks for labels too": (LABELLED, [], [wants(1, constraint="nvlink")], {1: "n2"}),
+    "GPU types are no labels": (LABELLED, [], [wants(1, 1, constraint="a100")], {}),
+    "node names are no labels": (LABELLED, [], [wants(1, 1, constraint="n1")], {}),
+    "a node list": (LABELLED, [], [wants(1, 1, nodelist=("n3", "n2"))], {1: "n2:0"}),
+    "excluded nodes": (LABELLED, [], [wants(1, 1, exclude=("n1", "n2"))], {1: "n3:0"}),
+    "a node list without the excluded": (
+        LABELLED,
+        [],
+        [wants(1, 1, nodelist=("n1", "n2"), exclude=("n1",))],
+        {1: "n2:0"},
+    ),
+    "preferred labels come first": (LABELLED, [], [wants(1, 1, prefer="nvlink")], {1: "n2:0"}),
+    "preferred labels come before a fuller node": (
+        LABELLED,
+        [running(9, "n1:0")],
+        [wants(1, 1, prefer="coco")],
+        {1: "n2:0"},
+    ),
+    "without preferred labels another will do": (
+        LABELLED,
+        [running(8, "n2:0,1"), running(9, "n3:0,1")],
+        [wants(1, 1, prefer="coco")],
+        {1: "n1:0"},
+    ),
+    "a full node list waits while others are free": (
+        LABELLED,
+        [running(9, "n2:0,1")],
+        [wants(1, 1, nodelist=("n2",))],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), NODES.values(), ids=NODES)
+def test_nodes(nodes, held, waiting, starts):
+    assert Scenario(nodes, waiting, held).outcome().starts == starts
+
+
+WITH_SCRATCH = [node("n1", resources=(("scratch", 2),)), node("n2", resources=(("fpga", 1), ("scratch", 3)))]
+LICENSED = settings(license={"matlab": 2})
+COUNTS = {
+    "licenses are of the whole cluster": (
+        [node("n1"), node("n2")],
+        [],
+        [wants(number, licenses=(("matlab", 1),)) for number in (1, 2, 3)],
+        {1: "n1", 2: "n1"},
+    ),
+    "licenses of running jobs count": (
+        [node("n1"), node("n2")],
+        [running(9, "n2", licenses=(("matlab", 1),))],
+        [wants(1, licenses=(("matlab", 2),)), wants(2, licenses=(("matlab", 1),))],
+        {},
+    ),
+    "a license that a short job gives back in time may be lent": (
+        [node("n1")],
+        [running(9, "n1", licenses=(("matlab", 1),), ends_in=HOUR)],
+        [wants(1, licenses=(("matlab", 2),)), wants(2, licenses=(("matlab", 1),), limit=60)],
+        {2: "n1"},
+    ),
+    "a resource is of the node": (
+        WITH_SCRATCH,
+        [],
+        [wants(number, resources=(("scratch", 2),)) for number in (1, 2, 3)],
+        {1: "n1", 2: "n2"},
+    ),
+    "several resources together": (
+        WITH_SCRATCH,
+        [],
+        [wants(1, resources=(("fpga", 1), ("scratch", 1)))],
+        {1: "n2"},
+    ),
+    "a resource of running jobs counts": (
+        WITH_SCRATCH,
+        [running(9, "n2", resources=(("scratch", 1),))],
+        [wants(1, resources=(("scratch", 3),))],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), COUNTS.values(), ids=COUNTS)
+def test_licenses_and_resources(nodes, held, waiting, starts):
+    assert Scenario(nodes, waiting, held, LICENSED).outcome().starts == starts
+
+
+EXCLUSIVE = {
+    "it takes an empty node": (
+        [node("n1", gpus=2), node("n2", gpus=2)],
+        [running(9, "n1")],
+        [wants(1, 1, is_exclusive=True)],
+        {1: "n2:0"},
+    ),
+    "nobody joins it": (
+        [node("n1", gpus=2)],
+        [running(9, "n1:0", is_exclusive=True)],
+        [wants(1, 1), wants(2, cpus=0)],
+        {},
+    ),
+    "nobody joins it in the cycle in which it starts": (
+        [node("n1", gpus=2)],
+        [],
+        [wants(1, is_exclusive=True), wants(2, 1)],
+        {1: "n1"},
+    ),
+    "it does not join others": ([node("n1")], [running(9, "n1", cpus=0.0)], [wants(1, is_exclusive=True)], {}),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), EXCLUSIVE.values(), ids=EXCLUSIVE)
+def test_exclusive_nodes(nodes, held, waiting, starts):
+    assert Scenario(nodes, waiting, held).outcome().starts == starts
+
+
+@pytest.mark.parametrize(("whole", "starts"), [(True, {1: "n1"}), (False, {})])
+def test_only_in_a_reservation_of_the_whole_node_can_a_job_be_alone(whole, starts):
+    place = Placement("n1", (), 16.0 if whole else 4.0, 64 * GIB if whole else GIB, is_exclusive=whole)
+    kept = window("class", place, begins_in=-60, ends_in=HOUR, users=("ann",))
+    waiting = [wants(1, is_exclusive=True, reservation="class", limit=60)]
+    assert Scenario([node("n1")], waiting, windows=[kept]).outcome().starts == starts
+
+
+PAIRS = linked("n1", (0, 0, 1, 1))
+LINKS = {
+    "linked cards are of one group": ([PAIRS], [running(9, "n1:0")], [wants(1, 2, is_linked=True)], {1: "n1:2,3"}),
+    "without enough in one group it waits": (
+        [PAIRS],
+        [running(8, "n1:0"), running(9, "n1:2")],
+        [wants(1, 2, is_linked=True)],
+        {},
+    ),
+    "who does not insist takes cards that are not linked": (
+        [PAIRS],
+        [running(8, "n1:0"), running(9, "n1:2")],
+        [wants(1, 2)],
+        {1: "n1:1,3"},
+    ),
+    "several cards are linked where they can be": ([PAIRS], [running(9, "n1:0")], [wants(1, 2)], {1: "n1:2,3"}),
+    "linked cards come before a fuller node": (
+        [linked("n1", (0, 1)), linked("n2", (0, 0, 0, 0))],
+        [],
+        [wants(1, 2)],
+        {1: "n2:0,1"},
+    ),
+    "three cards break up one group only": (
+        [linked("n1", (0, 0, 1, 1, 2, 2))],
+        [running(9, "n1:1")],
+        [wants(1, 3)],
+        {1: "n1:0,2,3"},
+    ),
+    "a single card does not break up a group": ([PAIRS], [running(9, "n1:3")], [wants(1, 1)], {1: "n1:2"}),
+    "a card without a link goes before those with one": (
+        [linked("n1", (0, 0, None))],
+        [],
+        [wants(1, 1), wants(2, 2, is_linked=True)],
+        {1: "n1:2", 2: "n1:0,1"},
+    ),
+    "cards without a link are not linked with each other where others are": (
+        [linked("n1", (0, None, None))],
+        [],
+        [wants(1, 2, is_linked=True)],
+        {},
+    ),
+    "without links the same memory will do": (
+        [near("n1", (0, 1, 1))],
+        [],
+        [wants(1, 2, is_linked=True)],
+        {1: "n1:1,2"},
+    ),
+    "without links different memory will not": ([near("n1", (0, 1))], [], [wants(1, 2, is_linked=True)], {}),
+    "where nobody knows any cards will do": (
+        [node("n1", gpus=3)],
+        [running(9, "n1:0")],
+        [wants(1, 2, is_linked=True)],
+        {1: "n1:1,2"},
+    ),
+    "one linked card is any card": ([PAIRS], [running(9, "n1:0,2")], [wants(1, 1, is_linked=True)], {1: "n1:1"}),
+    "slices on several cards are linked too": (
+        [PAIRS],
+        [running(8, "n1:0")],
+        [wants(1, 2, vram_mib=GIB, is_linked=True)],
+        {1: "n1:2,3"},
+    ),
+    "linked cards are not cards of two sizes where one group is alike": (
+        [
+            node(
+                "n1",
+                [gpu_view(i, "n1", link_group=i // 2, vram_total_mib=(40 if i < 2 else 24) * GIB) for i in range(4)],
+            )
+        ],
+        [],
+        [wants(1, 2)],
+        {1: "n1:2,3"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), LINKS.values(), ids=LINKS)
+def test_linked_cards(nodes, held, waiting, starts):
+    assert Scenario(nodes, waiting, held).outcome().starts == starts
+
+
+THREE = [node(f"n{number}", gpus=8) for number in (1, 2, 3)]
+BUSY = [running(8, "n2:0,1,2"), running(9, "n3:0,1,2,3,4,5")]
+WHERE = {
+    # Free: n1 8, n2 5, n3 2.
+    ("pack", 1): "n3:6",
+    ("pack", 2): "n3:6,7",
+    ("pack", 3): "n2:3,4,5",
+    ("pack", 6): "n1:0,1,2,3,4,5",
+    ("spread", 1): "n1:0",
+    ("spread", 6): "n1:0,1,2,3,4,5",
+    ("first", 1): "n1:0",
+    ("first", 3): "n1:0,1,2",
+    ("best_fit", 1): "n3:6",
+    ("best_fit", 3): "n2:3,4,5",
+}
+
+
+@pytest.mark.parametrize(("strategy", "gpus"), WHERE, ids=lambda value: str(value))
+def test_like_cards_are_given_by_the_free_ones_of_each_node(strategy, gpus):
+    chosen = settings(placement={"strategy": strategy})
+    assert Scenario(THREE, [wants(1, gpus)], BUSY, chosen).outcome().starts == {1: WHERE[strategy, gpus]}
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread", "first", "best_fit", "fgd"])
+def test_of_equal_nodes_the_first_is_taken(strategy):
+    chosen = settings(placement={"strategy": strategy})
+    assert Scenario(THREE, [wants(1, 2)], settings=chosen).outcome().starts == {1: "n1:0,1"}
+
+
+STRATEGIES = {
+    "pack puts slices on a card in use, however large": (
+        "pack",
+        [node("n1", [gpu_view(0, vram_total_mib=16 * GIB), gpu_view(1, vram_total_mib=80 * GIB)])],
+        [running(9, "n1:1", vram=GIB)],
+        wants(1, 1, vram_mib=8 * GIB),
+        "n1:1",
+    ),
+    "spread puts slices on the emptiest card": (
+        "spread",
+        [node("n1", gpus=3)],
+        [running(8, "n1:0", vram=2 * GIB), running(9, "n1:1", vram=GIB), running(7, "n1:2", vram=3 * GIB)],
+        wants(1, 1, vram_mib=GIB),
+        "n1:1",
+    ),
+    "spread puts slices on the emptiest node": (
+        "spread",
+        [node("n1", gpus=2), node("n2", gpus=2)],
+        [running(9, "n1:0")],
+        wants(1, 1, vram_mib=GIB),
+        "n2:0",
+    ),
+    "spread puts jobs without GPUs where most cores are free": (
+        "spread",
+        [node("n1"), node("n2")],
+        [running(9, "n1", cpus=3)],
+        wants(1),
+        "n2",
+    ),
+    "spread leaves nodes with GPUs to those that need them": (
+        "spread",
+        [node("n1", gpus=2), node("n2")],
+        [running(9, "n2", cpus=3)],
+        wants(1),
+        "n2",
+    ),
+    "pack puts jobs without GPUs where fewest cores are free": (
+        "pack",
+        [node("n1"), node("n2")],
+        [running(9, "n2", cpus=3)],
+        wants(1),
+        "n2",
+    ),
+    "first takes the first card with room": (
+        "first",
+        [node("n1", gpus=2)],
+        [running(9, "n1:1", vram=GIB)],
+        wants(1, 1, vram_mib=GIB),
+        "n1:0",
+    ),
+    "best_fit looks at cores as well": (
+        "best_fit",
+        [node("n1", gpus=4), node("n2", gpus=4)],
+        [running(9, "n2", cpus=12)],
+        wants(1, 1, cpus=2),
+        "n2:0",
+    ),
+    "best_fit looks at memory as well": (
+        "best_fit",
+        [node("n1", gpus=4), node("n2", gpus=4)],
+        [running(9, "n2", cpus=0.0, mem_mib=32 * GIB)],
+        wants(1, 1),
+        "n2:0",
+    ),
+    "spread takes single cards from the group with the most free": (
+        "spread",
+        [PAIRS],
+        [running(9, "n1:3")],
+        wants(1, 1),
+        "n1:0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("strategy", "nodes", "held", "one", "place"), STRATEGIES.values(), ids=STRATEGIES)
+def test_strategies(strategy, nodes, held, one, place):
+    chosen = settings(placement={"strategy": strategy})
+    assert Scenario(nodes, [one], held, chosen).outcome().starts == {1: place}
+
+
+# --- more than there is ------------------------------------------------------------------------------
+
+
+def test_cores_may_be_booked_twice_until_they_are_busy():
+    twice = settings(oversubscribe={"cpus": 2.0})
+    held = [running(8, "n1", cpus=8), running(9, "n1", cpus=8)]
+    jobs = [wants(number, cpus=8) for number in range(1, 6)]
+    idle = [node(load=load(cpu_fraction=0.1))]
+    assert Scenario(idle, jobs, held).outcome().starts == {}
+    assert set(Scenario(idle, jobs, held, twice).outcome().starts) == {1, 2}
+    busy = Scenario([node(load=load(cpu_fraction=0.95))], jobs, held, twice).outcome()
+    assert busy.starts == {}
+    assert busy.text(1) == "the CPU load of node n1 is 95%, the ceiling is 90%, since 2 times the cores may be booked"
+    unmeasured = Scenario([node(load=None)], jobs, held, twice).outcome()
+    assert unmeasured.text(1) == "the load of node n1 is not known"
+
+
+def test_memory_may_be_booked_twice_until_it_is_in_use():
+    twice = settings(oversubscribe={"mem": 2.0})
+    held = [running(9, "n1", mem_mib=60 * GIB)]
+    waiting = [wants(1, mem_mib=30 * GIB)]
+    assert Scenario([node(load=load())], waiting, held, twice).outcome().starts == {1: "n1"}
+    full = Scenario([node(load=load(mem_available_mib=32 * GIB))], waiting, held, twice).outcome()
+    assert full.text(1) == (
+        "memory in use on node n1 would be 97% with this job, the ceiling is 90%, "
+        "since 2 times the memory may be booked"
+    )
+
+
+def test_vram_may_be_booked_twice_until_the_card_is_busy():
+    twice = settings(oversubscribe={"vram": 2.0})
+    held = [running(9, "n1:0", vram=20 * GIB)]
+    waiting = [wants(1, 1, vram_mib=20 * GIB)]
+    calm = Scenario([node(gpus=[gpu_view(0, utilisation=0.5)])], waiting, held, twice).outcome()
+    assert calm.starts == {1: "n1:0"}
+    busy = Scenario([node(gpus=[gpu_view(0, utilisation=0.95)])], waiting, held, twice).outcome()
+    assert busy.text(1) == (
+        "GPU 0 is shared and busy 95% of the time, the ceiling is 90%, since 2 times the VRAM may be booked"
+    )
+
+
+def test_a_ceiling_that_is_set_stays_as_it_is():
+    chosen = settings(oversubscribe={"cpus": 2.0}, ceiling={"cpu_fraction": 0.5})
+    outcome = Scenario([node(load=load(cpu_fraction=0.6))], [wants(1)], settings=chosen).outcome()
+    assert outcome.text(1) == "the CPU load of node n1 is 60%, the ceiling is 50%"
+
+
+def test_one_job_gets_no_more_than_there_is():
+    twice = settings(oversubscribe={"cpus": 2.0, "mem": 2.0, "vram": 2.0})
+    waiting = [wants(1, cpus=17), wants(2, mem_mib=65 * GIB), wants(3, 1, vram_mib=25 * GIB)]
+    assert Scenario([node(gpus=1, load=load())], waiting, settings=twice).outcome().starts == {}
+
+
+# --- reasons -----------------------------------------------------------------------------------------
+
+WHY = {
+    "a license": (
+        [node("n1")],
+        [running(9, "n1", licenses=(("matlab", 1),), ends_in=60)],
+        wants(1, licenses=(("matlab", 2),)),
+        "needs 2 licenses matlab, 1 of 2 is free",
+        {"license:matlab": 2},
+    ),
+    "a resource": (
+        WITH_SCRATCH,
+        [running(8, "n1", resources=(("scratch", 1),)), running(9, "n2", resources=(("scratch", 2),))],
+        wants(1, resources=(("scratch", 2),)),
+        "needs 2 of scratch on one node, the most free on one is 1 (2 of 5 in all)",
+        {"resource:scratch": 2},
+    ),
+    "a node of its own": (
+        [node("n1"), node("n2")],
+        [running(8, "n1"), running(9, "n2")],
+        wants(1, is_exclusive=True),
+        "needs a node of its own, and other jobs are on all 2",
+        {"nodes": 1},
+    ),
+    "a node that another job has alone": (
+        [node("n1")],
+        [running(9, "n1", is_exclusive=True)],
+        wants(1, cpus=0),
+        "needs next to nothing, and the node is held by a job that must be alone",
+        {"nodes": 1},
+    ),
+    "cards of a node that another job has alone": (
+        [node("n1", gpus=2)],
+        [running(9, "n1", is_exclusive=True)],
+        wants(1, 1, cpus=0),
+        "needs 1 free GPU, none of 2 is free",
+        {"gpus": 1},
+    ),
+    "linked cards": (
+        [PAIRS],
+        [running(8, "n1:0"), running(9, "n1:2")],
+        wants(1, 2, is_linked=True),
+        "needs 2 free linked GPUs, the most free in one group is 1 (of 2)",
+        {"linked_gpus": 2},
+    ),
+    "cards of labelled nodes": (
+        LABELLED,
+        [running(9, "n2:0,1")],
+        wants(1, 1, constraint="nvlink"),
+        "needs 1 free GPU, none of 2 is free (on nodes with nvlink)",
+        {"gpus": 1},
+    ),
+    "cards of named nodes": (
+        LABELLED,
+        [running(9, "n2:0,1")],
+        wants(1, 2, nodelist=("n2",)),
+        "needs 2 free GPUs, none of 2 is free (on node n2)",
+        {"gpus": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "one", "text", "needed"), WHY.values(), ids=WHY)
+def test_what_is_missing(nodes, held, one, text, needed):
+    outcome = Scenario(nodes, [one], held, LICENSED).outcome()
+    assert outcome.codes == {1: "Resources"}
+    assert outcome.text(1).partition("; expected")[0] == text
+    assert outcome.reasons[1].facts["needed"] == needed
+
+
+def test_conditions_are_among_the_facts():
+    outcome = Scenario(LABELLED, [wants(1, 1, constraint="nvlink")], [running(9, "n2:0,1")]).outcome()
+    facts = outcome.reasons[1].facts
+    assert facts["only"] == {"constraint": "nvlink", "nodes": [], "not": []}
+    assert facts["rejected"][str(Rejection.NODE_LABELS)] == 2
+
+
+def test_only_obstacles_on_nodes_that_were_asked_for_are_named():
+    nodes = [node("n1", gpus=1, why_not="n1 is drained", labels=("a",)), node("n2", gpus=1, why_not="n2 is drained")]
+    outcome = Scenario(nodes, [wants(1, 1, constraint="a")]).outcome()
+    assert outcome.text(1) == "needs 1 GPU; not available: n1 is drained"
+    gone = Scenario(nodes, [wants(1, 1, constraint="b")]).outcome()
+    assert gone.text(1) == "needs 1 GPU on nodes with b; no node has that any more"
+
+
+# --- guards ------------------------------------------------------------------------------------------
+
+
+class Never:
+    """Turns down every place that touches one of these cards or nodes."""
+
+    def __init__(self, cards=(), nodes=()):
+        self.cards, self.nodes = set(cards), set(nodes)
+
+    def why_not(self, booking: Booking) -> str | None:
+        for piece in booking.pieces():
+            if piece.node in self.nodes or any(part.card in self.cards for part in piece.parts):
+                return "no"
+        return None
+
+
+def place_with(nodes, guard, **wanted):
+    booking = find(Draft(Layout(nodes, settings())), Need.of(Request(**wanted), 1000), guard=guard)
+    return None if booking is None else (booking.node, [part.card for part in booking.parts])
+
+
+def test_a_guard_sends_a_job_to_another_node():
+    nodes = [node("n1", gpus=2), node("n2", gpus=4)]
+    assert place_with(nodes, None, gpus=1) == (0, [0])
+    assert place_with(nodes, Never(nodes=[0]), gpus=1) == (1, [2])
+    assert place_with(nodes, Never(nodes=[0, 1]), gpus=1) is None
+
+
+def test_a_guard_sends_a_job_to_another_group_of_the_same_node():
+    assert place_with([PAIRS], Never(cards=[0]), gpus=2) == (0, [2, 3])
+    assert place_with([PAIRS], Never(cards=[0, 2]), gpus=2, is_linked=True) is None
+    assert place_with([PAIRS], Never(cards=[0, 3]), gpus=1) == (0, [2])
+    assert place_with([PAIRS], Never(cards=[0, 2]), gpus=1) == (0, [1])
+
+
+def test_a_guard_sends_a_job_to_other_cards_where_none_are_linked():
+    assert place_with([node(gpus=4)], Never(cards=[0]), gpus=2) == (0, [2, 3])
+
+
+def test_what_a_guard_turned_down_is_counted():
+    tally: Counter[Rejection] = Counter()
+    draft = Draft(Layout([node(gpus=2)], settings()))
+    assert options(draft, Need.of(Request(gpus=1), 1), tally=tally, guard=Never(nodes=[0])) == []
+    assert tally == {Rejection.GUARD: 1}
+
+
+def test_a_strategy_is_read_anew_with_each_layout():
+    nodes = [node("n1", gpus=1), node("n2", gpus=2)]
+    waiting = [job(1, request=Request(gpus=1), submit_at=NOW - 5)]
+    for strategy, place in (("pack", "n1"), ("spread", "n2")):
+        plan = decide(snapshot(*nodes, waiting=waiting), settings(placement={"strategy": strategy}))
+        assert plan.starts[0].placement.node == place
