@@ -18,9 +18,9 @@ from gpusched.daemon.outlook import Outlook
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
-from gpusched.policy.estimates import StartRange
+from gpusched.policy.ahead.estimates import StartRange
+from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.ordering import class_key
-from gpusched.policy.whatif import Alternative
 
 
 async def why(request: web.Request) -> web.Response:

@@ -20,13 +20,13 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
-from gpusched.policy.accounts import AccountTree, Standing
 from gpusched.policy.draft import Layout
 from gpusched.policy.ordering import class_key
 from gpusched.policy.preemption import held_by_job
-from gpusched.policy.queues import QueueNode, implied, plant
-from gpusched.policy.quota import Quotas
-from gpusched.policy.usage import capacity_of, usage_now
+from gpusched.policy.sharing.accounts import AccountTree, Standing
+from gpusched.policy.sharing.queues import QueueNode, implied, plant
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import capacity_of, usage_now
 from gpusched.ports import JobFilter
 
 _WEEK_S = 7 * 86400.0

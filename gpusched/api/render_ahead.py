@@ -6,8 +6,8 @@ from typing import Any
 
 from gpusched.api.render import plain
 from gpusched.daemon.forecast import Forecast
-from gpusched.policy.estimates import Accuracy, StartRange
-from gpusched.policy.whatif import Alternative
+from gpusched.policy.ahead.estimates import Accuracy, StartRange
+from gpusched.policy.ahead.whatif import Alternative
 
 
 def forecast_json(found: Forecast) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
-from gpusched.policy.dependencies import parse_dependency
-from gpusched.policy.retry import parse_retry_on
+from gpusched.policy.life.dependencies import parse_dependency
+from gpusched.policy.life.retry import parse_retry_on
 
 _ARGV_LIMIT = 1 << 20
 

@@ -14,8 +14,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
-from gpusched.policy.quota_problems import problems
-from gpusched.policy.usage import capacity_of
+from gpusched.policy.sharing.quota_problems import problems
+from gpusched.policy.sharing.usage import capacity_of
 
 _UNKNOWN = float(1 << 50)
 """In place of a number that nobody tells: more than anything that can be promised."""

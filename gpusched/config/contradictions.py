@@ -1,7 +1,7 @@
 """What is wrong with settings that are right one by one.
 
-What needs to know the machines (guarantees above what there is) is in `policy.quota_problems`; the daemon looks at it
-when it starts, at a reload, and for the doctor.
+What needs to know the machines (guarantees above what there is) is in `policy.sharing.quota_problems`; the daemon
+looks at it when it starts, at a reload, and for the doctor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
-from gpusched.policy.quota_problems import problems
+from gpusched.policy.sharing.quota_problems import problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
 """Path of the offending key, a sentence, and what to do."""

@@ -9,8 +9,8 @@ from gpusched.model.job import Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.draft import Layout
-from gpusched.policy.usage import charged, footprint
-from gpusched.policy.yielding import counts_for_usage
+from gpusched.policy.life.yielding import counts_for_usage
+from gpusched.policy.sharing.usage import charged, footprint
 
 from .holdings import holding
 

@@ -9,10 +9,10 @@ from gpusched.errors import Refused
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration
-from gpusched.policy.admission import default_account, qos_of, time_limit, why_refused
-from gpusched.policy.calendar import why_not_admitted
+from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
-from gpusched.policy.dependencies import find_cycle, parse_dependency
+from gpusched.policy.life.dependencies import find_cycle, parse_dependency
+from gpusched.policy.sharing.admission import default_account, qos_of, time_limit, why_refused
 
 from .turn import Turn
 

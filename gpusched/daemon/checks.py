@@ -9,8 +9,8 @@ from gpusched.errors import GpuschedError
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
-from gpusched.policy.quota_problems import problems
-from gpusched.policy.usage import capacity_of
+from gpusched.policy.sharing.quota_problems import problems
+from gpusched.policy.sharing.usage import capacity_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from gpusched.errors import NotFound, Refused
 from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.states import JobState
-from gpusched.policy import lifecycle
-from gpusched.policy.dependencies import parse_dependency
+from gpusched.policy.life import lifecycle
+from gpusched.policy.life.dependencies import parse_dependency
 
 from . import reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed

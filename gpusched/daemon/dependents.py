@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpusched.model.job import Job
-from gpusched.policy.dependencies import Expression, Parent, Satisfied, Verdict, evaluate, parse_dependency
+from gpusched.policy.life.dependencies import Expression, Parent, Satisfied, Verdict, evaluate, parse_dependency
 
 _FREE = Satisfied()
 

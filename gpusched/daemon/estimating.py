@@ -9,7 +9,7 @@ import asyncio
 from logging import getLogger
 from time import perf_counter
 
-from gpusched.policy.estimates import StartRange
+from gpusched.policy.ahead.estimates import StartRange
 
 from .outlook import Outlook
 from .tick import Scheduler

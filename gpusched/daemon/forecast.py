@@ -15,10 +15,10 @@ from gpusched.errors import Refused
 from gpusched.model.job import GpuShare, Job, JobSpec
 from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration
+from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.cycle import decide
-from gpusched.policy.dependencies import Satisfied, evaluate, parse_dependency
+from gpusched.policy.life.dependencies import Satisfied, evaluate, parse_dependency
 from gpusched.policy.ordering import class_key
-from gpusched.policy.whatif import Alternative
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
-from gpusched.policy.estimates import Accuracy, StartRange, accuracy
-from gpusched.policy.prediction import SAMPLES, Family, family, predict
+from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
+from gpusched.policy.ahead.prediction import SAMPLES, Family, family, predict
 from gpusched.ports import JobFilter, Store
 
 MOST_JOBS = 5000

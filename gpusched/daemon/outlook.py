@@ -12,13 +12,13 @@ from typing import TypeVar
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
-from gpusched.policy.admission import Tally, why_refused
-from gpusched.policy.estimates import MAX_CYCLES, Predict, StartRange, forecast_starts
+from gpusched.policy.ahead.estimates import MAX_CYCLES, Predict, StartRange, forecast_starts
+from gpusched.policy.ahead.future import Arrival
+from gpusched.policy.ahead.place import first_in_order, queue_position
+from gpusched.policy.ahead.whatif import Alternative, alternatives
 from gpusched.policy.extension import Extensions
-from gpusched.policy.future import Arrival
 from gpusched.policy.ordering import class_key
-from gpusched.policy.place import first_in_order, queue_position
-from gpusched.policy.whatif import Alternative, alternatives
+from gpusched.policy.sharing.admission import Tally, why_refused
 
 from .history import History
 from .tick import Scheduler

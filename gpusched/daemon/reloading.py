@@ -10,7 +10,7 @@ from typing import Any
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.settings import Settings
 from gpusched.policy import cells
-from gpusched.policy.quota_problems import problems
+from gpusched.policy.sharing.quota_problems import problems
 
 from .selection import Caller
 

@@ -11,9 +11,9 @@ from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
-from gpusched.policy.calendar import next_window
-from gpusched.policy.conflicts import Conflict, conflicts
-from gpusched.policy.keeping import Wish, choose
+from gpusched.policy.calendar.conflicts import Conflict, conflicts
+from gpusched.policy.calendar.entries import next_window
+from gpusched.policy.calendar.keeping import Wish, choose
 
 from .selection import Caller
 from .turn import Turn

@@ -43,9 +43,9 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, RunState
 from gpusched.plugins import Plugins
-from gpusched.policy import lifecycle
+from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.cycle import decide
-from gpusched.policy.estimates import StartRange
+from gpusched.policy.life import lifecycle
 from gpusched.policy.ordering import Ranking
 from gpusched.ports import Changes, Clock, Engine, Store
 

@@ -11,8 +11,8 @@ from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
-from gpusched.policy import lifecycle
 from gpusched.policy.draft import Layout
+from gpusched.policy.life import lifecycle
 from gpusched.ports import Changes, JobFilter, Store
 
 from .world import World

@@ -6,7 +6,7 @@ from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration
-from gpusched.policy.dependencies import Satisfied
+from gpusched.policy.life.dependencies import Satisfied
 
 from .world import World
 

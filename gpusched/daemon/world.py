@@ -16,8 +16,9 @@ from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
 from gpusched.model.states import JobState
-from gpusched.policy import lifecycle
-from gpusched.policy.dependencies import (
+from gpusched.policy.ahead.prediction import planned_s
+from gpusched.policy.life import lifecycle
+from gpusched.policy.life.dependencies import (
     Expression,
     Lookup,
     Never,
@@ -28,7 +29,6 @@ from gpusched.policy.dependencies import (
     parse_dependency,
 )
 from gpusched.policy.ordering import class_key
-from gpusched.policy.prediction import planned_s
 from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms

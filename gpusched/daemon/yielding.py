@@ -14,7 +14,7 @@ from gpusched.model.execution import ResumeOrder, StopOrder, SuspendOrder
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState
-from gpusched.policy import yielding
+from gpusched.policy.life import yielding
 
 from .selection import Caller, named
 from .turn import Turn

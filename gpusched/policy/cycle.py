@@ -23,20 +23,20 @@ from math import inf
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
+from gpusched.policy.calendar.inside import Inside
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.fragmentation import typical_of
 from gpusched.policy.guards import Guards
-from gpusched.policy.inside import Inside
-from gpusched.policy.limits import Denial
 from gpusched.policy.ordering import Head, Line, Ranking
 from gpusched.policy.placement import Guard, Need, find, fits, options
 from gpusched.policy.preemption import Held, Preemption, held_by_job
 from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, endings
-from gpusched.policy.quota import Quotas
-from gpusched.policy.usage import footprint
+from gpusched.policy.sharing.limits import Denial
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import footprint
 
 
 @dataclass(frozen=True, slots=True)

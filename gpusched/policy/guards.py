@@ -14,7 +14,7 @@ from gpusched.policy.draft import Booking, Layout
 from gpusched.policy.extension import Extensions
 from gpusched.policy.placement import Guard
 from gpusched.policy.preemption import Held
-from gpusched.policy.quota import Quotas
+from gpusched.policy.sharing.quota import Quotas
 
 _NO_CARDS: frozenset[int] = frozenset()
 

@@ -24,11 +24,11 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Urgency
 from gpusched.policy import factors
-from gpusched.policy.accounts import AccountTree
 from gpusched.policy.draft import Booking, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.quota import Quotas
-from gpusched.policy.usage import capacity_of, demand, footprint, usage_now
+from gpusched.policy.sharing.accounts import AccountTree
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import capacity_of, demand, footprint, usage_now
 
 
 @dataclass(frozen=True, slots=True)

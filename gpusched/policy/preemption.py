@@ -17,8 +17,8 @@ from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.ordering import tier_of
 from gpusched.policy.placement import Guard, Need, find
-from gpusched.policy.quota import Quotas
-from gpusched.policy.usage import demand, footprint
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import demand, footprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Layout
-from gpusched.policy.usage import capacity_of, footprint
+from gpusched.policy.sharing.usage import capacity_of, footprint
 from gpusched.testing import job, node, request
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")

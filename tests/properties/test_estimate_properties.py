@@ -14,9 +14,9 @@ from gpusched import testing
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
+from gpusched.policy.ahead.estimates import forecast_starts
+from gpusched.policy.ahead.whatif import alternatives
 from gpusched.policy.cycle import decide
-from gpusched.policy.estimates import forecast_starts
-from gpusched.policy.whatif import alternatives
 from gpusched.testing import NOW, job
 
 predictions = st.dictionaries(

@@ -14,7 +14,7 @@ from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.policy import lifecycle, transitions, yielding
+from gpusched.policy.life import lifecycle, transitions, yielding
 from gpusched.testing import NOW, job, share
 
 SETTINGS = Settings()

@@ -12,7 +12,7 @@ from gpusched.model.settings import ORDERS, PrioritySettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Layout
-from gpusched.policy.usage import charged, footprint
+from gpusched.policy.sharing.usage import charged, footprint
 from gpusched.testing import NOW, job, node
 
 MAX_AGE_S = 3600.0

@@ -11,7 +11,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.policy.draft import Layout
-from gpusched.policy.quota import Quotas, problems
+from gpusched.policy.sharing.quota import Quotas, problems
 from gpusched.testing import node, request
 
 ONE = Resources(gpus=1.0)

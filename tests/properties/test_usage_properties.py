@@ -17,8 +17,8 @@ from gpusched.model.settings import PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.draft import Draft, Layout
 from gpusched.policy.placement import Need, find
-from gpusched.policy.quota import Quotas
-from gpusched.policy.usage import capacity_of, charged, demand, footprint, usage_now
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import capacity_of, charged, demand, footprint, usage_now
 from gpusched.testing import NOW
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")

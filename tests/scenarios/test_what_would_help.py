@@ -10,10 +10,10 @@ from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
-from gpusched.policy.changes import format_limit
+from gpusched.policy.ahead.changes import format_limit
+from gpusched.policy.ahead.trial import BUDGET
+from gpusched.policy.ahead.whatif import Alternative, alternatives
 from gpusched.policy.cycle import decide
-from gpusched.policy.trial import BUDGET
-from gpusched.policy.whatif import Alternative, alternatives
 from gpusched.testing import NOW, gpu_view, node, share
 
 TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})
@@ -186,7 +186,7 @@ def test_nothing_is_proposed_that_would_not_be_admitted() -> None:
 
 
 def test_the_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpusched.policy.trial as trial
+    import gpusched.policy.ahead.trial as trial
 
     plans = 0
 

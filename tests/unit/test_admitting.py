@@ -18,7 +18,7 @@ from gpusched.errors import Refused
 from gpusched.model.job import Job
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.lifecycle import misses_deadline
+from gpusched.policy.life.lifecycle import misses_deadline
 from gpusched.ports import JobFilter
 from gpusched.testing import NOW, job, launch, request, spec
 

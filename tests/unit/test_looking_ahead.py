@@ -18,7 +18,7 @@ from gpusched.engine.simulated import Outcome
 from gpusched.model.calendar import Estimate
 from gpusched.model.settings import QueueSettings
 from gpusched.model.states import JobState, RunState
-from gpusched.policy.estimates import StartRange
+from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
 from gpusched.testing import NOW, job, launch, request, run
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gpusched.model.job import JobSpec
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
-from gpusched.policy.admission import Tally, default_account, time_limit, why_refused
 from gpusched.policy.draft import Layout
-from gpusched.policy.quota import Quotas
-from gpusched.policy.usage import demand
+from gpusched.policy.sharing.admission import Tally, default_account, time_limit, why_refused
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import demand
 from gpusched.testing import node, request, spec
 
 GIB = 1024

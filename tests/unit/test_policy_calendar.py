@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.policy import calendar
-from gpusched.policy.conflicts import conflicts
+from gpusched.policy.calendar import entries as calendar
+from gpusched.policy.calendar.conflicts import conflicts
 from gpusched.policy.draft import Layout
 from gpusched.testing import NOW, allocation, node, request, share, spec
 

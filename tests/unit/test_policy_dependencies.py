@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.states import FINAL_STATES, JobState
-from gpusched.policy.dependencies import (
+from gpusched.policy.life.dependencies import (
     Condition,
     Expression,
     Never,

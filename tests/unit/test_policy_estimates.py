@@ -13,9 +13,8 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
-from gpusched.policy import future
-from gpusched.policy.cycle import decide
-from gpusched.policy.estimates import (
+from gpusched.policy.ahead import future
+from gpusched.policy.ahead.estimates import (
     MAX_CYCLES,
     MAX_VISITS,
     UNKNOWN,
@@ -24,9 +23,10 @@ from gpusched.policy.estimates import (
     accuracy,
     forecast_starts,
 )
-from gpusched.policy.future import Arrival
+from gpusched.policy.ahead.future import Arrival
+from gpusched.policy.ahead.place import first_in_order, queue_position
+from gpusched.policy.cycle import decide
 from gpusched.policy.ordering import class_key
-from gpusched.policy.place import first_in_order, queue_position
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
 
 HOUR = 3600.0

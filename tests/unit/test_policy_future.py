@@ -17,9 +17,9 @@ from gpusched.model.settings import (
 )
 from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState
-from gpusched.policy.dependencies import parse_dependency
-from gpusched.policy.estimates import UNKNOWN, StartRange, forecast_starts
-from gpusched.policy.future import Arrival, Future, by_limit
+from gpusched.policy.ahead.estimates import UNKNOWN, StartRange, forecast_starts
+from gpusched.policy.ahead.future import Arrival, Future, by_limit
+from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.policy.ordering import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 

@@ -21,8 +21,8 @@ from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import LifeSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
-from gpusched.policy import lifecycle, transitions, yielding
-from gpusched.policy.retry import backoff_s
+from gpusched.policy.life import lifecycle, transitions, yielding
+from gpusched.policy.life.retry import backoff_s
 from gpusched.testing import NOW, job, share
 
 SETTINGS = Settings()

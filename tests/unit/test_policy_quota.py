@@ -11,7 +11,7 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PreemptSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.policy.draft import Layout
-from gpusched.policy.quota import Denial, Quotas, problems
+from gpusched.policy.sharing.quota import Denial, Quotas, problems
 from gpusched.testing import node, request
 
 GIB = 1024

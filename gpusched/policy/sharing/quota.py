@@ -13,10 +13,10 @@ from math import inf
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
-from gpusched.policy import ledger, queues
 from gpusched.policy.draft import Layout
-from gpusched.policy.ledger import Loan
-from gpusched.policy.limits import (
+from gpusched.policy.sharing import ledger, queues
+from gpusched.policy.sharing.ledger import Loan
+from gpusched.policy.sharing.limits import (
     JOBS,
     NONE_HELD,
     Denial,
@@ -27,9 +27,9 @@ from gpusched.policy.limits import (
     over_qos_limit,
     over_user_limit,
 )
-from gpusched.policy.queues import KINDS, Amount, QueueNode, amount_of, resources_of
-from gpusched.policy.quota_problems import problems
-from gpusched.policy.usage import capacity_of
+from gpusched.policy.sharing.queues import KINDS, Amount, QueueNode, amount_of, resources_of
+from gpusched.policy.sharing.quota_problems import problems
+from gpusched.policy.sharing.usage import capacity_of
 
 __all__ = ["Denial", "Loan", "Quotas", "problems"]
 

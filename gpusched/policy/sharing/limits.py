@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpusched.model.settings import QosSettings
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_size_mib
-from gpusched.policy.queues import GPUS, MEM, MICRO, NAMES, Amount, QueueNode, micros_up_to
+from gpusched.policy.sharing.queues import GPUS, MEM, MICRO, NAMES, Amount, QueueNode, micros_up_to
 
 Held = tuple[int, int, int, int]
 """GPUs, cores and memory in millionths, and the number of running jobs."""

@@ -13,9 +13,9 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Prediction, Snapshot
 from gpusched.model.states import ReasonCode
+from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit
+from gpusched.policy.ahead.place import in_order
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.future import Arrival, Future, Length, by_limit
-from gpusched.policy.place import in_order
 
 Predict = Callable[[int], Prediction | None]
 """How long a running or waiting job runs, by its id."""

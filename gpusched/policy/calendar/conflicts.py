@@ -9,7 +9,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_duration
-from gpusched.policy.calendar import YEAR_S, active, meet_at, next_window, overlaps, shared, starts
+from gpusched.policy.calendar.entries import YEAR_S, active, meet_at, next_window, overlaps, shared, starts
 from gpusched.policy.draft import Layout, millicpus_of
 
 

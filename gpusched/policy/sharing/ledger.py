@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusched.model.resources import Resources
-from gpusched.policy.queues import KINDS, QueueNode, resources_of
+from gpusched.policy.sharing.queues import KINDS, QueueNode, resources_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.upward import parent_in
+from gpusched.policy.sharing.upward import parent_in
 
 MICRO = 1_000_000
 """One GPU, core or MiB in the unit of quotas."""

@@ -10,8 +10,8 @@ from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.units import format_duration, format_size_mib, printable
 from gpusched.policy.capacity import Refusal, format_size_floor
+from gpusched.policy.sharing.upward import chain_of
 from gpusched.policy.shortage import plural
-from gpusched.policy.upward import chain_of
 
 _MOST_NAMES = 8
 

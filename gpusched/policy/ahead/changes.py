@@ -8,8 +8,8 @@ from math import inf
 
 from gpusched.model.job import Request
 from gpusched.model.units import format_size_mib
+from gpusched.policy.ahead.trial import Change, Trial
 from gpusched.policy.draft import squeeze
-from gpusched.policy.trial import Change, Trial
 
 STEP_S = 300
 """Time limits are proposed in these steps."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpusched.errors import BrokenInvariant
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.transitions import Step, completing, move, still_s, story_of
+from gpusched.policy.life.transitions import Step, completing, move, still_s, story_of
 
 
 def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:

@@ -14,7 +14,7 @@ from math import inf
 
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import AccountSettings
-from gpusched.policy.upward import parent_in
+from gpusched.policy.sharing.upward import parent_in
 
 
 @dataclass(frozen=True, slots=True)

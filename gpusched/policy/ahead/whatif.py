@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Snapshot
-from gpusched.policy import changes
+from gpusched.policy.ahead import changes
+from gpusched.policy.ahead.trial import Change, Trial
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.shortage import about
-from gpusched.policy.trial import Change, Trial
 
 SOONER_S = 600.0
 """What does not start a job now is proposed only when it gains this much, and half of the wait."""

@@ -23,8 +23,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration
-from gpusched.policy.retry import backoff_s, failure_of, wants_retry
-from gpusched.policy.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
+from gpusched.policy.life.retry import backoff_s, failure_of, wants_retry
+from gpusched.policy.life.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
 
 _ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.policy.limits import show_amount, show_number
-from gpusched.policy.queues import KINDS, Amount, QueueNode, amount_of, own_guarantee, plant
+from gpusched.policy.sharing.limits import show_amount, show_number
+from gpusched.policy.sharing.queues import KINDS, Amount, QueueNode, amount_of, own_guarantee, plant
 
 _SETTINGS = ("guaranteed_gpus", "guaranteed_cpus", "guaranteed_mem_mib")
 _MAXIMA = ("max_gpus", "max_cpus", "max_mem_mib")

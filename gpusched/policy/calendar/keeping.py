@@ -10,7 +10,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
-from gpusched.policy.calendar import meet_at, next_window
+from gpusched.policy.calendar.entries import meet_at, next_window
 
 
 @dataclass(frozen=True, slots=True)

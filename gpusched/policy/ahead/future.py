@@ -26,12 +26,12 @@ from gpusched.model.snapshot import (
     Start,
 )
 from gpusched.model.states import JobState
-from gpusched.policy.again import key_of
+from gpusched.policy.ahead.again import key_of
 from gpusched.policy.cycle import decide
-from gpusched.policy.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
 from gpusched.policy.draft import Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.usage import charged, footprint
+from gpusched.policy.life.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
+from gpusched.policy.sharing.usage import charged, footprint
 
 TOGETHER = 0.01
 """Ends within this part of the time that lies between them and the present are taken together."""
