@@ -31,6 +31,7 @@ VALUES = st.sampled_from(
         '"""\nseveral = 1\n[lines]\n"""',
         "'''one\n# two\n'''",
         '"""ends in quotes"""""',
+        '"""an escaped \\"""quote\nb = 2"""',
         "[1, 2, 3]",
         "[\n  1, # one\n  2,\n]",
         "[\"a]\", 'b']",
@@ -117,6 +118,10 @@ def placed(draw: st.DrawFn) -> Draft:
                 draft.note((*table, name, *below[:length]))
             draft.text += f"{spell((name, *below))}{draw(GAPS)}={draw(GAPS)}"
             value((*table, name, *below))
+            if below and draw(st.booleans()):
+                draft.text += ends
+                draft.note((*table, name, 'f"'))
+                draft.text += spell((name, 'f"')) + " = 1"
             if ends != ", ":
                 draft.text += f"{draw(st.sampled_from(['', ' # a = 1']))}\n"
 
