@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import drain, engine, latency, memory, policy, prompt, store
+from gpusched.bench import drain, engine, latency, memory, placement, policy, prompt, store
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
@@ -15,6 +15,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "memory": memory.main,
     "engine": engine.main,
     "policy": policy.main,
+    "placement": placement.main,
     "store": store.main,
 }
 

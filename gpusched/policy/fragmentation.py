@@ -12,7 +12,7 @@ coarse, floor(100 / (1 + exp(-d))), so that nodes that are nearly equal are fill
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, floor
 
@@ -27,8 +27,7 @@ Typical = tuple[tuple[Need, float], ...]
 """Usual jobs with how often they come; the weights sum to 1."""
 
 MOST_TYPICAL = 20
-COVERED = 0.95
-"""The commonest kinds that make up this part of all jobs are the usual ones, at most so many."""
+"""Kinds of usual jobs that are looked at; more make every placement dearer."""
 
 _FRAGMENTATION = "fragmentation"
 _MOST_KNOWN = 200_000
@@ -51,18 +50,37 @@ def typical_of(snapshot: Snapshot) -> Typical:
     return most_typical(counts)
 
 
-def most_typical(counts: dict[Need, float]) -> Typical:
-    """The commonest of these, with weights that sum to 1."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], repr(item[0])))
-    total = sum(counts.values())
-    chosen: list[tuple[Need, float]] = []
-    covered = 0.0
-    for need, count in ordered[:MOST_TYPICAL]:
-        if covered >= COVERED * total:
-            break
-        chosen.append((need, count))
-        covered += count
-    return tuple((need, count / covered) for need, count in chosen)
+def most_typical(counts: Mapping[Need, float], most: int = MOST_TYPICAL) -> Typical:
+    """The kinds of jobs that ask for most GPUs, at most so many, with how often they come; the weights sum to 1.
+
+    Where there are more, those that ask for the same GPUs count as one kind with the mean of their cores and
+    memory. Wide jobs are rare, but forgotten they would find no whole node.
+    """
+    kinds = counts if len(counts) <= most else _by_gpus(counts)
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1] * _gpus(item[0]), -item[1], repr(item[0])))
+    total = sum(count for _, count in ordered[:most])
+    return tuple((need, count / total) for need, count in ordered[:most])
+
+
+def _gpus(need: Need) -> float:
+    fraction = need.request.gpu_fraction
+    return need.request.gpus if fraction is None else fraction
+
+
+def _by_gpus(counts: Mapping[Need, float]) -> dict[Need, float]:
+    kinds: dict[Need, list[tuple[Request, float]]] = {}
+    for need, count in counts.items():
+        bare = replace(need.request, cpus=0.0, mem_mib=0, resources=())
+        kinds.setdefault(Need.of(bare, need.uid), []).append((need.request, count))
+    merged = {}
+    for kind, members in kinds.items():
+        total = sum(count for _, count in members)
+        cpus = sum(request.cpus * count for request, count in members) / total
+        mem_mib = sum(request.mem_mib * count for request, count in members) / total
+        # Rounded, so that sums in another order of addition give the same.
+        mean = replace(kind.request, cpus=round(cpus, 3), mem_mib=round(mem_mib))
+        merged[Need.of(mean, kind.uid)] = total
+    return merged
 
 
 def _count(counts: dict[Need, float], request: Request, uid: int, times: float) -> None:

@@ -45,13 +45,17 @@ def fullest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
 
 
 def pack(draft: Draft, need: Need, choice: Choice) -> Score:
-    """Fewest empty cards opened, then the fullest cards and nodes: whole-card jobs go where they just fit."""
+    """Fewest empty cards opened, then the node with the least GPU room: jobs go where they just fit.
+
+    So do jobs without GPUs: their cores are then missing where no GPU is left to go with them.
+    """
     node = choice.booking.node
-    if not need.request.gpus:
-        return len(draft.layout.cards_of[node]), draft.free_millicpus[node]
+    room = sum(_free_micros(draft, card) for card in draft.layout.cards_of[node])
     if need.is_slice:
-        return choice.opened, choice.left_mib, choice.free
-    return choice.largest_mib, choice.free
+        return choice.opened, room, choice.left_mib
+    if need.request.gpus:
+        return choice.largest_mib, room
+    return room, len(draft.layout.cards_of[node]), draft.free_millicpus[node]
 
 
 # --- spread: even out -------------------------------------------------------------------------------

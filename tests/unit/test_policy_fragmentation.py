@@ -132,15 +132,25 @@ def test_slices_of_two_users_are_two_kinds():
     assert [one.uid for one, _ in typical_of(snapshot(node(gpus=1), waiting=waiting))] == [1, 2]
 
 
-def test_rare_kinds_are_left_out():
-    counts = {need(Request(1, cpus=number)): 2.0 for number in range(1, 11)}
-    counts[need(PAIR)] = 1.0
+def test_rare_kinds_of_wide_jobs_are_not_forgotten():
+    counts = {need(Request(1, cpus=number)): 2.0 for number in range(1, 31)}
+    counts[need(Request(8, cpus=8))] = 1.0
     found = most_typical(counts)
-    assert len(found) == 10
+    assert [(one.request.gpus, one.request.cpus) for one, _ in found] == [(1, 15.5), (8, 8)]
+    assert [weight for _, weight in found] == pytest.approx([60 / 61, 1 / 61])
+
+
+def test_few_kinds_are_taken_as_they_are():
+    counts = {need(Request(1, cpus=number)): float(number) for number in range(1, 11)}
+    found = most_typical(counts)
+    assert [one.request.cpus for one, _ in found] == list(range(10, 0, -1))
     assert sum(weight for _, weight in found) == pytest.approx(1.0)
-    many = {need(Request(1, cpus=number)): 1.0 for number in range(1, 100)}
-    assert len(most_typical(many)) == 20
     assert most_typical({}) == ()
+
+
+def test_of_very_many_kinds_those_that_ask_for_most_gpus_are_taken():
+    counts = {need(Request(gpus)): 1.0 for gpus in range(1, 41)}
+    assert [one.request.gpus for one, _ in most_typical(counts)] == list(range(40, 20, -1))
 
 
 REQUESTS = [HALF, WHOLE, PAIR, Request(), Request(1, vram_mib=6000), Request(1, gpu_fraction=0.3), Request(1, cpus=6)]
