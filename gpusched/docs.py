@@ -7,6 +7,7 @@ their own help, the API from its table of routes. A test fails when a page in th
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,8 +72,8 @@ def settings_page() -> str:
     ]
     lines += ["    [license]", "    matlab = 3"]
     lines += ["", "## [plugins]", "", "See [plug-ins](../howto/plugins.md).", ""]
-    lines += ["| setting | default | meaning |", "|---|---|---|"]
-    lines += ["| `load` | `[]` | Python modules to load as plug-ins, beside those of installed distributions. |"]
+    what = "Python modules to load as plug-ins, beside those of installed distributions."
+    lines += [*_HEAD, f"| `load` | `[]` | list of names of modules | {what} |"]
     return "\n".join(lines) + "\n"
 
 
@@ -84,11 +85,20 @@ _TABLE_DOCS = {
 
 
 def _section(title: str, doc: str | None, infos: Iterable[SettingInfo]) -> list[str]:
-    lines = ["", f"## {title}", "", (doc or "").strip(), "", "| setting | default | meaning |", "|---|---|---|"]
+    lines = ["", f"## {title}", "", (doc or "").strip(), "", *_HEAD]
     for info in infos:
         shown = "unset" if info.default is None else _toml(info.default)
-        lines.append(f"| `{info.path.rpartition('.')[2]}` | {shown} | {info.doc} |")
+        lines.append(f"| `{info.path.rpartition('.')[2]}` | {shown} | {_values(info)} | {info.doc} |")
     return lines
+
+
+_HEAD = ("| setting | default | values | meaning |", "|---|---|---|---|")
+
+
+def _values(info: SettingInfo) -> str:
+    """What may be written, without the upper ends that nobody gets near."""
+    allowed = re.sub(r" and at most \d{6,}$", "", info.allowed)
+    return f"{info.kind}, {allowed}" if info.kind.endswith("number") else allowed or info.kind
 
 
 def _toml(value: Any) -> str:

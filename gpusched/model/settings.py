@@ -81,7 +81,10 @@ class OversubscribeSettings:
 class PreemptSettings:
     """How running jobs make room for those that go first."""
 
-    mode: str = setting("requeue", "`off`, `requeue` or `suspend`; jobs with GPUs are requeued under `suspend` too.")
+    mode: str = setting(
+        "requeue",
+        "`off`: no run is ended for another; `requeue`; or `suspend`, under which jobs with GPUs are requeued too.",
+    )
     min_run_s: float = setting(300.0, "No run is preempted before it has run this long, in seconds.")
     reclaim: bool = setting(True, "Queues take back what they have lent by preemption.")
 
@@ -207,8 +210,12 @@ class QueueSettings:
     max_jobs: int | None = setting(None, "Most jobs that may wait or run in it.")
     max_jobs_per_user: int | None = setting(None, "Most jobs of one user that may wait or run in it.")
     preemptible: bool = setting(True, "Whether its jobs on borrowed GPUs can be preempted by the lender.")
-    users: tuple[str, ...] = setting((), "Who may submit to it, with `accounts`; everybody when both are empty.")
-    accounts: tuple[str, ...] = setting((), "Accounts whose jobs may be submitted to it.")
+    users: tuple[str, ...] = setting(
+        (),
+        "Users who may submit to it, beside those of `accounts`. When both are empty the queue above decides; "
+        "at the top everybody may.",
+    )
+    accounts: tuple[str, ...] = setting((), "Accounts whose jobs may be submitted to it, those below them included.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,9 @@ class QosSettings:
     tier: int = setting(0, "Jobs of a higher tier go before all of a lower one, and may preempt as `preempts` says.")
     factor: float = setting(0.0, "The QOS factor of the priority of its jobs, 0 to 1.")
     preempts: tuple[str, ...] = setting((), "QOS names of lower tier whose running jobs may be preempted for it.")
-    preemptible: bool = setting(True, "Whether those who may preempt it do.")
+    preemptible: bool = setting(
+        True, "`false` keeps its runs safe from every QOS, also from those that list it in `preempts`."
+    )
     min_run_s: float | None = setting(
         None, "Time that its runs are safe from preemption; [preempt] min_run_s when unset."
     )
@@ -230,8 +239,10 @@ class QosSettings:
     max_running_per_user: int | None = setting(None, "Most jobs of one user that may run at once.")
     max_jobs_per_user: int | None = setting(None, "Most jobs of one user that may wait or run.")
     max_time_s: int | None = setting(None, "Longest time limit; a job without one gets it.")
-    users: tuple[str, ...] = setting((), "Who may use it, with `accounts`; everybody when both are empty.")
-    accounts: tuple[str, ...] = setting((), "Accounts whose jobs may use it.")
+    users: tuple[str, ...] = setting(
+        (), "Users who may use it, beside those of `accounts`; everybody when both are empty."
+    )
+    accounts: tuple[str, ...] = setting((), "Accounts whose jobs may use it, those below them included.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,128 @@
+"""`gpusched config` as typed: what holds, what is wrong with the file, and what the machines cannot keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from shell import Shell
+
+QUEUES = """[default]
+queue = "vision"
+
+[queue.vision]
+guaranteed_gpus = 2
+guaranteed_cpus = 6
+weight = 2
+
+[account.lab]
+users = {ann = 2}
+
+[license]
+matlab = 3
+"""
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Shell:
+    """A home without a daemon; no command here starts one."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    return Shell(tmp_path / "home", tmp_path / "work")
+
+
+@pytest.fixture
+def running(own: Shell) -> Shell:
+    """A daemon with two GPUs on one node."""
+    own.ok("gpusched", "daemon", "start")
+    # Its first reading of the GPUs.
+    own.type("gsub", "--wait", "true")
+    return own
+
+
+def write(shell: Shell, text: str) -> Path:
+    path = shell.home / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_show_prints_tables_with_the_line_that_they_come_from(alone: Shell) -> None:
+    path = write(alone, QUEUES)
+    shown = json.loads(alone.ok("gpusched", "config", "show", "--json"))["settings"]
+    assert shown["queue.vision.weight"] == {"value": 2.0, "origin": f"file {path}, line 7"}
+    assert shown["queue.vision.max_gpus"] == {"value": None, "origin": "default"}
+    assert shown["account.lab.users"] == {"value": {"ann": 2}, "origin": f"file {path}, line 10"}
+    assert shown["license.matlab"] == {"value": 3, "origin": f"file {path}, line 13"}
+    rows = [line.split(maxsplit=2) for line in alone.ok("gpusched", "config", "show").splitlines()]
+    assert ["queue.vision.guaranteed_gpus", "2.0", f"file {path}, line 5"] in rows
+
+
+def test_check_says_that_a_right_file_is_right(alone: Shell) -> None:
+    assert alone.ok("gpusched", "config", "check") == f"there is no {alone.home}/config.toml; the defaults hold\n"
+    path = write(alone, QUEUES)
+    assert alone.ok("gpusched", "config", "check") == f"{path} is fine\n"
+    found = json.loads(alone.ok("gpusched", "config", "check", "--json"))
+    assert found == {"schema_version": 1, "file": str(path), "exists": True, "problems": []}
+
+
+def test_check_looks_at_the_file_that_the_environment_names(alone: Shell, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("[gpu]\nids = 'x'\n")
+    done = alone.type("gpusched", "config", "check", GPUSCHED_CONFIG=str(other))
+    assert (done.code, f"file {other}, line 2: gpu.ids is 'x'" in done.err) == (2, True)
+    other.write_text("")
+    assert alone.type("gpusched", "config", "check", GPUSCHED_CONFIG=str(other)).out == f"{other} is fine\n"
+
+
+def test_check_tells_everything_that_is_wrong_in_the_order_of_the_file(alone: Shell) -> None:
+    path = write(
+        alone, "[queue.default]\nmax_gpus = 1\nguaranteed_gpus = 2\n[queue.a]\nparent = 'defualt'\nfactor = 3\n"
+    )
+    done = alone.type("gpusched", "config", "check")
+    errors = [line for line in done.err.splitlines() if "error:" in line]
+    assert done.code == 2
+    assert errors == [
+        f"gpusched: error: file {path}, line 3: queue default is guaranteed 2 gpus and may hold 1 at most",
+        f"gpusched: error: file {path}, line 6: queue.a.factor is 3; it must be at least 0 and at most 1",
+    ]
+    write(alone, "[queue.default]\n[queue.a]\nparent = 'defualt'\n")
+    done = alone.type("gpusched", "config", "check", "--json")
+    (problem,) = json.loads(done.out)["problems"]
+    assert problem["message"].endswith("line 3: queue a is below defualt, which is no queue")
+    assert problem["hint"] == "did you mean default?"
+    assert (done.code, done.err) == (2, "")
+
+
+def test_check_without_a_daemon_knows_what_the_file_says_of_the_node(alone: Shell) -> None:
+    path = write(alone, f"{QUEUES}[node]\ncpus = 4\n")
+    done = alone.type("gpusched", "config", "check")
+    where = f"gpusched: error: file {path}, line 6: "
+    assert (done.code, done.err.splitlines()[0]) == (
+        1,
+        f"{where}queue vision is guaranteed 6 cores, but the machines have 4",
+    )
+    assert alone.type("gpusched", "daemon", "status").code == 1, "the check has started a daemon"
+
+
+def test_check_compares_promises_with_the_machines_of_the_daemon(running: Shell) -> None:
+    node = '[node]\nname = "lab1"\ncpus = 8\nmem_mib = 65536\n'
+    path = write(running, QUEUES + node)
+    assert running.ok("gpusched", "config", "check") == f"{path} is fine\n"
+    write(running, (QUEUES + node).replace("guaranteed_gpus = 2", "guaranteed_gpus = 3"))
+    done = running.type("gpusched", "config", "check")
+    assert (done.code, done.out) == (1, "")
+    where = f"gpusched: error: file {path}, line 5: "
+    assert done.err.splitlines() == [
+        f"{where}queue vision is guaranteed 3 GPUs, but the machines have 2",
+        "gpusched: hint: promise less, or see what there is with: ginfo",
+    ]
+    write(running, (QUEUES + node).replace("guaranteed_gpus = 2", 'cells = ["lab2:2"]'))
+    done = running.type("gpusched", "config", "check")
+    assert (done.code, "line 5: 'lab2:2' is of node lab2, which is none of lab1" in done.err) == (1, True), done
+
+
+def test_check_takes_what_the_file_says_of_the_node_before_what_the_daemon_has_read(running: Shell) -> None:
+    write(running, f"{QUEUES}[node]\ncpus = 4\n")
+    done = running.type("gpusched", "config", "check")
+    assert (done.code, "guaranteed 6 cores, but the machines have 4" in done.err) == (1, True), done
