@@ -84,6 +84,7 @@ class Cycle:
         self.reservations: list[Kept] = []
         """Those made for jobs, in the order in which they were made."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
+        self._idle = Draft(self.layout)
         self._hopeless: set[object] = set()
 
     # --- what becomes of the first job in line --------------------------------------------------
@@ -126,7 +127,7 @@ class Cycle:
         """Keep what others are leaving for the first job in line, also when all reservations are made."""
         before = len(self.reservations)
         # As good as held: the next of its queue must not take back more than is left of the guarantee.
-        self.quotas.add(head.key.queue, head.key.user, head.key.qos, self.ranking.wanted(head.key))
+        self.quotas.add(head.key.queue, head.key.user, head.key.qos, head.wanted)
         self.keep(head, need, guard, _preempting(self.preemption, head) or reason)
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)
@@ -155,7 +156,7 @@ class Cycle:
         """
         if fits(self.draft, need):
             return bool(self.profile.kept) and bool(options(self.draft, need, self.ceilings, guard=guard))
-        return fits(Draft(self.layout), need)
+        return fits(self._idle, need)
 
     # --- suspended jobs -------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ def take_in_order(cycle: Cycle) -> None:
 def take(cycle: Cycle, head: Head) -> None:
     """Start the first job in line, make or keep room for it, or let it wait."""
     key = head.key
-    denial = cycle.quotas.why_not(key, cycle.ranking.wanted(key))
+    denial = cycle.quotas.why_not(key, head.wanted)
     need = Need.of(key.request, key.uid)
     if denial is not None:
         if not _takes_back_below_maximum(cycle, head, need, denial):
@@ -205,10 +206,12 @@ def take(cycle: Cycle, head: Head) -> None:
     if cycle.reservations and not cycle.settings.priority.backfill:
         cycle.block(head)
         return
-    guard = cycle.guards.of(key, cycle.ranking.wanted(key))
-    booking = _place(cycle, key, need, guard)
+    guard = cycle.guards.of(key, head.wanted)
+    booking = _place(cycle, head, need, guard)
     if booking is not None:
-        text = cycle.extensions.why_not_now(key, head.job, cycle.layout.placement(booking))
+        text = None
+        if cycle.extensions.permits:
+            text = cycle.extensions.why_not_now(key, head.job, cycle.layout.placement(booking))
         if text is None:
             cycle.start(head, booking)
         else:
@@ -217,14 +220,15 @@ def take(cycle: Cycle, head: Head) -> None:
     _make_room(cycle, head, need, guard)
 
 
-def _place(cycle: Cycle, key: ClassKey, need: Need, guard: Guard | None) -> Booking | None:
+def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking | None:
     """The best place now that delays nothing that is kept."""
+    key = head.key
     end_at = cycle.end_of(key)
     concerns = cycle.profile.concerns(end_at)
     mark = need.signature, key.queue if guard else None, concerns
     if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], 0)):
         return None
-    avoid = cycle.guards.avoid(key, cycle.ranking.wanted(key))
+    avoid = cycle.guards.avoid(key, head.wanted)
     if not concerns and not avoid and not cycle.extensions.scores:
         booking = find(cycle.draft, need, cycle.ceilings, guard=guard)
         if booking is None:
@@ -251,10 +255,13 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
     if not cycle.waits_for_others(need, guard):
         cycle.block(head, _turned_down(cycle, need, guard))
         return
-    if preemption.frees_soon(key, cycle.draft, need, guard):
-        cycle.claim(head, need, guard)
-        return
-    if _may_preempt_at_all(cycle, key, need):
+    leaving = "leaving", need.signature, key.queue if guard else None, len(preemption.claimed)
+    if not cycle.is_hopeless(leaving):
+        if preemption.frees_soon(key, cycle.draft, need, guard):
+            cycle.claim(head, need, guard)
+            return
+        cycle.give_up(leaving)
+    if _may_preempt_at_all(cycle, head, need):
         if preemption.choose(head.job.id, key, need, cycle.draft, guard):
             cycle.profile.end_early({job_id: preemption.ends_at(job_id) for job_id in preemption.chosen})
             cycle.claim(head, need, guard)
@@ -279,7 +286,7 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
 
     There may be free cards enough: it is the maximum that stands between the queue and its guarantee.
     """
-    key, amount = head.key, cycle.ranking.wanted(head.key)
+    key, amount = head.key, head.wanted
     if denial.code is not ReasonCode.QUEUE_MAX or not cycle.quotas.is_within_guarantee(key.queue, amount):
         return False
     guard = cycle.guards.of(key, amount)
@@ -287,7 +294,7 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
     if cycle.preemption.frees_soon(key, cycle.draft, need, guard):
         cycle.claim(head, need, guard, reason)
         return True
-    if not _may_preempt_at_all(cycle, key, need):
+    if not _may_preempt_at_all(cycle, head, need):
         return False
     if not cycle.preemption.choose(head.job.id, key, need, cycle.draft, guard):
         return False
@@ -296,14 +303,13 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
     return True
 
 
-def _may_preempt_at_all(cycle: Cycle, key: ClassKey, need: Need) -> bool:
+def _may_preempt_at_all(cycle: Cycle, head: Head, need: Need) -> bool:
+    key = head.key
     if cycle.preemption.is_off or cycle.is_hopeless(("preempt", need.signature, key.queue, key.qos, key.inherited)):
         return False
     names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
     by_qos = any((qos := cycle.settings.qos.get(name)) is not None and qos.preempts for name in names)
-    return by_qos or (
-        cycle.quotas.is_capacity and cycle.quotas.is_within_guarantee(key.queue, cycle.ranking.wanted(key))
-    )
+    return by_qos or (cycle.quotas.is_capacity and cycle.quotas.is_within_guarantee(key.queue, head.wanted))
 
 
 def _preempting(preemption: Preemption, head: Head) -> Reason | None:
@@ -323,7 +329,7 @@ def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
     if text is not None:
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return
-    guard = cycle.guards.of(head.key, cycle.ranking.wanted(head.key))
+    guard = cycle.guards.of(head.key, head.wanted)
     booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
     if booking is None:
         text = f"waits for others inside reservation {name}"

@@ -254,6 +254,8 @@ class Head:
 
     key: ClassKey
     job: PendingJob
+    wanted: Resources
+    """What it will hold."""
 
 
 class Line:
@@ -279,7 +281,7 @@ class Line:
         if self._ranking.is_dynamic:
             self._settle()
         _, position, waiting = self._heap[0]
-        return Head(waiting.key, waiting.jobs[position])
+        return Head(waiting.key, waiting.jobs[position], self._ranking.wanted(waiting.key))
 
     def _settle(self) -> None:
         """Rank the first one anew until it stays the first: starts made ranks worse, never better."""
