@@ -77,10 +77,10 @@ class Reader:
         if text is None:
             return
         try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            document, lines = tomllib.loads(text), lines_of(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise SettingsError([UsageError(f"the config file {file} is no TOML: {error}", CHECK_HINT)]) from None
-        self._file, self._lines = file, lines_of(text)
+        self._file, self._lines = file, lines
         for section, content in document.items():
             if section not in SECTIONS:
                 self._lost(unknown_section(section, self._place(section)), section)

@@ -240,6 +240,10 @@ def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: 
     assert "line" in error.message
 
 
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    assert "is no TOML" in refusal(tmp_path, "x = " + "[" * 5000 + "]" * 5000).message
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe\x00")
