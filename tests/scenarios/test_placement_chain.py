@@ -277,6 +277,48 @@ STRATEGIES = {
         wants(1, 1, vram_mib=8 * GIB),
         "n1:1",
     ),
+    "pack opens no card for a slice while one in use has room, on whatever node": (
+        "pack",
+        [node("n1", gpus=1), node("n2", gpus=4)],
+        [running(9, "n2:0", vram=GIB)],
+        wants(1, 1, vram_mib=GIB),
+        "n2:0",
+    ),
+    "pack puts slices on the node with the least room, not on the fullest card": (
+        "pack",
+        [node("n1", gpus=3), node("n2", gpus=2)],
+        [running(7, "n1:0", vram=20 * GIB), running(8, "n2:0", vram=GIB), running(9, "n2:1")],
+        wants(1, 1, vram_mib=GIB),
+        "n2:0",
+    ),
+    "pack puts jobs without GPUs on nodes without, even when no GPU is free on others": (
+        "pack",
+        [node("n1", gpus=1), node("n2")],
+        [running(9, "n1:0", cpus=3)],
+        wants(1),
+        "n2",
+    ),
+    "pack puts jobs without GPUs where no GPU is free any more": (
+        "pack",
+        [node("n1", gpus=1), node("n2", gpus=2)],
+        [running(9, "n2:0,1")],
+        wants(1),
+        "n2",
+    ),
+    "best_fit puts a slice where more of a card is taken by it": (
+        "best_fit",
+        [node("n1", [gpu_view(0, "n1", vram_total_mib=80 * GIB)]), node("n2", [gpu_view(0, "n2")])],
+        [],
+        wants(1, 1, vram_mib=8 * GIB),
+        "n2:0",
+    ),
+    "first takes single cards in order, though it breaks up a group": (
+        "first",
+        [PAIRS],
+        [running(9, "n1:3")],
+        wants(1, 1),
+        "n1:0",
+    ),
     "spread puts slices on the emptiest card": (
         "spread",
         [node("n1", gpus=3)],
@@ -520,6 +562,10 @@ def test_a_guard_sends_a_job_to_another_group_of_the_same_node():
     assert place_with([PAIRS], Never(cards=[0, 2]), gpus=2, is_linked=True) is None
     assert place_with([PAIRS], Never(cards=[0, 3]), gpus=1) == (0, [2])
     assert place_with([PAIRS], Never(cards=[0, 2]), gpus=1) == (0, [1])
+
+
+def test_a_guard_is_asked_of_every_group_of_the_node():
+    assert place_with([linked("n1", (0, 0, 1, 1, 2, 2))], Never(cards=[0, 2]), gpus=2) == (0, [4, 5])
 
 
 def test_a_guard_sends_a_job_to_other_cards_where_none_are_linked():
