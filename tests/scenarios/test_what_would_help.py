@@ -49,6 +49,33 @@ CASES = {
     "another type of which there is one free": Case(
         Scenario([mixed()], [wants(1, 1, gpu_type="a100")], [running(9, "n1:0,1")]), ["with -g t4:1"]
     ),
+    "beside others on the node": Case(
+        Scenario([node(gpus=1)], [wants(1, 1, is_exclusive=True)], [running(9, "n1")]), ["without --exclusive"]
+    ),
+    "on a node that was left out": Case(
+        Scenario(
+            [node("n1", gpus=1), node("n2", gpus=1)],
+            [wants(1, 1, nodelist=("n1",))],
+            [running(9, "n1:0")],
+        ),
+        ["without -w n1"],
+    ),
+    "without the label that only a busy node has": Case(
+        Scenario(
+            [node("n1", gpus=1, labels=("nvlink",)), node("n2", gpus=1)],
+            [wants(1, 1, constraint="nvlink")],
+            [running(9, "n1:0")],
+        ),
+        ["without -C 'nvlink'"],
+    ),
+    "fewer nodes, or fewer cards on each": Case(
+        Scenario(
+            [node("n1", gpus=2), node("n2", gpus=2)],
+            [wants(1, 2, nodes=2)],
+            [running(9, "n1:0")],
+        ),
+        ["with --gpus-per-node 1", "with -N 1 --gpus-per-node 2"],
+    ),
     "nothing helps when every card is taken": Case(
         Scenario([node(gpus=2)], [wants(1, 1, limit=HOUR)], [running(8, "n1:0"), running(9, "n1:1")]), []
     ),
