@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from gpusched.config import Loaded
 from gpusched.daemon.commands import Caller, Command, Submit
 from gpusched.daemon.launch import Site, pack_environment
 from gpusched.daemon.reloading import Reload
@@ -70,7 +71,7 @@ class Lab:
             boot_id="simulated",
             host=host,
             step=self.steps.append,
-            read_settings=lambda: self.config(),
+            read_settings=lambda: Loaded(self.config()),
         )
         self.read()
         return self.scheduler

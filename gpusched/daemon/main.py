@@ -176,7 +176,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             boot_id=sample.boot_id,
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),
-            read_settings=lambda: load_settings(paths.config_file(), os.environ).settings,
+            read_settings=lambda: load_settings(paths.config_file(), os.environ),
             plugins=plugins,
         )
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))

@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from gpusched.config import Loaded
 from gpusched.errors import Forbidden, Refused, UsageError
+from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.policy import cells
+from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota_problems import problems
+from gpusched.policy.sharing.usage import capacity_of
 
 from .selection import Caller
 
@@ -48,8 +52,16 @@ class Reloaded:
         return {"changed": list(self.changed), "needs_restart": list(self.fixed)}
 
 
-def reread(command: Reload, running: Settings, read: Callable[[], Settings] | None) -> Reloaded:
-    """The settings that are to run from now on. Raises: Forbidden, Refused, UsageError; the running ones stay."""
+def reread(
+    command: Reload,
+    running: Settings,
+    read: Callable[[], Loaded] | None,
+    nodes_under: Callable[[Settings], tuple[NodeView, ...]],
+) -> Reloaded:
+    """The settings that are to run from now on. Raises: Forbidden, Refused, UsageError; the running ones stay.
+
+    Args: nodes_under: the machines as they would be with these settings; none while nobody knows their GPUs.
+    """
     caller = command.caller
     if caller.uid not in (0, os.geteuid()):
         raise Forbidden(
@@ -57,8 +69,10 @@ def reread(command: Reload, running: Settings, read: Callable[[], Settings] | No
         )
     if read is None:
         raise Refused("this scheduler was not started from a config file", "restart it with other settings")
-    wanted = read()
+    loaded = read()
+    wanted = loaded.settings
     check_promises(wanted)
+    _check_machines(loaded, nodes_under(wanted))
     differing = _differing(running, wanted)
     fixed = tuple(path for path in differing if path in FIXED)
     settings = wanted
@@ -71,6 +85,16 @@ def check_promises(settings: Settings) -> None:
     """Refuse settings whose queues are promised what contradicts each other, or is no promise. Raises: UsageError."""
     for path, text in (*problems(settings, None), *cells.problems(settings)):
         raise UsageError(f"{path}: {text}", "mend the config file; see what it says with: gpusched config show")
+
+
+def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
+    """Refuse promises that these machines cannot keep. Raises: Refused with file and line."""
+    settings = loaded.settings
+    if not settings.queue or not nodes:
+        return
+    layout = Layout(nodes, settings)
+    for path, text in (*problems(settings, capacity_of(layout)), *cells.problems(settings, layout)):
+        raise Refused(f"{loaded.place_of(path)}: {text}", "promise less, or see what there is with: ginfo")
 
 
 def _differing(one: Settings, other: Settings) -> list[str]:

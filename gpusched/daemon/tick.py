@@ -23,6 +23,7 @@ from logging import getLogger
 from time import perf_counter
 from typing import Any
 
+from gpusched.config import Loaded
 from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
@@ -85,7 +86,7 @@ class Scheduler:
         boot_id: str,
         host: HostSample,
         step: Callable[[str], None] = lambda name: None,
-        read_settings: Callable[[], Settings] | None = None,
+        read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
     ) -> None:
         self.store = store
@@ -167,12 +168,18 @@ class Scheduler:
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
-    def nodes(self, now: float) -> tuple[NodeView, ...]:
-        """The nodes as the policy sees them now."""
+    def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
+        """The nodes with other settings; none while their GPUs cannot be read."""
+        if self._reading is None or self._reading.error is not None:
+            return ()
+        return self.nodes(self.now(), settings)
+
+    def nodes(self, now: float, settings: Settings | None = None) -> tuple[NodeView, ...]:
+        """The nodes as the policy sees them now; with other `settings`, as it would see them."""
         name = self.site.node
         self.tracker.set_drains(self.world.drains)
         drained = self.world.drains.get(name)
-        node = self.settings.node
+        node = (settings or self.settings).node
         return (
             NodeView(
                 name=name,
@@ -261,7 +268,7 @@ class Scheduler:
 
     def _reload_settings(self, command: Reload) -> dict[str, Any] | GpuschedError:
         try:
-            reloaded = reread(command, self.settings, self._read_settings)
+            reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
             log.error("the settings were not reloaded: %s", error.message)
             return error

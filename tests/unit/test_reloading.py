@@ -13,6 +13,7 @@ from gpusched.daemon.commands import Caller
 from gpusched.daemon.reloading import FIXED, Reload, reread
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, Refused, UsageError
+from gpusched.model.cluster import GpuReading
 from gpusched.model.settings import (
     DaemonSettings,
     DefaultSettings,
@@ -165,3 +166,19 @@ def test_cards_are_judged_by_the_new_settings() -> None:
     lab.turn(1)
     (view,) = lab.scheduler.nodes(lab.clock.now())[0].gpus
     assert view.why_not_whole is not None
+
+
+def test_promises_that_the_machines_cannot_keep_are_refused_and_the_running_settings_stay() -> None:
+    lab = Lab()
+    before = lab.scheduler.settings
+    answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_cpus=4096.0)})
+    assert isinstance(answer, Refused)
+    assert "queue default is guaranteed 4096 CPUs, but the machines have" in answer.message
+    assert lab.scheduler.settings == before
+
+
+def test_while_the_gpus_cannot_be_read_promises_are_let_in() -> None:
+    lab = Lab()
+    lab.scheduler.observe_gpus(GpuReading(lab.clock.now(), "nvml", error="driver is broken"))
+    answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_gpus=64.0)})
+    assert answer == {"changed": ["queue.default"], "needs_restart": []}
