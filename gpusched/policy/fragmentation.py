@@ -12,7 +12,7 @@ coarse, floor(100 / (1 + exp(-d))), so that nodes that are nearly equal are fill
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, floor
 
@@ -26,8 +26,11 @@ from gpusched.policy.need import Need
 Typical = tuple[tuple[Need, float], ...]
 """Usual jobs with how often they come; the weights sum to 1."""
 
-MOST_TYPICAL = 20
+MOST_TYPICAL = 64
 """Kinds of usual jobs that are looked at; more make every placement dearer."""
+
+COVERED = 0.95
+"""Where there are more, the commonest that make up this part of all jobs count by themselves."""
 
 _FRAGMENTATION = "fragmentation"
 _MOST_KNOWN = 200_000
@@ -51,20 +54,39 @@ def typical_of(snapshot: Snapshot) -> Typical:
 
 
 def most_typical(counts: Mapping[Need, float], most: int = MOST_TYPICAL) -> Typical:
-    """The kinds of jobs that ask for most GPUs, at most so many, with how often they come; the weights sum to 1.
+    """At most so many kinds of jobs, with how often they come; the weights sum to 1.
 
-    Where there are more, those that ask for the same GPUs count as one kind with the mean of their cores and
-    memory. Wide jobs are rare, but forgotten they would find no whole node.
+    Where there are more, the commonest count by themselves. Of the others, those that ask for the same GPUs count
+    as one kind with the mean of their cores and memory: wide jobs are rare, but forgotten they would find no
+    whole node.
     """
-    kinds = counts if len(counts) <= most else _by_gpus(counts)
-    ordered = sorted(kinds.items(), key=lambda item: (-item[1] * _gpus(item[0]), -item[1], repr(item[0])))
-    total = sum(count for _, count in ordered[:most])
-    return tuple((need, count / total) for need, count in ordered[:most])
+    kinds = dict(counts)
+    if len(kinds) > most:
+        ordered = sorted(kinds.items(), key=lambda item: (-item[1], repr(item[0])))
+        alone = _commonest(ordered, most - most // 4)
+        rest = sorted(_by_gpus(dict(ordered[alone:])).items(), key=_weighs_most)
+        kinds = dict(ordered[:alone])
+        for need, count in rest[: most - alone]:
+            kinds[need] = kinds.get(need, 0.0) + count
+    total = sum(kinds.values())
+    return tuple((need, count / total) for need, count in sorted(kinds.items(), key=_weighs_most))
 
 
-def _gpus(need: Need) -> float:
+def _commonest(ordered: Sequence[tuple[Need, float]], most: int) -> int:
+    """How many kinds, the commonest first, make up nearly all jobs; at most so many."""
+    wanted = COVERED * sum(count for _, count in ordered)
+    for number, (_, count) in enumerate(ordered[:most]):
+        if wanted <= 0:
+            return number
+        wanted -= count
+    return most
+
+
+def _weighs_most(item: tuple[Need, float]) -> tuple[float, float, str]:
+    """Sorts by the GPUs that are asked for in all."""
+    need, count = item
     fraction = need.request.gpu_fraction
-    return need.request.gpus if fraction is None else fraction
+    return -count * (need.request.gpus if fraction is None else fraction), -count, repr(need)
 
 
 def _by_gpus(counts: Mapping[Need, float]) -> dict[Need, float]:

@@ -96,13 +96,13 @@ def _cheapest(groups: Sequence[list[Candidate]], count: int, tightness: int) -> 
 
 def _spread(groups: Sequence[list[Candidate]], count: int) -> tuple[list[Candidate], int]:
     """From as few groups as can be: the largest whole, then the smallest that has the rest."""
-    left = sorted(groups, key=lambda group: (-len(group), group[0].cost, group[0].card.number))
+    left = sorted(groups, key=lambda group: (len(group), group[0].cost, group[0].card.number))
     chosen: list[Candidate] = []
     used = 0
     while len(chosen) < count:
         rest = count - len(chosen)
         enough = [group for group in left if len(group) >= rest]
-        group = enough[-1] if enough else left[0]
+        group = enough[0] if enough else left[-1]
         left.remove(group)
         chosen.extend(group[:rest])
         used += 1

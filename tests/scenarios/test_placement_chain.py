@@ -572,6 +572,23 @@ def test_a_guard_sends_a_job_to_other_cards_where_none_are_linked():
     assert place_with([node(gpus=4)], Never(cards=[0]), gpus=2) == (0, [2, 3])
 
 
+def test_cards_to_avoid_are_left_alone_though_they_are_linked_and_others_are_not():
+    draft = Draft(Layout([linked("n1", (0, 0, 1, 2))], settings()))
+    (option,) = options(draft, Need.of(Request(gpus=2), 1), avoid=frozenset({0}))
+    assert {part.card for part in option.booking.parts} == {1, 2}
+
+
+def test_no_more_cards_to_avoid_are_taken_than_must_be():
+    layout = Layout([node(gpus=3)], settings())
+    draft = Draft(layout)
+    for held in (running(8, "n1:0", vram=GIB), running(9, "n1:1", vram=GIB)):
+        booking = layout.booking(1, held)
+        assert booking is not None
+        draft.book(booking)
+    (option,) = options(draft, Need.of(Request(gpus=2, vram_mib=GIB), 1), avoid=frozenset({0, 1}))
+    assert {part.card for part in option.booking.parts} == {0, 2}
+
+
 def test_what_a_guard_turned_down_is_counted():
     tally: Counter[Rejection] = Counter()
     draft = Draft(Layout([node(gpus=2)], settings()))
