@@ -52,6 +52,7 @@ class Lab:
         self.gpus = gpus
         self.used: dict[int, int] = {}
         self.lost: set[int] = set()
+        self.gpu_error: str | None = None
         self.steps: list[str] = []
         base = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
         self.settings = replace(base, **sections)
@@ -90,7 +91,7 @@ class Lab:
             )
             for index in range(self.gpus)
         )
-        self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples))
+        self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples, self.gpu_error))
 
     def turn(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)

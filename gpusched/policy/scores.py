@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpusched.policy.draft import WHOLE_CARD, Booking, Card, Draft
+from gpusched.policy.draft import WHOLE_CARD, Booking, Card, Draft, Layout
 from gpusched.policy.fragmentation import fragmentation_of
 from gpusched.policy.need import Need
+
+_LARGEST = "largest node"
 
 Score = tuple[float, ...]
 """The smaller the better. The number of the node is compared last."""
@@ -97,9 +99,9 @@ def best_fit(draft: Draft, need: Need, choice: Choice) -> Score:
     """What is left on the node of every resource, each as a part of what the largest node has."""
     layout, booking = draft.layout, choice.booking
     node = booking.node
-    most_cards = max(len(cards) for cards in layout.cards_of)
-    left = (draft.free_millicpus[node] - booking.millicpus) / max(1, *layout.millicpus)
-    left += (draft.free_mem_mib[node] - booking.mem_mib) / max(1, *layout.mem_mib)
+    most_millicpus, most_mib, most_cards = _largest(layout)
+    left = (draft.free_millicpus[node] - booking.millicpus) / most_millicpus
+    left += (draft.free_mem_mib[node] - booking.mem_mib) / most_mib
     if most_cards:
         free_micros = sum(_free_micros(draft, card) for card in layout.cards_of[node])
         taken_micros = sum(
@@ -109,6 +111,16 @@ def best_fit(draft: Draft, need: Need, choice: Choice) -> Score:
         left += (free_micros - taken_micros) / WHOLE_CARD / most_cards
     # Rounded, so that sums in another order of addition are no smaller.
     return choice.largest_mib, round(left, 9)
+
+
+def _largest(layout: Layout) -> tuple[int, int, int]:
+    """The most cores in thousandths, memory in MiB and cards that any one node has."""
+    known = layout.pools.get(_LARGEST)
+    if isinstance(known, tuple):
+        return known
+    cards = max(len(cards) for cards in layout.cards_of)
+    made = layout.pools[_LARGEST] = max(1, *layout.millicpus), max(1, *layout.mem_mib), cards
+    return made
 
 
 def _free_micros(draft: Draft, card: Card) -> int:

@@ -95,14 +95,14 @@ def _cheapest(groups: Sequence[list[Candidate]], count: int, tightness: int) -> 
 
 
 def _spread(groups: Sequence[list[Candidate]], count: int) -> tuple[list[Candidate], int]:
-    """From as few groups as can be: the largest whole, then the smallest that has the rest."""
-    left = sorted(groups, key=lambda group: (len(group), group[0].cost, group[0].card.number))
+    """From as few groups as can be: the largest whole, then the smallest with the rest; of equal ones the cheapest."""
+    left = sorted(groups, key=lambda group: (group[0].cost, group[0].card.number))
     chosen: list[Candidate] = []
     used = 0
     while len(chosen) < count:
         rest = count - len(chosen)
         enough = [group for group in left if len(group) >= rest]
-        group = enough[0] if enough else left[-1]
+        group = min(enough, key=len) if enough else max(left, key=len)
         left.remove(group)
         chosen.extend(group[:rest])
         used += 1

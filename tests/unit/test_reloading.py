@@ -13,7 +13,6 @@ from gpusched.daemon.commands import Caller
 from gpusched.daemon.reloading import FIXED, Reload, reread
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, Refused, UsageError
-from gpusched.model.cluster import GpuReading
 from gpusched.model.settings import (
     DaemonSettings,
     DefaultSettings,
@@ -108,7 +107,7 @@ def test_what_is_no_group_of_cards_is_refused() -> None:
 def test_the_doctor_names_groups_that_the_machine_does_not_have() -> None:
     lab = Lab(queue={"vision": QueueSettings("vision", cells=("2",))})
     assert broken_promises(lab.scheduler) == []
-    reload(lab, queue={"vision": QueueSettings("vision", cells=("n1:4",))})
+    lab = Lab(queue={"vision": QueueSettings("vision", cells=("n1:4",))})
     assert broken_promises(lab.scheduler)[-1] == (
         "queue.vision.cells: 'n1:4' is of 4 linked GPUs, and n1 has at most 2"
     )
@@ -117,7 +116,7 @@ def test_the_doctor_names_groups_that_the_machine_does_not_have() -> None:
 def test_the_doctor_names_promises_that_the_machine_cannot_keep() -> None:
     lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=2)})
     assert broken_promises(lab.scheduler) == []
-    reload(lab, queue={"a": QueueSettings("a", guaranteed_gpus=3)})
+    lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=3)})
     (broken,) = broken_promises(lab.scheduler)
     assert "guaranteed" in broken
     (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "queues"]
@@ -135,7 +134,7 @@ def test_only_the_owner_and_root_may(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_scheduler_without_a_file_says_so() -> None:
     with pytest.raises(Refused, match="config file"):
-        reread(Reload(ROOT), Settings(), None)
+        reread(Reload(ROOT), Settings(), None, lambda settings: ())
 
 
 def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
@@ -173,12 +172,12 @@ def test_promises_that_the_machines_cannot_keep_are_refused_and_the_running_sett
     before = lab.scheduler.settings
     answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_cpus=4096.0)})
     assert isinstance(answer, Refused)
-    assert "queue default is guaranteed 4096 CPUs, but the machines have" in answer.message
+    assert "queue default is guaranteed 4096 cores, but the machines have" in answer.message
     assert lab.scheduler.settings == before
 
 
 def test_while_the_gpus_cannot_be_read_promises_are_let_in() -> None:
     lab = Lab()
-    lab.scheduler.observe_gpus(GpuReading(lab.clock.now(), "nvml", error="driver is broken"))
+    lab.gpu_error = "driver is broken"
     answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_gpus=64.0)})
     assert answer == {"changed": ["queue.default"], "needs_restart": []}
