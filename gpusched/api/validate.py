@@ -193,6 +193,12 @@ def check_words(values: Mapping[str, Any]) -> None:
         word = values.get(key)
         if word is not None and (not word.isprintable() or not word or " " in word or len(word) > MAX_NAME):
             raise UsageError(f"{key} is {printable(repr(word), 60)}; it must be one word", "see gsub --help")
+    fallback = values.get("fallback")
+    if fallback is not None and (not fallback.strip() or len(fallback) > _ARGV_LIMIT):
+        raise UsageError(
+            "the fallback is empty" if not fallback.strip() else "the fallback is longer than 1 MiB",
+            "write a shell line, as in: --fallback 'python report.py'",
+        )
     if values.get("dependency"):
         try:
             parse_dependency(values["dependency"])
@@ -312,6 +318,7 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
         "queue": settings.default.queue,
         "account": "",
         "qos": "",
+        "ignore_idle": False,
     }
     for key in (request_name(name) for name, value in given.items() if value is None):
         if key == "name":
