@@ -28,6 +28,7 @@ _ANEW: dict[str, Any] = {
     "deadline_at": None,
     "pipeline": None,
     "step": None,
+    "fallback_of": None,
 }
 """What belongs to the one submission, not to the work: a repetition has it only when it says so."""
 

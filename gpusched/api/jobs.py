@@ -173,10 +173,24 @@ async def show(request: web.Request) -> web.Response:
             **job_json(job, service.facts_of([job])(job)),
             "runs": [run_json(runs[number]) for number in sorted(runs)],
             "events": [event_json(event) for event in store.events(job.id)],
+            "related": _related(job, service),
             "request": spec.pop("request"),
             "spec": spec,
         }
     )
+
+
+def _related(job: Job, service: Service) -> list[dict[str, Any]]:
+    """The fallback of a job, and the job that it is the fallback of, as far as there are any."""
+    named = {"fallback": job.fallback_id, "fallback_of": job.spec.fallback_of}
+    known = service.find_all([job_id for job_id in named.values() if job_id is not None])
+    facts = service.facts_of(known.values())
+    keys = ("id", "state", "reason", "reason_text", "exit_code", "stdout_path")
+    return [
+        {"relation": relation, **{key: JOB_FIELDS[key](known[job_id], facts(known[job_id])) for key in keys}}
+        for relation, job_id in named.items()
+        if job_id in known
+    ]
 
 
 async def script(request: web.Request) -> web.Response:

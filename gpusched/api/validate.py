@@ -202,6 +202,12 @@ def check_words(values: Mapping[str, Any]) -> None:
             f"key is {printable(repr(mark), 60)}; it must be a printable text of at most {MAX_NAME} characters",
             "for example: gsub --key nightly-2026-11-21 -- ./nightly",
         )
+    fallback = values.get("fallback")
+    if fallback is not None and (not fallback.strip() or len(fallback) > _ARGV_LIMIT):
+        raise UsageError(
+            "the fallback is empty" if not fallback.strip() else "the fallback is longer than 1 MiB",
+            "write a shell line, as in: --fallback 'python report.py'",
+        )
     if values.get("dependency"):
         try:
             parse_dependency(values["dependency"])
@@ -326,6 +332,7 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
         "queue": settings.default.queue,
         "account": "",
         "qos": "",
+        "ignore_idle": False,
     }
     for key in (request_name(name) for name, value in given.items() if value is None):
         if key == "name":

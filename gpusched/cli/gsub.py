@@ -57,6 +57,8 @@ _SPEC = [
     "backoff_max_s",
     "retry_on",
     "requeue",
+    "fallback",
+    "ignore_idle",
     "notice",
     "grace_s",
     "stdout",

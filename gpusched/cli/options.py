@@ -171,6 +171,7 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    from gpusched.cli.failing import failing_options
     from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
 
@@ -360,6 +361,7 @@ def gsub_table() -> Table:
                 help="repeat for free a run lost to the machine (default)",
             ),
             Option("--no-requeue", sets={"requeue": False}, section=fail, help="do not"),
+            *failing_options(fail),
             Option(
                 "--signal",
                 metavar="[B:]SIG[@S]",

@@ -97,7 +97,7 @@ Command = (
     | reserving.Unreserve
 )
 
-UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
+UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "fallback", "ignore_idle"})
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
