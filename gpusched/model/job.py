@@ -233,6 +233,8 @@ class JobSpec:
     """Its name in the pipeline."""
     ignore_idle: bool = False
     """Its GPUs may be idle as long as it likes."""
+    fallback_of: int | None = None
+    """Id of the failed job that it runs as the fallback of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,8 @@ class Job:
     """Of a task: its number in the array."""
     tasks_left: str | None = None
     """Of an array: the numbers of the tasks that have no row of their own yet."""
+    fallback_id: int | None = None
+    """Of a job that has failed: the id of its fallback."""
 
     @property
     def is_array(self) -> bool:
@@ -351,6 +355,10 @@ class Run:
     """How long the run stood still; the time limit does not count it, nor does usage unless it kept GPUs."""
     stdout_path: str | None = None
     stderr_path: str | None = None
+    idle_at: float | None = None
+    """Since when its GPUs do nothing, once its owner has been told; None while they work."""
+    idle_step: int = 0
+    """What was done about its idle GPUs so far, see `policy.life.idling`; never lowered."""
 
     @property
     def id(self) -> str:
