@@ -8,12 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-<<<<<<< HEAD
 from gpusched.api import ahead, calendar, jobs, logs, policy, site
-=======
-from gpusched.api import ahead, calendar, jobs, policy, site
 from gpusched.daemon.keys import AGAIN
->>>>>>> main
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
