@@ -90,6 +90,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "dependency": lambda job, ctx: job.spec.dependency,
     "reservation": lambda job, ctx: job.spec.reservation,
     "deadline_at": lambda job, ctx: job.spec.deadline_at,
+    "key": lambda job, ctx: job.spec.key,
     "submit_at": lambda job, ctx: job.submit_at,
     "eligible_at": lambda job, ctx: job.eligible_at,
     "start_at": lambda job, ctx: job.start_at,

@@ -72,6 +72,8 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["key"]:
+        pairs.insert(2, ("Key", job["key"]))
     where = _where(job)
     if where:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))

@@ -172,6 +172,7 @@ def _selection() -> list[Option]:
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
     from gpusched.cli.failing import failing_options
+    from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
 
     what, res, when, fail, out, slurm = (
@@ -227,6 +228,7 @@ def gsub_table() -> Table:
                 section=what,
                 help="one more variable; may be repeated",
             ),
+            *repeat_options(what),
             Option(
                 "-g",
                 "-G",
@@ -438,7 +440,9 @@ def gsub_table() -> Table:
     )
 
 
-ONLY_TYPED = frozenset({"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion"})
+ONLY_TYPED = frozenset(
+    {"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion", "key_again", "resubmit"}
+)
 """What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
 
 
