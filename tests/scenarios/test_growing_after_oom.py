@@ -167,7 +167,7 @@ def test_the_story_tells_of_the_larger_request_and_of_the_end() -> None:
 def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
     queue = {"default": QueueSettings("default", max_gpus_per_job=0.9)}
     lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
-    job_id = lab.submit(request=request(gpus=1, vram_mib=54000), retry=RetryRule(retries=5, backoff_s=0))
+    job_id = lab.submit(request=request(gpus=1, vram_mib=55000), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(6):
         lab.turn(1)
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.OUT_OF_MEMORY, 1)
