@@ -229,6 +229,8 @@ class JobSpec:
     """Its name in the pipeline."""
     ignore_idle: bool = False
     """Its GPUs may be idle as long as it likes."""
+    never_satisfied: str | None = None
+    """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
 
 
 @dataclass(frozen=True, slots=True)

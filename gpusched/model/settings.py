@@ -167,6 +167,11 @@ class LifeSettings:
     max_requeues: int = setting(
         5, "How often a run lost to the machine is repeated for free before the job ends as NODE_FAIL."
     )
+    never_satisfied: str = setting(
+        "cancel",
+        "What becomes of a job whose dependency can never come true: `cancel` ends it, `wait` keeps it pending "
+        "until it is changed or cancelled; --kill-on-invalid-dep overrules it.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in pairs)
 
 
-EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle")
+EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle", "never_satisfied")
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
 _NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
