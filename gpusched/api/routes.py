@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api import ahead, calendar, jobs, policy, site
+from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,12 +49,14 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/jobs",
         jobs.submit,
-        "Record a job, or one per batch line; with dry_run only say what would become of it.",
-        "job, ids or dry_run",
+        "Record a job, one per batch line, or old ones again; with dry_run only say what would become of it.",
+        "job (with a key: existing, differs), ids or dry_run",
         body={
             "spec": {"$ref": "#/components/schemas/Spec"},
             "batch": _STRINGS,
             "dry_run": {"type": "boolean"},
+            "key_again": {"type": "string", "enum": list(AGAIN)},
+            "resubmit": _IDS["ids"],
         },
     ),
     Route(

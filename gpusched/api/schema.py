@@ -128,7 +128,10 @@ JOB_FIELDS: dict[str, Field] = {
     "qos": Field("string", "Quality of service."),
     "deadline_at": Field("number", "To have ended by this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "reservation": Field("string", "Runs inside this reservation only."),
+    "fallback": Field("string", "Shell line that runs once after the last failure, as a job of its own."),
+    "ignore_idle": Field("boolean", "Its GPUs may do nothing for as long as it likes."),
     "hold": Field("boolean", "Keep the job from starting until it is released."),
+    "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
 SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
@@ -136,5 +139,5 @@ SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS,
 UPDATE_FIELDS: dict[str, Field] = {
     name: field
     for name, field in {**JOB_FIELDS, **REQUEST_FIELDS, "retries": RETRY_FIELDS["retries"]}.items()
-    if name != "hold"
+    if name not in ("hold", "key")
 }

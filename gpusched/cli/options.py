@@ -171,6 +171,8 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    from gpusched.cli.failing import failing_options
+    from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
     from gpusched.cli.workflow import dependency_options
 
@@ -227,6 +229,7 @@ def gsub_table() -> Table:
                 section=what,
                 help="one more variable; may be repeated",
             ),
+            *repeat_options(what),
             Option(
                 "-g",
                 "-G",
@@ -352,6 +355,7 @@ def gsub_table() -> Table:
                 help="repeat for free a run lost to the machine (default)",
             ),
             Option("--no-requeue", sets={"requeue": False}, section=fail, help="do not"),
+            *failing_options(fail),
             Option(
                 "--signal",
                 metavar="[B:]SIG[@S]",
@@ -430,7 +434,9 @@ def gsub_table() -> Table:
     )
 
 
-ONLY_TYPED = frozenset({"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion"})
+ONLY_TYPED = frozenset(
+    {"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion", "key_again", "resubmit"}
+)
 """What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
 
 

@@ -65,6 +65,8 @@ UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
     "cpus": decimal("cpus", 0, 65536),
     "mem": _size("mem_mib"),
     "retries": whole("retries", 0, 1000),
+    "fallback": _text("fallback"),
+    "ignore-idle": _yes_or_no("ignore_idle"),
     "dependency": _text("dependency"),
     "qos": _text("qos"),
     "deadline": instant("deadline_at"),

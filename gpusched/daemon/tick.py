@@ -52,8 +52,10 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .fallbacks import follow_failures
 from .history import Estimates, History
 from .launch import Site, make_ticket, output_paths
+from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
 from .turn import Turn
@@ -299,6 +301,7 @@ class Scheduler:
             self._look_again = True
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
+        follow_failures(turn)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
@@ -542,7 +545,8 @@ class Scheduler:
             text = "its script or environment is missing from the database"
             self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
             return None
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of)
+        past = past_environment(job, run, self.store)
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

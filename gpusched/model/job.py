@@ -231,6 +231,8 @@ class JobSpec:
     """Its GPUs may be idle as long as it likes."""
     never_satisfied: str | None = None
     """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
+    fallback_of: int | None = None
+    """Id of the failed job that it runs as the fallback of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,8 @@ class Job:
     """Of a task: its number in the array."""
     tasks_left: str | None = None
     """Of an array: the numbers of the tasks that have no row of their own yet."""
+    fallback_id: int | None = None
+    """Of a job that has failed: the id of its fallback."""
 
     @property
     def is_array(self) -> bool:
@@ -349,6 +353,10 @@ class Run:
     """How long the run stood still; the time limit does not count it, nor does usage unless it kept GPUs."""
     stdout_path: str | None = None
     stderr_path: str | None = None
+    idle_at: float | None = None
+    """Since when its GPUs do nothing, once its owner has been told; None while they work."""
+    idle_step: int = 0
+    """What was done about its idle GPUs so far, see `policy.life.idling`; never lowered."""
 
     @property
     def id(self) -> str:

@@ -54,6 +54,9 @@ EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
+JOB_OF_KEY = (
+    f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
+)
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"
