@@ -74,6 +74,8 @@ class JobFilter:
     users: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
+    arrays: frozenset[int] = frozenset()
+    """Tasks of these arrays."""
     since: float | None = None
     """Only jobs that were still unfinished, or ended, at or after this instant."""
     limit: int | None = None

@@ -564,15 +564,35 @@ def gwait_table() -> Table:
 
 def glogs_table() -> Table:
     """glogs"""
+    which = "Which output"
     return Table(
         "glogs",
         [
+            Option("-f", "--follow", sets={"follow": True}, help="wait for more until all have ended, through retries"),
             Option(
-                "-f", "--follow", sets={"follow": True}, help="wait for more until the job has ended, through retries"
+                "-n",
+                "--lines",
+                metavar="N",
+                read=whole("lines", 0, 1_000_000_000),
+                help="only the last N lines of each job",
             ),
-            Option("--run", metavar="N", read=whole("run", 1, 1_000_000), help="of this attempt; default: the last"),
-            Option("--err", sets={"err": True}, help="its error file instead of its output"),
-            Option("-n", "--lines", metavar="N", read=whole("lines", 0, 1_000_000_000), help="only the last N lines"),
+            Option("--no-prefix", sets={"no_prefix": True}, help="do not begin lines with the job they are of"),
+            Option("--quiet", sets={"quiet": True}, help="the output and nothing else, no remarks on stderr"),
+            Option(
+                "--run",
+                metavar="N",
+                read=whole("run", 1, 1_000_000),
+                section=which,
+                help="of this attempt; default: the last",
+            ),
+            Option(
+                "--since-run",
+                metavar="N",
+                read=whole("since_run", 1, 1_000_000),
+                section=which,
+                help="of this attempt and all later ones; 1 is all",
+            ),
+            Option("--err", sets={"err": True}, section=which, help="the error file instead of the output"),
             *_common("--json", "--quiet"),
         ],
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from time import perf_counter
 from typing import Any
@@ -53,6 +54,7 @@ from gpusched.ports import Changes, Clock, Engine, Store
 from . import commands, yielding
 from .accounting import charge
 from .fallbacks import follow_failures
+from .growing import grow
 from .history import Estimates, History
 from .launch import Site, make_ticket, output_paths
 from .past import past_environment
@@ -462,7 +464,7 @@ class Scheduler:
                 continue
             job = self.world.jobs[run.job_id]
             self.world.end_release(run)
-            job, story = lifecycle.finish(job, run, self.settings, turn.now)
+            job, story = lifecycle.finish(job, run, self.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
             for uuid, state in states.items():

@@ -155,6 +155,10 @@ class Launch:
     """Between the first signal and KILL; None is the setting `grace_s`."""
     gpu_ids: str | None = None
     """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None is the setting `gpu_ids`."""
+    log_max_mib: int | None = None
+    """An output file that has grown to this size is put aside and a new one begun; None lets it grow."""
+    log_keep: int = 3
+    """How many files put aside are kept, the newest ones; with 0 the file is emptied instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class MemoryStore:
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
             and (not wanted.queues or job.spec.queue in wanted.queues)
+            and (not wanted.arrays or job.array_id in wanted.arrays)
             and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)
         ]
         found.sort(key=lambda job: job.id)

@@ -304,6 +304,7 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
         ("user", sorted(map(codec.pack_text, wanted.users))),
         ("name", sorted(map(codec.pack_text, wanted.names))),
         ("queue", sorted(map(codec.pack_text, wanted.queues))),
+        ("array_id", sorted(wanted.arrays)),
     ):
         if words:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")

@@ -73,3 +73,24 @@ def test_a_kill_between_failure_and_fallback_neither_loses_nor_doubles_it(
     assert said(daemon) == ["1 3 NonZeroExitCode"]
     assert (daemon.home / "runs").read_text() == "run\nrun\n"
     assert len(daemon.call("GET", "/v1/jobs?states=all")["jobs"]) == 2
+
+
+def test_a_job_that_runs_out_of_gpu_memory_comes_back_with_more(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(fake_gpus="1xT4:16GiB+1xA100:80GiB")
+    script = (
+        'echo "$GPUSCHED_VRAM_MIB" >> asked; test "${GPUSCHED_VRAM_MIB:-80000}" -gt 14000 && exit 0; '
+        "echo CUDA out of memory; exit 1"
+    )
+    job_id = daemon.submit("/bin/sh", "-c", script, retries=3, backoff_s=0, gpus=1, vram_mib=7000)
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], job["run"], job["failures"]) == ("COMPLETED", 3, 2)
+    assert (daemon.home / "asked").read_text().split() == ["7000", "10752", "16128"]
+    assert [run["outcome"] for run in job["runs"]] == ["OUT_OF_MEMORY", "OUT_OF_MEMORY", "COMPLETED"]
+    largest = daemon.submit(
+        "/bin/sh", "-c", "echo CUDA out of memory; exit 1", retries=3, backoff_s=0, gpus=1, fallback=SAY
+    )
+    (job,) = daemon.wait(largest)
+    assert (job["state"], [run["gpus"][0]["index"] for run in job["runs"]]) == ("OUT_OF_MEMORY", [0, 1])
+    assert "no more GPU memory" in job["reason_text"]
+    daemon.wait(job["fallback_id"])
+    assert said(daemon) == [f"{largest} 1 OutOfMemory"]
