@@ -281,6 +281,7 @@ class Scheduler:
         self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
         for listener in self.settings_listeners:
             listener(self.settings)
+        self.world.touch_dependencies()
         self._look_again = True
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
@@ -309,6 +310,11 @@ class Scheduler:
         if self._look_again or turn.changes.jobs or turn.changes.drains or turn.changes.reservations:
             # A confirmed start alone changes nothing that the last plan was made of.
             launches = self._plan(turn)
+            # A start lets those go that waited for it alone.
+            while launches and self._settle_dependencies(turn):
+                if not (more := self._plan(turn)):
+                    break
+                launches += more
             self._look_again = False
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
@@ -482,12 +488,17 @@ class Scheduler:
         except GpuschedError as error:
             return error
 
-    def _settle_dependencies(self, turn: Turn) -> None:
+    def _settle_dependencies(self, turn: Turn) -> bool:
+        """Let go what may start now and end what never can; whether anything was lined up."""
+        before = self.world.lined_up
         while hopeless := self.world.settle_dependencies(turn.now):
             for job, verdict in hopeless:
+                if not lifecycle.ends_unsatisfied(job, self.settings):
+                    continue
                 after, story = lifecycle.never_satisfied(job, turn.now, verdict.text)
                 turn.put_job(after)
                 turn.tell(*story)
+        return self.world.lined_up != before
 
     def _end_what_is_too_late(self, turn: Turn) -> None:
         late = self.world.too_late(turn.now)
