@@ -107,6 +107,7 @@ class ReasonCode(str, Enum):
     GPU_FAILED = "GpuFailed"
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
+    GPU_IDLE = "GpuIdle"
     DEADLINE = "DeadLine"
 
     __str__ = str.__str__
