@@ -128,7 +128,12 @@ JOB_FIELDS: dict[str, Field] = {
     "hold": Field("boolean", "Keep the job from starting until it is released."),
 }
 
-SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
+ALERT_FIELDS: dict[str, Field] = {
+    "notify": Field("strings", "What to tell the owner of: begin, end, fail, ..., all."),
+    "notify_to": Field("strings", "Only these targets of the owner, or mail addresses."),
+}
+
+SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS, **ALERT_FIELDS}
 
 UPDATE_FIELDS: dict[str, Field] = {
     name: field

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
+from gpusched.api.alerting import read_alerting
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
     JOB_FIELDS,
@@ -183,6 +184,7 @@ def _read_spec(values: dict[str, Any], settings: Settings, payloads: dict[str, b
         launch=launch,
         retry=_read_retry(values),
         hold=values.get("hold", False),
+        alerting=read_alerting(values),
         **job,
     )
 

@@ -60,6 +60,8 @@ _SPEC = [
     "stdout",
     "stderr",
     "open_mode",
+    "notify",
+    "notify_to",
 ]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""

@@ -171,6 +171,7 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    from gpusched.cli.notifying import notify_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
 
     what, res, when, fail, out, slurm = (
@@ -372,6 +373,7 @@ def gsub_table() -> Table:
                 section=fail,
                 help="between the first signal and KILL when the job is stopped; default 30s",
             ),
+            *notify_options(fail, slurm),
             Option(
                 "-o",
                 "--output",
