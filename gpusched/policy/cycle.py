@@ -16,6 +16,7 @@ for the rest of the cycle. So the cost is that of the starts and the classes, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -83,6 +84,8 @@ class Cycle:
         self.blocked: dict[ClassKey, Blocked] = {}
         self.reservations: list[Kept] = []
         """Those made for jobs, in the order in which they were made."""
+        self._tasks = Counter(one.first.array_id for one in held.values() if one.first.array_id is not None)
+        """How many tasks run of each array that limits them."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
         self._idle = Draft(self.layout)
         self._hopeless: set[object] = set()
@@ -102,8 +105,19 @@ class Cycle:
         self.guards.started(key, booking, amount)
         self.quotas.add(key.queue, key.user, key.qos, amount)
         self.ranking.started(key, booking)
+        if key.throttle is not None:
+            self._tasks[key.throttle[0]] += 1
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
         self.line.advance()
+
+    def why_throttled(self, key: ClassKey) -> Reason | None:
+        """Why no more tasks of the same array may run; None when they may."""
+        if key.throttle is None or self._tasks[key.throttle[0]] < key.throttle[1]:
+            return None
+        array, limit = key.throttle
+        text = f"array {array} may run {limit} task{'s' if limit > 1 else ''} at once"
+        facts = {"array": array, "limit": limit, "held": self._tasks[array]}
+        return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, facts)
 
     def block(self, head: Head, reason: Reason | None = None) -> None:
         """The first job in line stays: so does its class."""
@@ -194,6 +208,10 @@ def take_in_order(cycle: Cycle) -> None:
 def take(cycle: Cycle, head: Head) -> None:
     """Start the first job in line, make or keep room for it, or let it wait."""
     key = head.key
+    throttled = cycle.why_throttled(key)
+    if throttled is not None:
+        cycle.block(head, throttled)
+        return
     denial = cycle.quotas.why_not(key, head.wanted)
     need = Need.of(key.request, key.uid)
     if denial is not None:

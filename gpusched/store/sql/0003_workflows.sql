@@ -10,4 +10,5 @@ ALTER TABLE jobs ADD COLUMN tasks_left TEXT;
 
 CREATE INDEX jobs_by_key ON jobs (uid, key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_by_pipeline ON jobs (pipeline) WHERE pipeline IS NOT NULL;
+CREATE INDEX jobs_that_are_arrays ON jobs (id) WHERE tasks_left IS NOT NULL;
 CREATE INDEX jobs_by_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
