@@ -23,7 +23,7 @@ from math import inf
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
-from gpusched.policy.calendar.inside import Inside
+from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
@@ -92,11 +92,11 @@ class Cycle:
     def start(self, head: Head, booking: Booking) -> None:
         """Start the first job in line here."""
         key = head.key
-        if key.reservation is None:
-            self.draft.book(booking)
-            self.profile.start(Ending(head.job.id, self.now, self.end_of(key), booking))
-        else:
-            self.inside.start(key.reservation, booking)
+        taken = booking if key.reservation is None else licenses_of(booking)
+        if key.reservation is None or taken.licenses:
+            self.draft.book(taken)
+            self.profile.start(Ending(head.job.id, self.now, self.end_of(key), taken))
+        self.inside.start(key.reservation, booking)
         self.ceilings.add(booking)
         amount = footprint(self.layout, booking)
         self.guards.started(key, booking, amount)
@@ -331,7 +331,7 @@ def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
         return
     guard = cycle.guards.of(head.key, head.wanted)
     booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
-    if booking is None:
+    if booking is None or not cycle.profile.leaves_licenses(booking.licenses, cycle.end_of(head.key)):
         text = f"waits for others inside reservation {name}"
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return
