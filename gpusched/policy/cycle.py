@@ -75,7 +75,8 @@ class Cycle:
                 self.quotas.leave(one.first.queue, one.amount)
         self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
         self.ceilings = Ceilings(self.layout, settings, snapshot.allocations)
-        self.preemption = Preemption(held, self.quotas, settings, self.ranking.capacity, self.now)
+        others = {job_id: one for job_id, one in held.items() if not self.inside.holds(one.first)}
+        self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
         self.starts: list[Start] = []

@@ -169,3 +169,13 @@ def test_a_member_leaves_a_license_that_is_kept_for_an_earlier_job():
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
     assert outcome.reserved == {1: ("n1:1", MINUTE)}
     assert outcome.starts == {3: "n1:0"}
+
+
+def test_a_member_is_not_asked_to_make_room_for_a_job_that_could_not_have_its_card():
+    rules = settings(qos={"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}, preempt={"min_run_s": 0.0})
+    held = [
+        running(8, "n1:1", qos="urgent", ends_in=HOUR),
+        running(9, "n1:0", ends_in=HOUR, reservation="course", user="tutor", uid=7, qos="low"),
+    ]
+    outcome = Scenario(TWO, [wants(1, 1, qos="urgent")], held, rules, windows=[course(-HOUR, 2 * HOUR)]).outcome()
+    assert outcome.preempts == {}
