@@ -247,7 +247,31 @@ class Preemption:
         draft: Draft,
         guard: Guard | None,
     ) -> tuple[Victim, ...]:
-        """One after the other until it fits, then back with those that are not needed, the dearest first."""
+        """Enough of them, and none that would then stand before the claimant in line and take its place back."""
+        left = list(victims)
+        while True:
+            picked, quotas = self._enough(left, key, amount, need, draft, guard)
+            if not quotas.is_capacity:
+                return picked
+            mine = quotas.rank(key.queue, amount)
+            first = [one for one in picked if quotas.rank(one.held.first.queue, one.held.amount) < mine]
+            if not first:
+                return picked
+            left = [one for one in left if one not in first]
+
+    def _enough(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+    ) -> tuple[tuple[Victim, ...], Quotas]:
+        """One after the other until it fits, then back with those that are not needed, the dearest first.
+
+        With what is held without them.
+        """
         trial = draft.copy()
         self._release_leaving(trial)
         borrowed, limits = self._quotas.copy(), self._without_leaving()
@@ -267,7 +291,7 @@ class Preemption:
             if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
                 break
         else:
-            return ()
+            return (), limits
         for victim in sorted(picked, key=lambda one: one.cost(self._settings), reverse=True):
             one, mark = victim.held.first, trial.checkpoint()
             lost, jobs = victim.held.given_up(victim.mode)
@@ -278,7 +302,7 @@ class Preemption:
             else:
                 trial.rollback(mark)
                 limits.remove(one.queue, one.user, one.qos, lost, jobs)
-        return tuple(picked)
+        return tuple(picked), limits
 
     def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:
         """Of a whole set: few that are not borrowed, of low tier, few that lose for good, little work, few."""

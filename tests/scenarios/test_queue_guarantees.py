@@ -237,3 +237,31 @@ def test_a_queue_may_have_its_own_order():
     assert list(Scenario([node(gpus=1)], jobs, settings=chosen).outcome().starts) == [2]
     jobs = [asks(1, 1, "plain", limit=2 * HOUR), asks(2, 1, "plain", limit=HOUR)]
     assert list(Scenario([node(gpus=1)], jobs, settings=chosen).outcome().starts) == [1]
+
+
+URGENT = {"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}
+
+
+def test_no_job_is_asked_to_make_room_that_would_take_its_place_back():
+    chosen = settings(queue={"lab": {"guaranteed_gpus": 1.0}, "guests": {}}, qos=URGENT, preempt={"min_run_s": 60.0})
+    machine = [node(gpus=1)]
+    mine = Scenario(machine, [asks(1, 1, "guests", qos="urgent")], [has(9, "n1:0", "lab", qos="low")], chosen)
+    assert mine.outcome().preempts == {}
+    borrowed = Scenario(machine, [asks(9, 1, "lab", qos="low")], [has(1, "n1:0", "guests", qos="urgent")], chosen)
+    assert borrowed.outcome().preempts == {1: ("requeue", 9)}
+
+
+def test_the_next_victim_is_asked_instead_of_one_that_would_take_its_place_back():
+    queues = {"lab": {"guaranteed_gpus": 1.0}, "guests": {}}
+    chosen = settings(queue=queues, qos=URGENT, preempt={"min_run_s": 60.0})
+    held = [has(8, "n1:0", "lab", qos="low", since=HOUR), has(9, "n1:1", "guests", qos="low", since=2 * HOUR)]
+    outcome = Scenario([node(gpus=2)], [asks(1, 1, "guests", qos="urgent")], held, chosen).outcome()
+    assert outcome.preempts == {9: ("requeue", 1)}
+
+
+def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
+    queues = {"gpus": {"guaranteed_gpus": 2.0}, "cores": {"guaranteed_cpus": 2.0}}
+    chosen = settings(queue=queues, preempt={"min_run_s": 60.0})
+    held = [has(1, "n1:0", "cores", cpus=2.0), has(2, "n1:1", "gpus", cpus=4.0)]
+    outcome = Scenario([node(gpus=4, cpus=8.0)], [asks(3, 1, "gpus", cpus=4)], held, chosen).outcome()
+    assert outcome.preempts == {}
