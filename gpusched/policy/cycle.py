@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
@@ -167,11 +168,32 @@ class Cycle:
             if head is not None and self.preemption.may_preempt(head.key, one.first):
                 continue
             booking = _taken_up_again(one)
-            if self.draft.has_room(booking) and self.profile.admits(booking, inf):
+            if not self.draft.has_room(booking):
+                continue
+            cores = Resources(cpus=one.first.suspended_cpus)
+            if self._is_behind(one, cores, head) or self._is_limited(one, cores):
+                continue
+            if self.profile.admits(booking, inf):
                 self.draft.book(booking)
+                self.quotas.add(one.first.queue, one.first.user, one.first.qos, cores, jobs=0)
                 self.profile.start(Ending(one.first.job_id, self.now, inf, booking))
                 self.resumes.append(Resume(one.first.job_id))
                 self._suspended.remove(one)
+
+    def _is_behind(self, one: Held, cores: Resources, head: Head | None) -> bool:
+        """Whether the queue of the next job in line goes before that of a suspended job."""
+        if head is None or not self.quotas.is_capacity:
+            return False
+        theirs = self.quotas.rank(head.key.queue, head.wanted)
+        return theirs < self.quotas.rank(one.first.queue, one.amount + cores)
+
+    def _is_limited(self, one: Held, cores: Resources) -> bool:
+        """Whether a limit of its queue or QOS keeps a suspended job from going on."""
+        first = one.first
+        self.quotas.remove(first.queue, first.user, first.qos, one.amount)
+        denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
+        self.quotas.add(first.queue, first.user, first.qos, one.amount)
+        return denial is not None
 
 
 def _taken_up_again(one: Held) -> Booking:

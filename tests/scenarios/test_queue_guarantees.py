@@ -265,3 +265,24 @@ def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
     held = [has(1, "n1:0", "cores", cpus=2.0), has(2, "n1:1", "gpus", cpus=4.0)]
     outcome = Scenario([node(gpus=4, cpus=8.0)], [asks(3, 1, "gpus", cpus=4)], held, chosen).outcome()
     assert outcome.preempts == {}
+
+
+STANDS_STILL = {"cpus": 0.0, "is_suspended": True, "suspended_cpus": 4.0}
+
+
+def test_a_suspended_job_does_not_take_back_the_cores_that_its_queue_had_borrowed():
+    queues = {"lab": {"guaranteed_cpus": 4.0}, "guests": {}}
+    chosen = settings(queue=queues, preempt={"mode": "suspend", "min_run_s": 60.0})
+    held = [has(8, "n1", "guests", can_suspend=True, **STANDS_STILL)]
+    outcome = Scenario([node(cpus=4.0)], [asks(1, 0, "lab", cpus=4)], held, chosen).outcome()
+    assert outcome.starts == {1: "n1"}
+    assert outcome.plan.resumes == ()
+
+
+@pytest.mark.parametrize(("most", "goes_on"), [(4.0, False), (8.0, True)])
+def test_a_suspended_job_goes_on_only_below_the_maximum_of_its_queue(most, goes_on):
+    chosen = settings(queue={"guests": {"max_cpus": most}}, preempt={"mode": "suspend"})
+    held = [has(7, "n1", "guests", cpus=4.0), has(8, "n1", "guests", **STANDS_STILL)]
+    outcome = Scenario([node(cpus=8.0)], [asks(1, 0, "guests", cpus=1)], held, chosen).outcome()
+    assert [one.job_id for one in outcome.plan.resumes] == ([8] if goes_on else [])
+    assert outcome.starts == {}
