@@ -248,8 +248,8 @@ def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking
     key = head.key
     end_at = cycle.end_of(key)
     concerns = cycle.profile.concerns(end_at)
-    mark = need.signature, key.queue if guard else None, concerns
-    if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], 0)):
+    mark = need.signature, guard, concerns
+    if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], ())):
         return None
     avoid = cycle.guards.avoid(key, head.wanted)
     if not concerns and not avoid and not cycle.extensions.scores:
@@ -261,7 +261,7 @@ def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking
         avoid = avoid | cycle.profile.cards_kept(end_at)
     places = options(cycle.draft, need, cycle.ceilings, avoid=avoid, guard=guard)
     if not places:
-        cycle.give_up((*mark[:2], 0))
+        cycle.give_up((*mark[:2], ()))
     places.sort()
     if cycle.extensions.scores:
         places.sort(key=lambda place: -cycle.extensions.score(key, cycle.layout.nodes[place.booking.node]))
@@ -278,18 +278,18 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
     if not cycle.waits_for_others(need, guard):
         cycle.block(head, _turned_down(cycle, need, guard))
         return
-    leaving = "leaving", need.signature, key.queue if guard else None, len(preemption.claimed)
+    leaving = "leaving", need.signature, guard, len(preemption.claimed)
     if not cycle.is_hopeless(leaving):
         if preemption.frees_soon(key, cycle.draft, need, guard):
             cycle.claim(head, need, guard)
             return
         cycle.give_up(leaving)
-    if _may_preempt_at_all(cycle, head, need):
+    if _may_preempt_at_all(cycle, head, need, guard):
         if preemption.choose(head.job.id, key, need, cycle.draft, guard):
             cycle.profile.end_early({job_id: preemption.ends_at(job_id) for job_id in preemption.chosen})
             cycle.claim(head, need, guard)
             return
-        cycle.give_up(("preempt", need.signature, key.queue, key.qos, key.inherited))
+        cycle.give_up(_preempt_mark(key, need, guard))
     if cycle.has_reservations_left:
         cycle.keep(head, need, guard)
     else:
@@ -317,7 +317,7 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
     if cycle.preemption.frees_soon(key, cycle.draft, need, guard):
         cycle.claim(head, need, guard, reason)
         return True
-    if not _may_preempt_at_all(cycle, head, need):
+    if not _may_preempt_at_all(cycle, head, need, guard):
         return False
     if not cycle.preemption.choose(head.job.id, key, need, cycle.draft, guard):
         return False
@@ -326,9 +326,13 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
     return True
 
 
-def _may_preempt_at_all(cycle: Cycle, head: Head, need: Need) -> bool:
+def _preempt_mark(key: ClassKey, need: Need, guard: Guard | None) -> object:
+    return "preempt", need.signature, key.queue, key.qos, key.inherited, guard
+
+
+def _may_preempt_at_all(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> bool:
     key = head.key
-    if cycle.preemption.is_off or cycle.is_hopeless(("preempt", need.signature, key.queue, key.qos, key.inherited)):
+    if cycle.preemption.is_off or cycle.is_hopeless(_preempt_mark(key, need, guard)):
         return False
     names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
     by_qos = any((qos := cycle.settings.qos.get(name)) is not None and qos.preempts for name in names)

@@ -155,9 +155,9 @@ class Profile:
         """Cards that a job which runs until then had better leave alone."""
         return frozenset().union(*(kept.cards for kept in self._passed_by(end_at)))
 
-    def concerns(self, end_at: float) -> int:
-        """How many reservations a job that runs until then could be in the way of."""
-        return len(self._passed_by(end_at))
+    def concerns(self, end_at: float) -> tuple[int, ...]:
+        """Which reservations, by number, a job that runs until then could be in the way of."""
+        return tuple(number for number, kept in enumerate(self.kept) if end_at > kept.pass_until)
 
     def leaves_licenses(self, licenses: Counts, end_at: float) -> bool:
         """Whether so many can be used from now until then without those that are kept."""
