@@ -158,6 +158,41 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Many tasks of one submission: what `-a` or `--sweep` asks for."""
+
+    tasks: str
+    """Task numbers in canonical form, `0-9,20-30:2`; see `model.tasks`."""
+    throttle: int | None = None
+    """At most so many tasks run at once; None is no limit."""
+    max_fails: int | None = None
+    """When more tasks than this have failed, the rest is cancelled; None is no limit."""
+    sweep: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Names and values; task K has the K-th combination, the last name changing fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alerting:
+    """Whom to tell what about a job (`--notify`)."""
+
+    on: tuple[str, ...] = ()
+    """Words of `model.alerts`, sorted: begin, end, fail, ..."""
+    targets: tuple[str, ...] = ()
+    """Names of targets in the user's own configuration; none means all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interactive:
+    """A job in the foreground of a client (`grun`)."""
+
+    pty: bool = False
+    keep: bool = False
+    """Whether it goes on when its client is gone."""
+    lease_s: int | None = None
+    """Ended after so long without activity; None is for ever."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """All that a submission says, after validation."""
 
@@ -179,6 +214,21 @@ class JobSpec:
     """To have ended by this instant: a job that no longer can, by its time limit, ends as DEADLINE."""
     reservation: str | None = None
     """Runs inside this reservation only."""
+    array: ArraySpec | None = None
+    fallback: str | None = None
+    """Shell line that runs once after the job's last failure (`--fallback`)."""
+    alerting: Alerting | None = None
+    interactive: Interactive | None = None
+    key: str | None = None
+    """The same user's next submission with this key finds this job instead of making another."""
+    snapshot: str | None = None
+    """Name of the frozen copy of the code that every run starts in (`--snapshot`)."""
+    pipeline: str | None = None
+    """Id of the pipeline that it is a step of."""
+    step: str | None = None
+    """Its name in the pipeline."""
+    ignore_idle: bool = False
+    """Its GPUs may be idle as long as it likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +272,22 @@ class Job:
     """Since when the current run stands still; None while it moves."""
     suspended_by: str | None = None
     """Who stopped it: `user`, or `policy` when it makes room and goes on by itself."""
+    array_id: int | None = None
+    """Of a task: the id of its array."""
+    task: int | None = None
+    """Of a task: its number in the array."""
+    tasks_left: str | None = None
+    """Of an array: the numbers of the tasks that have no row of their own yet."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether this row stands for tasks rather than for something that runs."""
+        return self.spec.array is not None and self.array_id is None
+
+    @property
+    def shown_id(self) -> str:
+        """The id as people know it: `42`, of a task `42_7`."""
+        return str(self.id) if self.array_id is None else f"{self.array_id}_{self.task}"
 
     @property
     def restarts(self) -> int:

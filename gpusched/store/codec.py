@@ -15,7 +15,20 @@ from operator import attrgetter
 from typing import Any
 
 from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
+from gpusched.model.job import (
+    Alerting,
+    ArraySpec,
+    GpuShare,
+    Interactive,
+    Job,
+    JobEvent,
+    JobSpec,
+    Launch,
+    Notice,
+    Request,
+    RetryRule,
+    Run,
+)
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -38,6 +51,9 @@ SPEC_COLUMNS = (
     "request",
     "launch",
     "retry",
+    "key",
+    "pipeline",
+    "extras",
 )
 STATE_COLUMNS = (
     "state",
@@ -58,6 +74,9 @@ STATE_COLUMNS = (
     "is_front",
     "suspended_at",
     "suspended_by",
+    "array_id",
+    "task",
+    "tasks_left",
 )
 JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
 RUN_COLUMNS = tuple(Run.__dataclass_fields__)
@@ -106,7 +125,8 @@ def _unpack_or_none(stored: str | None) -> str | None:
     return None if stored is None else unpack_text(stored)
 
 
-_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in (Request, RetryRule, Launch, Notice, GpuShare, Placement)}
+_DOCUMENTS = (Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive)
+_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in _DOCUMENTS}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
 
 
@@ -141,6 +161,39 @@ _REQUEST_COUNTS = {"licenses", "resources"}
 
 def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in pairs)
+
+
+EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle")
+"""Parts of a spec that few jobs have."""
+_extras_of = attrgetter(*EXTRAS)
+_NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
+
+
+def pack_extras(spec: JobSpec) -> str:
+    """What is not the default among the parts that few jobs have."""
+    values = _extras_of(spec)
+    if values == _NO_EXTRAS:
+        return "{}"
+    given = zip(EXTRAS, values, _NO_EXTRAS, strict=True)
+    return _ENCODER.encode({name: value for name, value, default in given if value != default})
+
+
+def unpack_extras(stored: str) -> dict[str, Any]:
+    """Parts of a spec by name. Raises: KeyError, TypeError, ValueError when they make no sense."""
+    if stored == "{}":
+        return {}
+    parts: dict[str, Any] = loads(stored)
+    unknown = parts.keys() - set(EXTRAS)
+    if unknown:
+        raise KeyError(min(unknown))
+    if (array := parts.get("array")) is not None:
+        array["sweep"] = tuple((name, tuple(values)) for name, values in array["sweep"])
+        parts["array"] = ArraySpec(**array)
+    if (alerting := parts.get("alerting")) is not None:
+        parts["alerting"] = Alerting(**{name: tuple(words) for name, words in alerting.items()})
+    if (interactive := parts.get("interactive")) is not None:
+        parts["interactive"] = Interactive(**interactive)
+    return parts
 
 
 def unpack_retry(stored: str) -> RetryRule:
@@ -185,6 +238,9 @@ def spec_row(spec: JobSpec) -> tuple[Any, ...]:
         pack_request(spec.request),
         pack_launch(spec.launch),
         pack_retry(spec.retry),
+        _pack_or_none(spec.key),
+        _pack_or_none(spec.pipeline),
+        pack_extras(spec),
     )
 
 
@@ -209,6 +265,9 @@ def state_row(job: Job) -> tuple[Any, ...]:
         int(job.is_front),
         job.suspended_at,
         job.suspended_by,
+        job.array_id,
+        job.task,
+        job.tasks_left,
     )
 
 
@@ -232,7 +291,7 @@ class JobReader:
         job_id, uid, user, submit_at = row[:_SPEC_FROM]
         state, queued_at, eligible_at, start_at, end_at, hold, run, *rest = row[_STATE_FROM:]
         failures, requeues, exit_code, signal, reason, reason_text, cancel_at, *making_room = rest
-        preempt_at, is_front, suspended_at, suspended_by = making_room
+        preempt_at, is_front, suspended_at, suspended_by, array_id, task, tasks_left = making_room
         return Job(
             id=job_id,
             uid=uid,
@@ -257,13 +316,16 @@ class JobReader:
             is_front=bool(is_front),
             suspended_at=suspended_at,
             suspended_by=suspended_by,
+            array_id=array_id,
+            task=task,
+            tasks_left=tasks_left,
         )
 
     def _spec(self, row: Row) -> JobSpec:
         spec = self._specs.get(row)
         if spec is None:
-            name, queue, account, nice, time_limit_s, begin_at, dependency, hold, *wishes, request, launch, retry = row
-            qos, deadline_at, reservation = wishes
+            name, queue, account, nice, time_limit_s, begin_at, dependency, hold, *rest = row
+            qos, deadline_at, reservation, request, launch, retry, key, pipeline, extras = rest
             if (request_value := self._requests.get(request)) is None:
                 request_value = self._requests[request] = unpack_request(request)
             if (launch_value := self._launches.get(launch)) is None:
@@ -285,6 +347,9 @@ class JobReader:
                 qos=unpack_text(qos),
                 deadline_at=deadline_at,
                 reservation=_unpack_or_none(reservation),
+                key=_unpack_or_none(key),
+                pipeline=_unpack_or_none(pipeline),
+                **unpack_extras(extras),
             )
         return spec
 

@@ -145,7 +145,7 @@ def test_columns_are_the_fields_of_the_values(store: SqliteStore) -> None:
     of_job = {*type(job()).__dataclass_fields__} - {"spec"}
     assert of_job == {*codec.IDENTITY_COLUMNS, *codec.STATE_COLUMNS}
     of_spec = {*type(job().spec).__dataclass_fields__} - {"hold"}
-    assert of_spec == {*codec.SPEC_COLUMNS} - {"submit_hold"}
+    assert of_spec == {*codec.SPEC_COLUMNS, *codec.EXTRAS} - {"submit_hold", "extras"}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
-from gpusched.model.job import JobSpec, Request
+from gpusched.model.job import Alerting, ArraySpec, Interactive, JobSpec, Request
 from gpusched.ports import Changes, JobFilter
+from gpusched.store import codec
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job
 
@@ -22,11 +23,25 @@ FULL = Request(
     licenses=(("ansys", 1), ("matlab", 2)),
     resources=(("scratch", 3),),
 )
-TERMS = {"qos": "high", "deadline_at": NOW + 9, "reservation": "course"}
+TERMS = {
+    "qos": "high",
+    "deadline_at": NOW + 9,
+    "reservation": "course",
+    "array": ArraySpec("0-9:3", 4, 0, (("lr", ("1e-3", "1e-4")), ("zoë", ("1",)))),
+    "fallback": "echo \udcff",
+    "alerting": Alerting(("end", "fail"), ("mail",)),
+    "interactive": Interactive(True, True, 600),
+    "key": "sweep-\udcff",
+    "snapshot": "s1",
+    "pipeline": "p1",
+    "step": "train",
+    "ignore_idle": True,
+}
+PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3"}
 
 
 def test_nodes_and_terms_survive(tmp_path: Path) -> None:
-    made = job(1, request=FULL, **TERMS)
+    made = replace(job(1, request=FULL, **TERMS), **PLACE)
     plain = job(2)
     store = SqliteStore.open(tmp_path / "gpusched.db")
     store.commit(Changes(jobs={1: made, 2: plain}))
@@ -45,3 +60,4 @@ def test_no_field_was_forgotten_above() -> None:
     same = {item.name for item in fields(Request) if getattr(FULL, item.name) == getattr(default, item.name)}
     assert same == shares
     assert TERMS.keys() <= JobSpec.__dataclass_fields__.keys()
+    assert set(codec.EXTRAS) <= TERMS.keys()

@@ -1,0 +1,139 @@
+"""Numbers of array tasks: `0-9,20-30:2`, as Slurm writes them.
+
+A set is a tuple of ascending ranges that do not touch the same number. An array of any size costs as much as it
+has ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+MAX_TASK = 4_000_000
+"""The highest number a task may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """Task numbers in the order in which they start."""
+
+    ranges: tuple[range, ...] = ()
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> TaskSet:
+        """The set of these numbers, in as few ranges as a look ahead finds."""
+        return cls(tuple(_runs(sorted(set(numbers)))))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in part for part in self.ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        for part in self.ranges:
+            yield from part
+
+    def __str__(self) -> str:
+        return ",".join(map(_written, self.ranges))
+
+    def position(self, number: int) -> int:
+        """How many numbers of the set come before this one. Raises: ValueError when it is not in the set."""
+        before = 0
+        for part in self.ranges:
+            if number in part:
+                return before + part.index(number)
+            before += len(part)
+        raise ValueError(f"task {number} is none of {self}")
+
+    def at(self, position: int) -> int:
+        """The number at a position. Raises: IndexError."""
+        left = position
+        for part in self.ranges:
+            if left < len(part):
+                return part[left]
+            left -= len(part)
+        raise IndexError(position)
+
+    def without(self, number: int) -> TaskSet:
+        """The set without this number, which is in it or not."""
+        kept: list[range] = []
+        for part in self.ranges:
+            if number not in part:
+                kept.append(part)
+                continue
+            index = part.index(number)
+            kept.extend(piece for piece in (part[:index], part[index + 1 :]) if piece)
+        return TaskSet(tuple(kept))
+
+    def minus(self, numbers: Iterable[int]) -> TaskSet:
+        """The set without these numbers."""
+        taken = sorted({number for number in numbers if number in self})
+        if len(taken) <= _FEW:
+            left = self
+            for number in taken:
+                left = left.without(number)
+            return left
+        gone = set(taken)
+        return TaskSet.of(number for number in self if number not in gone)
+
+
+_FEW = 16
+"""Numbers that are taken out one by one, each at the price of the ranges, rather than by making the set anew."""
+
+
+def parse_tasks(text: str, most: int = MAX_TASK) -> TaskSet:
+    """Read `0-9,20-30:2`. Raises: ValueError with a sentence.
+
+    Numbers are put in ascending order, and one that is named twice counts once, as in Slurm.
+    """
+    parts = sorted((_range(word.strip(), text, most) for word in text.split(",")), key=_first)
+    if all(before[-1] < after[0] for before, after in pairwise(parts)):
+        return TaskSet(tuple(parts))
+    return TaskSet.of(number for part in parts for number in part)
+
+
+def _range(word: str, text: str, most: int) -> range:
+    span, colon, step = word.partition(":")
+    first, dash, last = span.partition("-")
+    numbers = [first, *([last] if dash else []), *([step] if colon else [])]
+    if not all(number.isascii() and number.isdigit() and len(number) <= 9 for number in numbers) or (
+        colon and not dash
+    ):
+        raise ValueError(f"{text!r} is no list of tasks; write 0-9, 1,3,5 or 0-30:2")
+    low, high, by = int(first), int(last or first), int(step or 1)
+    if high < low:
+        raise ValueError(f"{word!r} ends before it begins")
+    if by < 1:
+        raise ValueError(f"{word!r} goes on by nothing; the step is at least 1")
+    if high > most:
+        raise ValueError(f"task {high} is above {most}, the highest number that a task may have")
+    return range(low, low + (high - low) // by * by + 1, by)
+
+
+def _first(part: range) -> int:
+    return part[0]
+
+
+def _runs(numbers: list[int]) -> Iterator[range]:
+    """Ranges that hold these ascending numbers; a step other than 1 only for three or more."""
+    index = 0
+    while index < len(numbers):
+        step = numbers[index + 1] - numbers[index] if index + 1 < len(numbers) else 1
+        end = index + 1
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        if step > 1 and end - index < 3:
+            end, step = index + 1, 1
+        yield range(numbers[index], numbers[end - 1] + 1, step)
+        index = end
+
+
+def _written(part: range) -> str:
+    if len(part) == 1:
+        return str(part[0])
+    return f"{part[0]}-{part[-1]}" + (f":{part.step}" if part.step > 1 else "")

@@ -1,0 +1,13 @@
+-- Arrays, pipelines, alerts: what belongs together, and what has to be told.
+
+-- What few submissions ask for, as one document of what is not the default.
+ALTER TABLE jobs ADD COLUMN extras TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(extras));
+ALTER TABLE jobs ADD COLUMN key TEXT;
+ALTER TABLE jobs ADD COLUMN pipeline TEXT;
+ALTER TABLE jobs ADD COLUMN array_id INTEGER;
+ALTER TABLE jobs ADD COLUMN task INTEGER CHECK (task >= 0);
+ALTER TABLE jobs ADD COLUMN tasks_left TEXT;
+
+CREATE INDEX jobs_by_key ON jobs (uid, key) WHERE key IS NOT NULL;
+CREATE INDEX jobs_by_pipeline ON jobs (pipeline) WHERE pipeline IS NOT NULL;
+CREATE INDEX jobs_by_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
