@@ -142,6 +142,9 @@ class Store(Protocol):
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
 
+    def job_of_key(self, uid: int, key: str) -> Job | None:
+        """Newest job of this user that was submitted with this key; of an array the array, not a task."""
+
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory (uuid, index, name, memory) of a node, for history; not per poll."""
 

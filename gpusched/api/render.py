@@ -69,7 +69,7 @@ def command_line(job: Job) -> str:
     words = list(launch.argv)
     if launch.script_sha is not None:
         words.insert(0, launch.script_name or "script")
-    elif launch.script_name == "batch" and len(words) == 3:
+    elif launch.script_name in ("batch", "fallback") and len(words) == 3:
         return words[2]
     return shlex.join(words)
 
@@ -103,6 +103,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "dependency": lambda job, ctx: job.spec.dependency,
     "reservation": lambda job, ctx: job.spec.reservation,
     "deadline_at": lambda job, ctx: job.spec.deadline_at,
+    "key": lambda job, ctx: job.spec.key,
     "submit_at": lambda job, ctx: job.submit_at,
     "eligible_at": lambda job, ctx: job.eligible_at,
     "start_at": lambda job, ctx: job.start_at,
@@ -136,6 +137,9 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "restarts": lambda job, ctx: job.restarts,
     "retries": lambda job, ctx: job.spec.retry.retries,
     "failures": lambda job, ctx: job.failures,
+    "fallback": lambda job, ctx: job.spec.fallback,
+    "fallback_id": lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id),
+    "fallback_of": lambda job, ctx: None if job.spec.fallback_of is None else str(job.spec.fallback_of),
 }
 """Every key of a job's JSON and how it is made; `fields=` picks from these."""
 

@@ -125,7 +125,10 @@ JOB_FIELDS: dict[str, Field] = {
     "qos": Field("string", "Quality of service."),
     "deadline_at": Field("number", "To have ended by this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "reservation": Field("string", "Runs inside this reservation only."),
+    "fallback": Field("string", "Shell line that runs once after the last failure, as a job of its own."),
+    "ignore_idle": Field("boolean", "Its GPUs may do nothing for as long as it likes."),
     "hold": Field("boolean", "Keep the job from starting until it is released."),
+    "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
 ARRAY_FIELDS: dict[str, Field] = {
@@ -144,5 +147,5 @@ UPDATE_FIELDS: dict[str, Field] = {
         "retries": RETRY_FIELDS["retries"],
         "throttle": Field("integer", "Of an array: so many tasks may run at once; null for no limit.", 1, 4_000_000),
     }.items()
-    if name != "hold"
+    if name not in ("hold", "key")
 }

@@ -72,6 +72,8 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["key"]:
+        pairs.insert(2, ("Key", job["key"]))
     where = _where(job)
     if where:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
@@ -79,6 +81,7 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
+    pairs.extend(_related(job))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))
@@ -88,6 +91,16 @@ def _describe(job: dict[str, Any]) -> str:
         for event in job["events"]
     )
     return "\n".join(lines) + "\n"
+
+
+def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is to run, runs or ran in its place, and what it runs in the place of."""
+    pairs = [("Fallback", job["fallback"])] if job["fallback"] else []
+    for other in job["related"]:
+        name = "Fallback" if other["relation"] == "fallback" else "Follows"
+        why = f": {other['reason_text']}" if name == "Follows" and other["reason_text"] else ""
+        pairs.append((name, f"job {other['id']} ({other['state']}{why}), output {other['stdout_path']}"))
+    return pairs
 
 
 def _has_reason(job: dict[str, Any]) -> bool:

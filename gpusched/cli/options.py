@@ -177,6 +177,8 @@ def _selection() -> list[Option]:
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
     from gpusched.cli.arrays import array_options
+    from gpusched.cli.failing import failing_options
+    from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
 
     what, res, when, fail, out, slurm = (
@@ -232,6 +234,7 @@ def gsub_table() -> Table:
                 section=what,
                 help="one more variable; may be repeated",
             ),
+            *repeat_options(what),
             Option(
                 "-g",
                 "-G",
@@ -365,6 +368,7 @@ def gsub_table() -> Table:
                 help="repeat for free a run lost to the machine (default)",
             ),
             Option("--no-requeue", sets={"requeue": False}, section=fail, help="do not"),
+            *failing_options(fail),
             Option(
                 "--signal",
                 metavar="[B:]SIG[@S]",
@@ -444,7 +448,9 @@ def gsub_table() -> Table:
     )
 
 
-ONLY_TYPED = frozenset({"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion"})
+ONLY_TYPED = frozenset(
+    {"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion", "key_again", "resubmit"}
+)
 """What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
 
 
@@ -572,15 +578,35 @@ def gwait_table() -> Table:
 
 def glogs_table() -> Table:
     """glogs"""
+    which = "Which output"
     return Table(
         "glogs",
         [
+            Option("-f", "--follow", sets={"follow": True}, help="wait for more until all have ended, through retries"),
             Option(
-                "-f", "--follow", sets={"follow": True}, help="wait for more until the job has ended, through retries"
+                "-n",
+                "--lines",
+                metavar="N",
+                read=whole("lines", 0, 1_000_000_000),
+                help="only the last N lines of each job",
             ),
-            Option("--run", metavar="N", read=whole("run", 1, 1_000_000), help="of this attempt; default: the last"),
-            Option("--err", sets={"err": True}, help="its error file instead of its output"),
-            Option("-n", "--lines", metavar="N", read=whole("lines", 0, 1_000_000_000), help="only the last N lines"),
+            Option("--no-prefix", sets={"no_prefix": True}, help="do not begin lines with the job they are of"),
+            Option("--quiet", sets={"quiet": True}, help="the output and nothing else, no remarks on stderr"),
+            Option(
+                "--run",
+                metavar="N",
+                read=whole("run", 1, 1_000_000),
+                section=which,
+                help="of this attempt; default: the last",
+            ),
+            Option(
+                "--since-run",
+                metavar="N",
+                read=whole("since_run", 1, 1_000_000),
+                section=which,
+                help="of this attempt and all later ones; 1 is all",
+            ),
+            Option("--err", sets={"err": True}, section=which, help="the error file instead of the output"),
             *_common("--json", "--quiet"),
         ],
     )

@@ -66,6 +66,8 @@ UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
     "mem": _size("mem_mib"),
     "throttle": whole("throttle", 1, 4_000_000),
     "retries": whole("retries", 0, 1000),
+    "fallback": _text("fallback"),
+    "ignore-idle": _yes_or_no("ignore_idle"),
     "dependency": _text("dependency"),
     "qos": _text("qos"),
     "deadline": instant("deadline_at"),

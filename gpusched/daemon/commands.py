@@ -19,7 +19,7 @@ from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import parse_dependency
 
-from . import reserving, yielding
+from . import keys, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
 from .selection import Caller, Selection, named, own, select, with_tasks
 from .turn import Turn
@@ -32,6 +32,10 @@ class Submit:
     caller: Caller
     specs: Sequence[JobSpec]
     payloads: dict[str, bytes]
+    key_again: str = keys.NEVER
+    """When the key of a single submission makes another job than the one it has: a word of `keys.AGAIN`."""
+    origins: Sequence[str] = ()
+    """The jobs that these repeat, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ Command = (
     | reserving.Unreserve
 )
 
-UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle"})
+UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle"})
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
@@ -120,6 +124,10 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
 
 def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     world, settings, now = turn.world, turn.settings, turn.now
+    if len(command.specs) == 1:
+        found = keys.existing(command.specs[0], command.key_again, command.caller, turn)
+        if found is not None:
+            return found
     room = settings.limit.jobs - len(world.jobs)
     if len(command.specs) > room:
         raise Refused(
@@ -137,7 +145,8 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         if spec.dependency:
             turn.world.learn_parents(turn.store, parse_dependency(spec.dependency).job_ids)
         turn.put_job(job)
-        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}"))
+        origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
+        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}{origin}"))
     turn.changes.payloads.update(command.payloads)
     return {"ids": ids}
 

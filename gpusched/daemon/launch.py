@@ -9,6 +9,7 @@ import posixpath
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gpusched.model.execution import Ticket
 from gpusched.model.job import ArraySpec, Job, JobSpec, Run
@@ -24,6 +25,16 @@ class Site:
     node: str
     socket: str
     cluster: str = "gpusched"
+
+
+_NO_PAST: Mapping[str, str] = MappingProxyType({})
+_PAST = frozenset(
+    {
+        *(f"GPUSCHED_PREVIOUS_{name}" for name in ("EXIT_CODE", "SIGNAL", "REASON", "STATE")),
+        *(f"GPUSCHED_{name}" for name in ("FAILED_JOB_ID", "EXIT_CODE", "SIGNAL", "REASON")),
+    }
+)
+"""What may be left over in a captured environment: a job that submits others must not pass its own past on."""
 
 
 def pack_environment(env: Mapping[str, str]) -> bytes:
@@ -117,12 +128,21 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
 
 
 def job_environment(
-    job: Job, run: Run, base: Mapping[str, str], site: Site, settings: Settings, index_of: Mapping[str, int]
+    job: Job,
+    run: Run,
+    base: Mapping[str, str],
+    site: Site,
+    settings: Settings,
+    index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
 ) -> dict[str, str]:
-    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need."""
+    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need.
+
+    `past` are the variables that tell of earlier runs, see `past`.
+    """
     spec = job.spec
     request = spec.request
-    env = dict(base)
+    env = {key: value for key, value in base.items() if key not in _PAST}
     cpus = max(1, int(request.cpus))
     env.setdefault("OMP_NUM_THREADS", str(cpus))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
@@ -139,8 +159,7 @@ def job_environment(
     env["GPUSCHED_RUN"] = run.id
     env["GPUSCHED_SOCKET"] = site.socket
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
-    if job.restarts and job.exit_code is not None:
-        env["GPUSCHED_PREVIOUS_EXIT_CODE"] = str(job.exit_code)
+    env.update(past)
     for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
         # Left over from an enclosing job: it would name the wrong allocation.
         del env[key]
@@ -215,6 +234,7 @@ def make_ticket(
     site: Site,
     settings: Settings,
     index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
 ) -> Ticket:
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
@@ -226,7 +246,7 @@ def make_ticket(
         user=job.user,
         argv=_arguments(job),
         script=script,
-        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of),
+        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         umask=launch.umask,
         stdout_path=stdout_path,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from time import perf_counter
 from typing import Any
@@ -52,8 +53,11 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .fallbacks import follow_failures
+from .growing import grow
 from .history import Estimates, History
 from .launch import Site, make_ticket, output_paths
+from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
 from .turn import Turn
@@ -298,6 +302,7 @@ class Scheduler:
             self._look_again = True
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
+        follow_failures(turn)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
@@ -453,7 +458,7 @@ class Scheduler:
                 continue
             job = self.world.jobs[run.job_id]
             self.world.end_release(run)
-            job, story = lifecycle.finish(job, run, self.settings, turn.now)
+            job, story = lifecycle.finish(job, run, self.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
             for uuid, state in states.items():
@@ -545,7 +550,8 @@ class Scheduler:
             text = "its script or environment is missing from the database"
             self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
             return None
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of)
+        past = past_environment(job, run, self.store)
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

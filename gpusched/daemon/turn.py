@@ -34,6 +34,8 @@ class Turn:
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
         self.before: dict[int, Job | None] = {}
         """Rows of the changed jobs as they were before this turn; None for a new job."""
+        self.keys: dict[tuple[int, str], int] = {}
+        """Jobs that this turn has made, by owner and key."""
 
     def put_job(self, job: Job) -> None:
         """Record a new or changed job; a task of an array that had no row gets its own."""
@@ -42,7 +44,10 @@ class Turn:
             if array is not None and job.task is not None:
                 self.put_job(arrays.split(array, (job.task,), job.start_at))
         if job.id not in self.before:
-            self.before[job.id] = self.world.jobs.get(job.id)
+            before = self.before[job.id] = self.world.jobs.get(job.id)
+            # The tasks of an array have its key, and are not what it stands for.
+            if job.spec.key is not None and before is None and job.array_id is None:
+                self.keys[job.uid, job.spec.key] = job.id
         self.changes.jobs[job.id] = job
         self.world.put_job(job, self.now)
 

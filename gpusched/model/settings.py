@@ -168,6 +168,9 @@ class LifeSettings:
     max_requeues: int = setting(
         5, "How often a run lost to the machine is repeated for free before the job ends as NODE_FAIL."
     )
+    oom_growth: float = setting(
+        1.5, "A slice whose GPU memory ran out is retried so many times larger, or on a larger card; 1 for the same."
+    )
 
 
 @dataclass(frozen=True, slots=True)

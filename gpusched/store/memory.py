@@ -214,6 +214,11 @@ class MemoryStore:
         """Newest job of this user."""
         return self._last_of.get(uid)
 
+    def job_of_key(self, uid: int, key: str) -> Job | None:
+        """Newest job of this user that was submitted with this key."""
+        found = (job for job in self._jobs.values() if (job.uid, job.spec.key, job.array_id) == (uid, key, None))
+        return max(found, key=lambda job: job.id, default=None)
+
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory of a node."""
         self.inventory[node] = reading

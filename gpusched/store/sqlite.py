@@ -226,6 +226,11 @@ class SqliteStore:
         found = self._rows(_first, sql.LAST_JOB_OF_USER, (uid,))[0]
         return None if found is None else int(found)
 
+    def job_of_key(self, uid: int, key: str) -> Job | None:
+        """Newest job of this user that was submitted with this key."""
+        found = self._rows(codec.JobReader().job, sql.JOB_OF_KEY, (uid, codec.pack_text(key)))
+        return found[0] if found else None
+
     # --- upkeep -----------------------------------------------------------------------------------
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:

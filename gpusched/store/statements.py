@@ -62,6 +62,9 @@ ARRAY_BEFORE = (
 )
 USE_IDS_UP = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'jobs'"
 LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
+JOB_OF_KEY = (
+    f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
+)
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"

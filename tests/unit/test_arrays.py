@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lab import ANN, BOB, Lab
 
-from gpusched.daemon.commands import Cancel, Caller, Hold, Release, Update
+from gpusched.daemon.commands import Caller, Cancel, Hold, Release, Update
 from gpusched.daemon.selection import Selection
 from gpusched.daemon.yielding import Requeue, Suspend
 from gpusched.engine.simulated import Outcome
@@ -18,7 +19,6 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life import arrays
 from gpusched.ports import JobFilter
 from gpusched.testing import request
-from lab import ANN, BOB, Lab
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = (
     JobState.PENDING,
