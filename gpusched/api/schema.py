@@ -122,6 +122,9 @@ JOB_FIELDS: dict[str, Field] = {
     "time_limit_s": Field("integer", "Time limit in seconds; null for none.", 1, MAX_SECONDS),
     "begin_at": Field("number", "Not before this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42."),
+    "never_satisfied": Field(
+        "string", "What becomes of it when its dependency can never come true.", choices=("cancel", "wait")
+    ),
     "qos": Field("string", "Quality of service."),
     "deadline_at": Field("number", "To have ended by this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "reservation": Field("string", "Runs inside this reservation only."),

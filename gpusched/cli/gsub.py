@@ -48,6 +48,7 @@ _SPEC = [
     "deadline_at",
     "nice",
     "dependency",
+    "never_satisfied",
     "begin_at",
     "hold",
     "key",

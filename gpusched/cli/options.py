@@ -180,6 +180,7 @@ def gsub_table() -> Table:
     from gpusched.cli.failing import failing_options
     from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
+    from gpusched.cli.workflow import dependency_options
 
     what, res, when, fail, out, slurm = (
         "What to run",
@@ -307,14 +308,7 @@ def gsub_table() -> Table:
                 section=when,
                 help="go behind others by N points, or before them with N below 0; default 0",
             ),
-            Option(
-                "-d",
-                "--dependency",
-                metavar="LIST",
-                read=text("dependency"),
-                section=when,
-                help="afterok:41, afterany:41:42, afternotok:41, after:41; join with , (all) or ? (any)",
-            ),
+            *dependency_options(when),
             Option(
                 "--begin",
                 metavar="WHEN",

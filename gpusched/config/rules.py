@@ -175,6 +175,7 @@ RULES: dict[str, Rule] = {
     "life.grace_s": _WAIT,
     "life.leftover_grace_s": _WAIT,
     "life.max_requeues": Range(0, 10**6),
+    "life.never_satisfied": OneOf(("cancel", "wait")),
     "life.oom_growth": Range(1, 100),
     "daemon.poll_s": _PACE,
     "daemon.idle_poll_s": _PACE,

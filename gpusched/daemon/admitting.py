@@ -100,8 +100,11 @@ def check_update(before: Job, after: Job, turn: Turn) -> None:
         before.eligible_at,
     ):
         check_deadline(new, max(turn.now, after.eligible_at))
-    if new.dependency and new.dependency != old.dependency:
-        check_dependency(new.dependency, turn, after.id)
+    is_other = new.dependency != old.dependency
+    if new.dependency and is_other:
+        check_dependency(new.dependency, turn)
+    if is_other or new.name != old.name:
+        check_circle(after, turn)
 
 
 def _asks(spec: JobSpec) -> tuple[object, ...]:
@@ -162,8 +165,8 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
         )
 
 
-def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> None:
-    """Refuse a dependency on unknown jobs, or one that closes a circle."""
+def check_dependency(dependency: str, turn: Turn) -> None:
+    """Refuse a dependency on unknown jobs."""
     try:
         wanted = set(parse_dependency(dependency).job_ids)
     except ValueError as error:
@@ -172,10 +175,13 @@ def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> 
     for parent_id in sorted(wanted):
         if lookup(parent_id) is None and parent_id not in turn.changes.jobs:
             raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
-    if job_id is not None:
-        cycle = find_cycle({**turn.world.dependency_edges(), job_id: frozenset(wanted)})
-        if cycle:
-            raise Refused(
-                "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
-                f"see what they wait for with: gshow {cycle[0]}",
-            )
+
+
+def check_circle(after: Job, turn: Turn) -> None:
+    """Refuse a changed dependency or name by which jobs would wait for each other."""
+    cycle = find_cycle(turn.world.edges_with(after))
+    if cycle:
+        raise Refused(
+            "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
+            f"see what they wait for with: gshow {cycle[0]}",
+        )

@@ -281,6 +281,7 @@ class Scheduler:
         self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
         for listener in self.settings_listeners:
             listener(self.settings)
+        self.world.touch_dependencies()
         self._look_again = True
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
@@ -309,6 +310,11 @@ class Scheduler:
         if self._look_again or turn.changes.jobs or turn.changes.drains or turn.changes.reservations:
             # A confirmed start alone changes nothing that the last plan was made of.
             launches = self._plan(turn)
+            # A start lets those go that waited for it alone.
+            while launches and self._settle_dependencies(turn):
+                if not (more := self._plan(turn)):
+                    break
+                launches += more
             self._look_again = False
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
@@ -482,13 +488,17 @@ class Scheduler:
         except GpuschedError as error:
             return error
 
-    def _settle_dependencies(self, turn: Turn) -> None:
+    def _settle_dependencies(self, turn: Turn) -> bool:
+        """Let go what may start now and end what never can; whether anything was lined up."""
+        before = self.world.lined_up
         is_moving = True
         while is_moving:
             is_moving = turn.settle_arrays()
             for job, verdict in self.world.settle_dependencies(turn.now):
-                is_moving = True
-                self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+        return self.world.lined_up != before
 
     @staticmethod
     def _give_up_job(turn: Turn, job: Job, code: ReasonCode, text: str) -> None:

@@ -34,7 +34,7 @@ from gpusched.ports import JobFilter, Store
 from .alarms import Alarms
 from .arrays import Arrays
 from .classes import FRONT, ClassQueue
-from .dependents import Dependents
+from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
 from .tally import JobCounts
@@ -87,6 +87,8 @@ class World:
         self.active = JobCounts()
         """How many jobs wait or run, for the limits on their number."""
         self.next_id = 1
+        self.lined_up = 0
+        """How often a job was put into the line of its class."""
         self._classes: dict[ClassKey, ClassQueue] = {}
         self._class_of: dict[int, ClassKey] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
@@ -186,13 +188,15 @@ class World:
     def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
         if job.hold or not isinstance(verdict, Satisfied):
             return
-        if job.eligible_at > now:
-            self._timed.set(job.eligible_at, job.id)
+        eligible_at = max(job.eligible_at, verdict.at)
+        if eligible_at > now:
+            self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
             return
         self._line_up(job)
 
     def _line_up(self, job: Job) -> None:
+        self.lined_up += 1
         key = self._key(job)
         self._class_of[job.id] = key
         queue = self._classes.get(key)
@@ -234,7 +238,12 @@ class World:
 
     def _still_waits(self, at: float, job_id: int) -> bool:
         job = self.jobs.get(job_id)
-        return job is not None and job.state is JobState.PENDING and job.eligible_at == at
+        return job is not None and job.state is JobState.PENDING and self.ready_at(job) == at
+
+    def ready_at(self, job: Job) -> float:
+        """When time alone lets a waiting job go: its begin time, its backoff, a delay after another's start."""
+        verdict = self.dependency_state(job)
+        return max(job.eligible_at, verdict.at) if isinstance(verdict, Satisfied) else job.eligible_at
 
     def _await_deadline(self, job: Job) -> None:
         last_start_at = lifecycle.last_start_at(job)
@@ -253,13 +262,13 @@ class World:
         due = {job_id: self.jobs[job_id] for job_id in self._deadlines.until(now) if job_id in self.jobs}
         return [due[job_id] for job_id in sorted(due) if lifecycle.misses_deadline(due[job_id], now)]
 
-    def timed_jobs(self, most: int) -> list[Job]:
-        """Waiting jobs whose begin time or backoff is over next, soonest first."""
-        found = {}
+    def timed_jobs(self, most: int) -> list[tuple[float, Job]]:
+        """Waiting jobs whose begin time or backoff is over next, and when, soonest first."""
+        found: dict[int, tuple[float, Job]] = {}
         for at, job_id in self._timed.soonest(most):
             job = self.jobs.get(job_id)
             if job is not None and job.hold is None and job_id not in self._class_of and self._still_waits(at, job_id):
-                found[job_id] = job
+                found[job_id] = at, job
         return list(found.values())
 
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
@@ -355,7 +364,7 @@ class World:
         ended = frozenset(ids - found.keys())
         if ended:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
-        return {job_id: (job.state, job.start_at) for job_id, job in found.items()}
+        return {job_id: parent_of(job) for job_id, job in found.items()}
 
     def _forget_dependency(self, job_id: int) -> None:
         if job_id in self._dependents:
@@ -389,9 +398,24 @@ class World:
                 found.append((job, *self._dependents.watched(job_id)))
         return found
 
-    def dependency_edges(self) -> dict[int, frozenset[int]]:
-        """Which jobs each waiting job names."""
-        return self._dependents.edges()
+    def earlier_namesake(self, uid: int, name: str) -> int | None:
+        """The first unfinished job of this owner and name: what `singleton` would wait for. Looks at every job."""
+        same = (job.id for job in self.jobs.values() if job.uid == uid and job.spec.name == name)
+        return min(same, default=None)
+
+    def edges_with(self, changed: Job) -> dict[int, frozenset[int]]:
+        """Which jobs each waiting job has to let go first, if this one were changed so. Looks at every job."""
+        edges = self._dependents.edges()
+        wanted = parse_dependency(changed.spec.dependency) if changed.spec.dependency else None
+        edges[changed.id] = frozenset() if wanted is None else frozenset(wanted.job_ids)
+        for job in self.jobs.values():
+            if job.id == changed.id or job.uid != changed.uid or job.spec.name != changed.spec.name:
+                continue
+            if job.id < changed.id and wanted is not None and wanted.is_singleton:
+                edges[changed.id] |= {job.id}
+            elif job.id > changed.id and self._dependents.is_singleton(job.id):
+                edges[job.id] |= {changed.id}
+        return edges
 
     def settle_dependencies(self, now: float) -> list[tuple[Job, Never]]:
         """Queue the jobs whose dependency became satisfied; return those for which it never can be."""
@@ -401,13 +425,18 @@ class World:
             if job is None or job.state is not JobState.PENDING:
                 continue
             state = self.dependency_state(job)
+            if not isinstance(state, Satisfied) or max(job.eligible_at, state.at) > now:
+                self._unqueue(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-                continue
-            if isinstance(state, Satisfied) and job_id not in self._class_of:
+            elif isinstance(state, Satisfied) and job_id not in self._class_of:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
         return hopeless
+
+    def touch_dependencies(self) -> None:
+        """Have every dependency looked at by the next `settle_dependencies`: what follows from them has changed."""
+        self._dependents.touch_all()
 
     # --- runs -----------------------------------------------------------------------------------
 

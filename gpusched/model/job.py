@@ -234,6 +234,8 @@ class JobSpec:
     """Its name in the pipeline."""
     ignore_idle: bool = False
     """Its GPUs may be idle as long as it likes."""
+    never_satisfied: str | None = None
+    """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
     fallback_of: int | None = None
     """Id of the failed job that it runs as the fallback of."""
 

@@ -323,6 +323,11 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
+def ends_unsatisfied(job: Job, settings: Settings) -> bool:
+    """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed."""
+    return (job.spec.never_satisfied or settings.life.never_satisfied) == "cancel"
+
+
 def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """Cancel a pending job for a reason that is not a person's wish."""
     if job.state is not JobState.PENDING:
