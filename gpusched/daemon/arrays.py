@@ -79,8 +79,13 @@ class Arrays:
             insort(self._ids, array.id)
         return group
 
-    def follow(self, job: Job, *, is_new: bool) -> None:
-        """Take in a new or changed row; `is_new` when it was not among the active ones before."""
+    def split(self, job: Job) -> None:
+        """A task is about to get its row; it may have ended already."""
+        if job.array_id in self._groups:
+            self._groups[job.array_id].open.add(job.id)
+
+    def follow(self, job: Job) -> None:
+        """Take in a new or changed row."""
         if job.is_array:
             if job.state.is_final:
                 self._forget(job.id)
@@ -94,8 +99,8 @@ class Arrays:
             group = self._groups[job.array_id]
             if not job.state.is_final:
                 group.open.add(job.id)
-            elif job.id in group.open or is_new:
-                group.open.discard(job.id)
+            elif job.id in group.open:
+                group.open.remove(job.id)
                 group.ended.add(job.state, job.exit_code)
                 self._touched.add(job.array_id)
 

@@ -43,6 +43,7 @@ class Turn:
             array = self.world.array_of_unsplit(job.id)
             if array is not None and job.task is not None:
                 self.put_job(arrays.split(array, (job.task,), job.start_at))
+                self.world.arrays.split(job)
         if job.id not in self.before:
             before = self.before[job.id] = self.world.jobs.get(job.id)
             # The tasks of an array have its key, and are not what it stands for.

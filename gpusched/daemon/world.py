@@ -146,7 +146,7 @@ class World:
         """Take in a new or changed job; a final one leaves the memory."""
         self._unqueue(job.id)
         self._count(job)
-        self.arrays.follow(job, is_new=job.id not in self.jobs)
+        self.arrays.follow(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
             self._stopping_at.pop(job.id, None)
