@@ -91,7 +91,7 @@ class MailReceiver:
                     elif word == b"DATA":
                         self.say(b"354 go on")
                         data = b"".join(iter(self.rfile.readline, b".\r\n"))
-                        message = cast(EmailMessage, message_from_bytes(data, policy=policy.default))
+                        message = cast("EmailMessage", message_from_bytes(data, policy=policy.default))
                         receiver.mails.append((to, message))
                         self.say(b"250 taken")
                     elif word == b"QUIT":

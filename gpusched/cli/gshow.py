@@ -10,7 +10,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def body(words: list[str]) -> int:
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
-    asked = [word for operand in operands for word in operand.split(",") if word] or ["@"]
+    asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
     with connect() as client:
         if values.get("script"):
             for word in asked:
@@ -72,6 +72,8 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["key"]:
+        pairs.insert(2, ("Key", job["key"]))
     where = _where(job)
     if where:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
@@ -79,6 +81,7 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
+    pairs.extend(_related(job))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))
@@ -88,6 +91,16 @@ def _describe(job: dict[str, Any]) -> str:
         for event in job["events"]
     )
     return "\n".join(lines) + "\n"
+
+
+def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is to run, runs or ran in its place, and what it runs in the place of."""
+    pairs = [("Fallback", job["fallback"])] if job["fallback"] else []
+    for other in job["related"]:
+        name = "Fallback" if other["relation"] == "fallback" else "Follows"
+        why = f": {other['reason_text']}" if name == "Follows" and other["reason_text"] else ""
+        pairs.append((name, f"job {other['id']} ({other['state']}{why}), output {other['stdout_path']}"))
+    return pairs
 
 
 def _has_reason(job: dict[str, Any]) -> bool:

@@ -10,15 +10,20 @@ if TYPE_CHECKING:
     from gpusched.errors import UserError
 
 _WORDS = "begin end fail retry preempt time_limit_80 pending gpu_idle queue_empty all"
-_ALL_OF_SLURM = ("begin", "end", "fail", "retry", "preempt")
+_ALL_OF_SLURM = "begin,end,fail,requeue"
+
+
+def events(value: str) -> Values:
+    """What to be told of, as the daemon reads it too: here a mistake is told with its place."""
+    from gpusched.model.alerts import parse_events  # few submissions ask for it
+
+    return {"notify": list(parse_events(value))}
 
 
 def mail_type(value: str) -> Values:
-    """Slurm's words; its ALL is less than ours. The daemon checks them."""
-    found: list[str] = []
-    for word in value.split(","):
-        found += _ALL_OF_SLURM if word.strip().upper() == "ALL" else [word] if word.strip() else []
-    return {"notify": found}
+    """Slurm's words; its ALL is less than ours."""
+    words = value.split(",")
+    return events(",".join(_ALL_OF_SLURM if word.strip().upper() == "ALL" else word for word in words))
 
 
 def notify_options(fail: str, slurm: str) -> list[Option]:
@@ -27,7 +32,7 @@ def notify_options(fail: str, slurm: str) -> list[Option]:
         Option(
             "--notify",
             metavar="LIST",
-            read=words_of("notify"),
+            read=events,
             section=fail,
             completes=_WORDS,
             help="tell you of begin, end, fail, retry, preempt, time_limit_80, pending, gpu_idle, queue_empty, or all, "

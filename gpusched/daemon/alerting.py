@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from logging import getLogger
 
-from gpusched.model.alerts import EACH_TASK, ONCE, Alert, Facts
+from gpusched.model.alerts import ONCE, Alert, Facts
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
-from gpusched.model.states import JobState
 from gpusched.policy.life import alerting
 from gpusched.policy.life.alerting import Raised
 from gpusched.policy.life.dependencies import Satisfied
@@ -119,7 +118,7 @@ class Alerts:
 
     def gpu_idle(self, turn: Turn, job: Job, message: str) -> None:
         """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
-        if alerting.wants(job, "gpu_idle"):
+        if "gpu_idle" in alerting.wanted_of(job):
             self.tell(turn, job, Raised("gpu_idle", message, job.run))
 
     def tell(self, turn: Turn, job: Job, what: Raised, run: Run | None = None) -> None:
@@ -154,24 +153,16 @@ class Alerts:
             self._add(turn.changes, alert, turn)
 
     def _collect_of(self, turn: Turn, job: Job, changed: Iterable[int]) -> None:
+        wanted = alerting.wanted_of(job)
+        if not wanted:
+            return
         before = turn.before.get(job.id)
         numbers = {job.run, *changed, *(() if before is None else (before.run,))} - {0}
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
         for what in alerting.raised(before, job, runs, changed):
             self.tell(turn, job, what, runs.get(what.run))
-        if job.state.is_final and alerting.wants(job, "queue_empty"):
+        if job.state.is_final and "queue_empty" in wanted:
             self._arm(turn, job)
-        if job.state is JobState.RUNNING and before is not None and before.state is JobState.PENDING:
-            self._tell_of_array(turn, job)
-
-    def _tell_of_array(self, turn: Turn, job: Job) -> None:
-        """The first task of an array that starts is the beginning of the array."""
-        asked = job.spec.alerting
-        if job.array_id is None or asked is None or "begin" not in asked.on or EACH_TASK in asked.on:
-            return
-        array = turn.world.jobs.get(job.array_id)
-        if array is not None:
-            self.tell(turn, array, Raised("begin", f"its first task, {job.shown_id}, has started"))
 
     def _arm(self, turn: Turn, job: Job) -> None:
         """Somebody wants to know when the queue is empty; that may be long after this job."""
@@ -253,8 +244,7 @@ class Alerts:
         after = replace(alert, settled=tuple(dict.fromkeys((*alert.settled, *settled))))
         if not is_done:
             return after
-        keeps = alert.event in ONCE or (alert.event == "begin" and alert.run is None)
-        return replace(after, state="told") if keeps and alert.job_id in world.jobs else None
+        return replace(after, state="told") if alert.event in ONCE and alert.job_id in world.jobs else None
 
     def _put(self, key: str, alert: Alert | None) -> None:
         self._view = None

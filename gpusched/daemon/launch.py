@@ -9,10 +9,13 @@ import posixpath
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gpusched.model.execution import Ticket
-from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
+from gpusched.model.tasks import tasks_of
+from gpusched.policy.life.arrays import fill, swept
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,16 @@ class Site:
     node: str
     socket: str
     cluster: str = "gpusched"
+
+
+_NO_PAST: Mapping[str, str] = MappingProxyType({})
+_PAST = frozenset(
+    {
+        *(f"GPUSCHED_PREVIOUS_{name}" for name in ("EXIT_CODE", "SIGNAL", "REASON", "STATE")),
+        *(f"GPUSCHED_{name}" for name in ("FAILED_JOB_ID", "EXIT_CODE", "SIGNAL", "REASON")),
+    }
+)
+"""What may be left over in a captured environment: a job that submits others must not pass its own past on."""
 
 
 def pack_environment(env: Mapping[str, str]) -> bytes:
@@ -48,8 +61,8 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
     values: dict[str, str | int] = {
         "j": job.id,
         "J": job.id,
-        "A": job.id,
-        "a": 0,
+        "A": job.array_id or job.id,
+        "a": job.task or 0,
         "n": 0,
         "t": 0,
         "s": "batch",
@@ -96,6 +109,9 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
         return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
 
     stderr = launch.stderr
+    if job.array_id is not None:
+        # As in Slurm, the tasks of an array stand together in a listing.
+        default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 
 
@@ -112,12 +128,21 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
 
 
 def job_environment(
-    job: Job, run: Run, base: Mapping[str, str], site: Site, settings: Settings, index_of: Mapping[str, int]
+    job: Job,
+    run: Run,
+    base: Mapping[str, str],
+    site: Site,
+    settings: Settings,
+    index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
 ) -> dict[str, str]:
-    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need."""
+    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need.
+
+    `past` are the variables that tell of earlier runs, see `past`.
+    """
     spec = job.spec
     request = spec.request
-    env = dict(base)
+    env = {key: value for key, value in base.items() if key not in _PAST}
     cpus = max(1, int(request.cpus))
     env.setdefault("OMP_NUM_THREADS", str(cpus))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
@@ -134,8 +159,7 @@ def job_environment(
     env["GPUSCHED_RUN"] = run.id
     env["GPUSCHED_SOCKET"] = site.socket
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
-    if job.restarts and job.exit_code is not None:
-        env["GPUSCHED_PREVIOUS_EXIT_CODE"] = str(job.exit_code)
+    env.update(past)
     for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
         # Left over from an enclosing job: it would name the wrong allocation.
         del env[key]
@@ -164,6 +188,8 @@ def job_environment(
             "SLURM_TASKS_PER_NODE": "1",
         }
     )
+    if spec.array is not None and job.task is not None:
+        env.update(_array_environment(job, spec.array, job.task))
     if request.mem_mib:
         env["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
     if run.gpus:
@@ -175,6 +201,31 @@ def job_environment(
     return env
 
 
+def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
+    """What a task is told of itself and its array; of a sweep, its values under their names."""
+    tasks = tasks_of(array.tasks)
+    first = tasks.ranges[0]
+    facts = {
+        "JOB_ID": str(job.array_id),
+        "TASK_ID": str(task),
+        "TASK_COUNT": str(len(tasks)),
+        "TASK_MIN": str(first[0]),
+        "TASK_MAX": str(tasks.ranges[-1][-1]),
+        "TASK_STEP": str(first.step),
+    }
+    env = {f"{prefix}_ARRAY_{name}": value for prefix in ("GPUSCHED", "SLURM") for name, value in facts.items()}
+    return {**env, **(swept(array, task) if array.sweep else {})}
+
+
+def _arguments(job: Job) -> tuple[str, ...]:
+    """The command, in a sweep with its values in the places that are named for them."""
+    array = job.spec.array
+    if array is None or not array.sweep or job.task is None:
+        return job.spec.launch.argv
+    values = swept(array, job.task)
+    return tuple(fill(word, values) for word in job.spec.launch.argv)
+
+
 def make_ticket(
     job: Job,
     run: Run,
@@ -183,6 +234,7 @@ def make_ticket(
     site: Site,
     settings: Settings,
     index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
 ) -> Ticket:
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
@@ -192,9 +244,9 @@ def make_ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
-        argv=launch.argv,
+        argv=_arguments(job),
         script=script,
-        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of),
+        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         umask=launch.umask,
         stdout_path=stdout_path,

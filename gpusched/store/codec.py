@@ -78,6 +78,7 @@ STATE_COLUMNS = (
     "array_id",
     "task",
     "tasks_left",
+    "fallback_id",
 )
 JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
 RUN_COLUMNS = tuple(Run.__dataclass_fields__)
@@ -165,7 +166,17 @@ def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in pairs)
 
 
-EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle")
+EXTRAS = (
+    "array",
+    "fallback",
+    "alerting",
+    "interactive",
+    "snapshot",
+    "step",
+    "ignore_idle",
+    "never_satisfied",
+    "fallback_of",
+)
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
 _NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
@@ -270,6 +281,7 @@ def state_row(job: Job) -> tuple[Any, ...]:
         job.array_id,
         job.task,
         job.tasks_left,
+        job.fallback_id,
     )
 
 
@@ -293,7 +305,7 @@ class JobReader:
         job_id, uid, user, submit_at = row[:_SPEC_FROM]
         state, queued_at, eligible_at, start_at, end_at, hold, run, *rest = row[_STATE_FROM:]
         failures, requeues, exit_code, signal, reason, reason_text, cancel_at, *making_room = rest
-        preempt_at, is_front, suspended_at, suspended_by, array_id, task, tasks_left = making_room
+        preempt_at, is_front, suspended_at, suspended_by, array_id, task, tasks_left, fallback_id = making_room
         return Job(
             id=job_id,
             uid=uid,
@@ -321,6 +333,7 @@ class JobReader:
             array_id=array_id,
             task=task,
             tasks_left=tasks_left,
+            fallback_id=fallback_id,
         )
 
     def _spec(self, row: Row) -> JobSpec:
@@ -386,6 +399,8 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.suspended_s,
         _pack_or_none(run.stdout_path),
         _pack_or_none(run.stderr_path),
+        run.idle_at,
+        run.idle_step,
     )
 
 

@@ -26,7 +26,9 @@ def test_the_tables_say_what_the_code_says(title: str, known: dict[str, str]) ->
     assert table(title) == dict(known)
 
 
-BLOCKS = re.findall(r"```toml\n(# notify.toml\n.*?)```", (DOCS / "howto" / "alerts.md").read_text(encoding="utf-8"), re.S)
+BLOCKS = re.findall(
+    r"```toml\n(# notify.toml\n.*?)```", (DOCS / "howto" / "alerts.md").read_text(encoding="utf-8"), re.S
+)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -20,8 +20,10 @@ BACKOFF_FACTOR = 2.0
 """Each wait between two tries to reach a target is so many times the one before."""
 
 _GOOD_ENDS = (JobState.COMPLETED, JobState.CANCELLED)
-_OF_TASKS = frozenset({"begin", "end", "fail", "retry", "preempt", "pending", "queue_empty"})
-"""What is told of an array as a whole, if at all, and not of each of its tasks."""
+_OF_WHOLE = frozenset({"pending", "queue_empty"})
+"""What is told of an array as a whole only."""
+_OF_EITHER = frozenset({"begin", "end", "fail", "retry", "preempt"})
+"""What is told of an array as a whole, or when asked for of each of its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Ite
         runs: those of the job that are known, by number.
         changed: numbers of the runs that changed with it.
     """
-    wanted = _wanted(after)
+    wanted = wanted_of(after)
     if not wanted:
         return
     last = before.run if before is not None else 0
@@ -62,16 +64,21 @@ def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Ite
             yield Raised("retry", f"run {last} was lost: {_how(runs.get(last))}; it is repeated", last)
     if after.run > last and "begin" in wanted:
         yield Raised("begin", f"run {after.run} has started{_where(runs.get(after.run))}", after.run)
+    if "begin" in wanted and _begins_as_array(before, after):
+        yield Raised("begin", "its first task has started")
     if after.state.is_final and (before is None or not before.state.is_final):
         yield from _ended(after, wanted)
 
 
-def _wanted(job: Job) -> frozenset[str]:
+def wanted_of(job: Job) -> frozenset[str]:
+    """The events that are told of this row; an array and its tasks share what was asked for."""
     alerting = job.spec.alerting
     if alerting is None:
         return frozenset()
     wanted = frozenset(alerting.on)
-    return wanted - _OF_TASKS if job.array_id is not None and EACH_TASK not in wanted else wanted
+    if job.array_id is not None:
+        return wanted - _OF_WHOLE - (frozenset() if EACH_TASK in wanted else _OF_EITHER)
+    return wanted - _OF_EITHER if job.is_array and EACH_TASK in wanted else wanted
 
 
 def _ended(job: Job, wanted: frozenset[str]) -> Iterator[Raised]:
@@ -88,6 +95,11 @@ def has_failed(job: Job) -> bool:
     if job.state is JobState.CANCELLED:
         return job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     return job.state.is_final and job.state not in _GOOD_ENDS
+
+
+def _begins_as_array(before: Job | None, after: Job) -> bool:
+    is_new = before is None or before.start_at is None
+    return is_new and after.is_array and after.start_at is not None
 
 
 def _makes_room(before: Job | None, after: Job) -> bool:
@@ -114,7 +126,7 @@ def _indices(run: Run) -> str:
 
 def limit_alert_at(job: Job, run: Run | None) -> float | None:
     """When the run will have used most of its time limit; None when nobody is to be told, or it does not move."""
-    if run is None or job.state is not JobState.RUNNING or "time_limit_80" not in _wanted(job):
+    if run is None or job.state is not JobState.RUNNING or "time_limit_80" not in wanted_of(job):
         return None
     if job.spec.time_limit_s is None:
         return None
@@ -124,7 +136,10 @@ def limit_alert_at(job: Job, run: Run | None) -> float | None:
 
 def pending_alert_at(job: Job, pending_s: float) -> float | None:
     """When the job will have waited too long; None when nobody is to be told, or somebody holds it on purpose."""
-    if job.state is not JobState.PENDING or job.hold is not None or "pending" not in _wanted(job):
+    if job.state is not JobState.PENDING or job.hold is not None or "pending" not in wanted_of(job):
+        return None
+    if job.start_at is not None and job.is_array:
+        # Some of its tasks have started, so it gets on.
         return None
     return max(job.queued_at, job.eligible_at) + pending_s
 
@@ -144,11 +159,6 @@ def pending_alert(job: Job, now: float, why: str | None) -> Raised:
 
 
 # --- rows of the outbox -------------------------------------------------------------------------------
-
-
-def wants(job: Job, event: str) -> bool:
-    """Whether the job's owner asked to be told of this."""
-    return event in _wanted(job)
 
 
 def alert_of(job: Job, what: Raised, run: Run | None, now: float) -> Alert:

@@ -8,8 +8,16 @@ ALTER TABLE jobs ADD COLUMN array_id INTEGER;
 ALTER TABLE jobs ADD COLUMN task INTEGER CHECK (task >= 0);
 ALTER TABLE jobs ADD COLUMN tasks_left TEXT;
 
+-- Of a job that has failed: the job that runs in its place. At most one.
+ALTER TABLE jobs ADD COLUMN fallback_id INTEGER;
+
+-- GPUs that do nothing: since when, and what was done about it so far.
+ALTER TABLE runs ADD COLUMN idle_at REAL;
+ALTER TABLE runs ADD COLUMN idle_step INTEGER NOT NULL DEFAULT 0 CHECK (idle_step >= 0);
+
 CREATE INDEX jobs_by_key ON jobs (uid, key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_by_pipeline ON jobs (pipeline) WHERE pipeline IS NOT NULL;
+CREATE INDEX jobs_that_are_arrays ON jobs (id) WHERE tasks_left IS NOT NULL;
 CREATE INDEX jobs_by_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
 
 -- What has to be told, and to whom: written with the change that causes it, gone when it was told.
