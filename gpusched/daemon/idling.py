@@ -6,7 +6,7 @@ anew after one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpusched.model.cluster import GpuReading, GpuSample
@@ -20,6 +20,9 @@ from gpusched.policy.life.idling import Activity, Look, Step, Watch
 
 from .turn import Turn
 from .world import World
+
+Tell = Callable[[Turn, Job, str], None]
+"""Raises an alert about a job, with this text."""
 
 
 class IdleWatch:
@@ -52,8 +55,8 @@ class IdleWatch:
             if name in self._watches:
                 self._watches[name] = idling.note(self._watches[name], activity, settings.idle)
 
-    def carry_out(self, turn: Turn) -> None:
-        """Record and order what is due."""
+    def carry_out(self, turn: Turn, tell: Tell) -> None:
+        """Record and order what is due; `tell` makes an alert of what the owner is told."""
         settings = turn.settings.idle
         for run in list(turn.world.open_runs.values()):
             seen = self._watches.get(run.id)
@@ -63,7 +66,7 @@ class IdleWatch:
             since = idling.idle_since(seen, turn.now, settings)
             step = idling.due(seen, run.idle_step, turn.now, settings, can_requeue=job.spec.retry.requeue)
             if step is not None and since is not None:
-                _take(step, job, run, since, turn)
+                _take(step, job, run, since, turn, tell)
             elif (since is None) != (run.idle_at is None):
                 _mark(job, replace(run, idle_at=since), turn)
 
@@ -84,11 +87,11 @@ def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
     return None
 
 
-def _take(step: Step, job: Job, run: Run, since: float, turn: Turn) -> None:
+def _take(step: Step, job: Job, run: Run, since: float, turn: Turn, tell: Tell) -> None:
     run = replace(run, idle_at=since, idle_step=int(step))
     long = format_duration(turn.now - since)
     if step is Step.TOLD:
-        record_idle(job, run, f"its GPUs have done nothing for {long}", turn)
+        record_idle(job, run, f"its GPUs have done nothing for {long}", turn, tell)
     elif step is Step.LOWERED:
         nice = min(NICE_MAX, job.spec.nice + turn.settings.idle.nice)
         text = f"its GPUs have done nothing for {long}: nice is {nice} from its next run on, instead of {job.spec.nice}"
@@ -98,11 +101,12 @@ def _take(step: Step, job: Job, run: Run, since: float, turn: Turn) -> None:
         _end(job, run, long, turn)
 
 
-def record_idle(job: Job, run: Run, text: str, turn: Turn) -> None:
-    """The event `gpu_idle`: the owner is told, once for each run. The line of the story has the kind `idle`."""
+def record_idle(job: Job, run: Run, text: str, turn: Turn, tell: Tell) -> None:
+    """The event `gpu_idle`: the owner is told, once for each run, by the job's story and by an alert if wanted."""
     hint = "; end it with gcancel, or submit with --ignore-idle if that is meant"
     turn.tell(JobEvent(job.id, turn.now, "idle", text + hint, run.number))
     _mark(job, run, turn)
+    tell(turn, job, text)
 
 
 def _end(job: Job, run: Run, long: str, turn: Turn) -> None:

@@ -43,7 +43,7 @@ from gpusched.model.execution import (
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
-from gpusched.model.states import JobState, RunState
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.cycle import decide
@@ -53,7 +53,9 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .alerting import Alerts
 from .fallbacks import follow_failures
+from .gpu_watch import GpuWatch
 from .growing import grow
 from .history import Estimates, History
 from .idling import IdleWatch
@@ -129,6 +131,8 @@ class Scheduler:
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
+        self.alerts = Alerts(store, self.world, settings)
+        self._gpu_watch = GpuWatch()
         self._resume_releases()
 
     # --- what the edges call --------------------------------------------------------------------
@@ -163,6 +167,8 @@ class Scheduler:
         self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
+        for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
+            self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""
@@ -219,8 +225,9 @@ class Scheduler:
         )
 
     def next_due(self) -> float | None:
-        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation's edge."""
-        return min((at for at in (self.world.next_due(), self._windows.edge_at) if at is not None), default=None)
+        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation, an alarm."""
+        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due())
+        return min((at for at in dues if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
@@ -313,7 +320,8 @@ class Scheduler:
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
         follow_failures(turn)
-        self.idle.carry_out(turn)
+        self.idle.carry_out(turn, self.alerts.gpu_idle)
+        self.alerts.ring(turn, self.plan)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
@@ -326,11 +334,13 @@ class Scheduler:
                     break
                 launches += more
             self._look_again = False
+        self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
             if turn.changes:
                 self.store.commit(turn.changes)
                 self.trouble = None
+                self.alerts.committed(turn.changes, self.world, self.settings)
         else:
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
@@ -379,6 +389,7 @@ class Scheduler:
         self._look_again = True
         self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
+        self.alerts.reload(self.store, self.world, self.settings)
         self._resume_releases()
 
     @staticmethod
@@ -390,6 +401,7 @@ class Scheduler:
             or changes.usage
             or changes.reservations
             or changes.estimates
+            or changes.alerts
         ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 
     # --- apply ----------------------------------------------------------------------------------
@@ -501,18 +513,30 @@ class Scheduler:
     def _settle_dependencies(self, turn: Turn) -> bool:
         """Let go what may start now and end what never can; whether anything was lined up."""
         before = self.world.lined_up
-        while hopeless := self.world.settle_dependencies(turn.now):
-            for job, verdict in hopeless:
-                if not lifecycle.ends_unsatisfied(job, self.settings):
-                    continue
-                after, story = lifecycle.never_satisfied(job, turn.now, verdict.text)
-                turn.put_job(after)
-                turn.tell(*story)
+        is_moving = True
+        while is_moving:
+            is_moving = turn.settle_arrays()
+            for job, verdict in self.world.settle_dependencies(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
         return self.world.lined_up != before
+
+    @staticmethod
+    def _give_up_job(turn: Turn, job: Job, code: ReasonCode, text: str) -> None:
+        if job.is_array:
+            turn.stop_array(job, code, text)
+            return
+        after, story = lifecycle.give_up(job, turn.now, code, text)
+        turn.put_job(after)
+        turn.tell(*story)
 
     def _end_what_is_too_late(self, turn: Turn) -> None:
         late = self.world.too_late(turn.now)
         for job in late:
+            if job.is_array:
+                turn.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
+                continue
             after, story = lifecycle.past_deadline(job, turn.now)
             turn.put_job(after)
             turn.tell(*story)
@@ -531,7 +555,8 @@ class Scheduler:
                 break
             self.plan = decide(snapshot, self.settings, self.extensions)
             for start in self.plan.starts:
-                job = self.world.jobs[start.job_id]
+                job = self.world.find(start.job_id)
+                assert job is not None
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )

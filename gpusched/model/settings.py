@@ -143,6 +143,7 @@ class LimitSettings:
     environment_mib: float = setting(1.0, "Largest captured environment, in MiB.")
     jobs: int = setting(1_000_000, "Most jobs waiting or running at once.")
     batch: int = setting(100_000, "Most jobs in one submission.")
+    array: int = setting(1_000_000, "Most tasks of one array.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,23 @@ class DaemonSettings:
     drop_env: tuple[str, ...] = setting(
         (), "Name patterns (`*_TOKEN`) of variables that are not captured from the submitter."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Whom to tell what, and how hard to try. Whom a user's own jobs tell is in the user's `notify.toml`."""
+
+    admin: tuple[str, ...] = setting(
+        (),
+        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts and of "
+        "trouble with the database.",
+    )
+    pending_s: float = setting(86400.0, "Time a job waits before `--notify pending` tells of it, in seconds.")
+    timeout_s: float = setting(20.0, "Longest time that one try to reach a target may take, in seconds.")
+    backoff_s: float = setting(5.0, "Wait before the second try; it doubles from try to try, in seconds.")
+    backoff_max_s: float = setting(600.0, "Longest wait between two tries, in seconds.")
+    give_up_s: float = setting(86400.0, "Age of an alert at which no further try is made, in seconds.")
+    outbox: int = setting(1000, "Most alerts of one user that may wait to be told; further ones are dropped.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +321,7 @@ class Settings:
     life: LifeSettings = field(default_factory=LifeSettings)
     idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)
     preempt: PreemptSettings = field(default_factory=PreemptSettings)

@@ -8,7 +8,7 @@ import pytest
 from lab import Lab
 
 from gpusched.engine.simulated import Outcome
-from gpusched.model.job import RetryRule
+from gpusched.model.job import Alerting, RetryRule
 from gpusched.model.settings import IdleSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life.idling import Activity
@@ -51,6 +51,14 @@ def test_the_owner_is_told_once_and_the_run_is_marked_until_it_works() -> None:
     pass_time(lab, 15)
     assert lab.store.runs([job_id])[0].idle_at is not None
     assert len(story(lab, job_id)) == 1
+
+
+def test_who_wants_an_alert_gets_one_for_each_run() -> None:
+    lab = lab_with()
+    job_id = lab.submit(request=request(gpus=1), alerting=Alerting(on=("gpu_idle",)))
+    pass_time(lab, 30)
+    (alert,) = [alert for alert in lab.scheduler.alerts.rows.values() if alert.event == "gpu_idle"]
+    assert (alert.job_id, alert.run) == (job_id, 1)
 
 
 def test_the_next_run_waits_behind_others() -> None:
