@@ -64,6 +64,8 @@ _SPEC = [
     "stdout",
     "stderr",
     "open_mode",
+    "log_max_mib",
+    "log_keep",
 ]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""
