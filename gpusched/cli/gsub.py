@@ -48,6 +48,7 @@ _SPEC = [
     "deadline_at",
     "nice",
     "dependency",
+    "never_satisfied",
     "begin_at",
     "hold",
     "key",
@@ -66,6 +67,9 @@ _SPEC = [
     "open_mode",
     "log_max_mib",
     "log_keep",
+    "array",
+    "sweep",
+    "max_fails",
 ]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""

@@ -143,6 +143,7 @@ class LimitSettings:
     environment_mib: float = setting(1.0, "Largest captured environment, in MiB.")
     jobs: int = setting(1_000_000, "Most jobs waiting or running at once.")
     batch: int = setting(100_000, "Most jobs in one submission.")
+    array: int = setting(1_000_000, "Most tasks of one array.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,11 @@ class LifeSettings:
     )
     max_requeues: int = setting(
         5, "How often a run lost to the machine is repeated for free before the job ends as NODE_FAIL."
+    )
+    never_satisfied: str = setting(
+        "cancel",
+        "What becomes of a job whose dependency can never come true: `cancel` ends it, `wait` keeps it pending "
+        "until it is changed or cancelled; --kill-on-invalid-dep overrules it.",
     )
     oom_growth: float = setting(
         1.5, "A slice whose GPU memory ran out is retried so many times larger, or on a larger card; 1 for the same."

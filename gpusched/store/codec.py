@@ -164,7 +164,17 @@ def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in pairs)
 
 
-EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle", "fallback_of")
+EXTRAS = (
+    "array",
+    "fallback",
+    "alerting",
+    "interactive",
+    "snapshot",
+    "step",
+    "ignore_idle",
+    "never_satisfied",
+    "fallback_of",
+)
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
 _NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)

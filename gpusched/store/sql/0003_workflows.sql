@@ -17,4 +17,5 @@ ALTER TABLE runs ADD COLUMN idle_step INTEGER NOT NULL DEFAULT 0 CHECK (idle_ste
 
 CREATE INDEX jobs_by_key ON jobs (uid, key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_by_pipeline ON jobs (pipeline) WHERE pipeline IS NOT NULL;
+CREATE INDEX jobs_that_are_arrays ON jobs (id) WHERE tasks_left IS NOT NULL;
 CREATE INDEX jobs_by_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
