@@ -67,6 +67,8 @@ _SPEC = [
     "open_mode",
     "log_max_mib",
     "log_keep",
+    "notify",
+    "notify_to",
     "array",
     "sweep",
     "max_fails",
