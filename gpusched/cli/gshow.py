@@ -60,7 +60,7 @@ def _describe(job: dict[str, Any]) -> str:
         ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
-        ("Output", job["stdout_path"]),
+        ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"])),
         ("Requested", _requested(job)),
         ("Submitted", instant(job["submit_at"])),
         ("Started", instant(job["start_at"])),
@@ -137,6 +137,12 @@ def _where(job: dict[str, Any]) -> str:
         "beside no other job" if job["exclusive"] else "",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _rotation(launch: dict[str, Any]) -> str:
+    if launch["log_max_mib"] is None:
+        return ""
+    return f", put aside at {format_size_mib(launch['log_max_mib'])}, {launch['log_keep']} kept"
 
 
 def _exit(job: dict[str, Any]) -> str:
