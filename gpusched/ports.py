@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
@@ -51,6 +52,8 @@ class Changes:
     """By name; None takes it out of the calendar."""
     estimates: dict[int, Estimate] = field(default_factory=dict)
     """By job."""
+    alerts: dict[str, Alert | None] = field(default_factory=dict)
+    """What is to be told, by key; None takes it out of the outbox."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -62,6 +65,7 @@ class Changes:
             or self.usage
             or self.reservations
             or self.estimates
+            or self.alerts
         )
 
 
@@ -105,6 +109,9 @@ class Store(Protocol):
 
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest this many by job id, newest first."""
+
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""

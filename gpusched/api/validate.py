@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
+from gpusched.api.alerting import read_alerting
 from gpusched.api.arrays import read_array
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
@@ -189,6 +190,7 @@ def read_spec(values: Mapping[str, Any], settings: Settings, payloads: dict[str,
         launch=launch,
         retry=_read_retry(values),
         hold=values.get("hold", False),
+        alerting=read_alerting(values),
         array=read_array(values),
         **job,
     )

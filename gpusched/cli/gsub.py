@@ -65,6 +65,8 @@ _SPEC = [
     "stdout",
     "stderr",
     "open_mode",
+    "notify",
+    "notify_to",
     "array",
     "sweep",
     "max_fails",

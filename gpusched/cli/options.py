@@ -178,6 +178,7 @@ def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
     from gpusched.cli.arrays import array_options
     from gpusched.cli.failing import failing_options
+    from gpusched.cli.notifying import notify_options
     from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
     from gpusched.cli.workflow import dependency_options
@@ -377,6 +378,7 @@ def gsub_table() -> Table:
                 section=fail,
                 help="between the first signal and KILL when the job is stopped; default 30s",
             ),
+            *notify_options(fail, slurm),
             Option(
                 "-o",
                 "--output",

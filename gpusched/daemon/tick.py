@@ -53,7 +53,9 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .alerting import Alerts
 from .fallbacks import follow_failures
+from .gpu_watch import GpuWatch
 from .growing import grow
 from .history import Estimates, History
 from .launch import Site, make_ticket, output_paths
@@ -127,6 +129,8 @@ class Scheduler:
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
+        self.alerts = Alerts(store, self.world, settings)
+        self._gpu_watch = GpuWatch()
         self._resume_releases()
 
     # --- what the edges call --------------------------------------------------------------------
@@ -160,6 +164,8 @@ class Scheduler:
         self._reading = reading
         self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
+        for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
+            self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""
@@ -210,8 +216,9 @@ class Scheduler:
         )
 
     def next_due(self) -> float | None:
-        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation's edge."""
-        return min((at for at in (self.world.next_due(), self._windows.edge_at) if at is not None), default=None)
+        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation, an alarm."""
+        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due())
+        return min((at for at in dues if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
@@ -304,6 +311,7 @@ class Scheduler:
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
         follow_failures(turn)
+        self.alerts.ring(turn, self.plan)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
@@ -316,11 +324,13 @@ class Scheduler:
                     break
                 launches += more
             self._look_again = False
+        self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
             if turn.changes:
                 self.store.commit(turn.changes)
                 self.trouble = None
+                self.alerts.committed(turn.changes, self.world, self.settings)
         else:
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
@@ -369,6 +379,7 @@ class Scheduler:
         self._look_again = True
         self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
+        self.alerts.reload(self.store, self.world, self.settings)
         self._resume_releases()
 
     @staticmethod
@@ -380,6 +391,7 @@ class Scheduler:
             or changes.usage
             or changes.reservations
             or changes.estimates
+            or changes.alerts
         ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 
     # --- apply ----------------------------------------------------------------------------------

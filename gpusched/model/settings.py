@@ -193,6 +193,23 @@ class DaemonSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Whom to tell what, and how hard to try. Whom a user's own jobs tell is in the user's `notify.toml`."""
+
+    admin: tuple[str, ...] = setting(
+        (),
+        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts and of "
+        "trouble with the database.",
+    )
+    pending_s: float = setting(86400.0, "Time a job waits before `--notify pending` tells of it, in seconds.")
+    timeout_s: float = setting(20.0, "Longest time that one try to reach a target may take, in seconds.")
+    backoff_s: float = setting(5.0, "Wait before the second try; it doubles from try to try, in seconds.")
+    backoff_max_s: float = setting(600.0, "Longest wait between two tries, in seconds.")
+    give_up_s: float = setting(86400.0, "Age of an alert at which no further try is made, in seconds.")
+    outbox: int = setting(1000, "Most alerts of one user that may wait to be told; further ones are dropped.")
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSettings:
     """One queue, `[queue.NAME]`. Queues form a tree; jobs are submitted to any of its leaves."""
 
@@ -278,6 +295,7 @@ class Settings:
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)
     preempt: PreemptSettings = field(default_factory=PreemptSettings)
