@@ -165,6 +165,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"peak memory {format_size_mib(run['peak_mem_mib'])}" if run["peak_mem_mib"] is not None else "",
         f"peak VRAM {format_size_mib(run['peak_vram_mib'])}" if run["peak_vram_mib"] is not None else "",
         f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
+        f"GPUs idle since {instant(run['idle_at'])}" if run["idle_at"] is not None and not run["end_at"] else "",
         f"energy {run['energy_j'] / 3600:.1f} Wh" if run["energy_j"] is not None else "",
     ]
     lines = [printable(head), f"  {times}"]
