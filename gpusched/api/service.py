@@ -80,7 +80,7 @@ class Service:
         """Return when the row of one of these jobs changes, or after the timeout."""
         event = asyncio.Event()
         # A task without a row changes with its array.
-        ids = [*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))]
+        ids = list({*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))})
         for job_id in ids:
             self.watchers.setdefault(job_id, set()).add(event)
         try:

@@ -60,7 +60,7 @@ def _describe(job: dict[str, Any]) -> str:
         ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
-        ("Output", job["stdout_path"]),
+        ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"])),
         ("Requested", _requested(job)),
         ("Submitted", instant(job["submit_at"])),
         ("Started", instant(job["start_at"])),
@@ -150,6 +150,12 @@ def _where(job: dict[str, Any]) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _rotation(launch: dict[str, Any]) -> str:
+    if launch["log_max_mib"] is None:
+        return ""
+    return f", put aside at {format_size_mib(launch['log_max_mib'])}, {launch['log_keep']} kept"
+
+
 def _exit(job: dict[str, Any]) -> str:
     if job["signal"]:
         return f"signal {job['signal']}"
@@ -170,6 +176,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"peak memory {format_size_mib(run['peak_mem_mib'])}" if run["peak_mem_mib"] is not None else "",
         f"peak VRAM {format_size_mib(run['peak_vram_mib'])}" if run["peak_vram_mib"] is not None else "",
         f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
+        f"GPUs idle since {instant(run['idle_at'])}" if run["idle_at"] is not None and not run["end_at"] else "",
         f"energy {run['energy_j'] / 3600:.1f} Wh" if run["energy_j"] is not None else "",
     ]
     lines = [printable(head), f"  {times}"]

@@ -268,4 +268,6 @@ def make_ticket(
         stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
+        log_max_mib=launch.log_max_mib,
+        log_keep=launch.log_keep,
     )

@@ -53,6 +53,8 @@ class GpuSample:
     """Cards with the same number are linked with each other (NVLink); None has no link, or nobody knows."""
     numa: int | None = None
     """NUMA node next to the card; None when unknown."""
+    memory_utilisation: float | None = None
+    """Share of time in which its memory was read or written, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
