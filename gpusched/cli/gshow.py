@@ -72,6 +72,10 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["tasks"]:
+        pairs.insert(3, ("Tasks", _tasks(job)))
+    if job["sweep"]:
+        pairs.insert(1, ("Values", ", ".join(f"{name}={value}" for name, value in job["sweep"].items())))
     if job["key"]:
         pairs.insert(2, ("Key", job["key"]))
     where = _where(job)
@@ -91,6 +95,13 @@ def _describe(job: dict[str, Any]) -> str:
         for event in job["events"]
     )
     return "\n".join(lines) + "\n"
+
+
+def _tasks(job: dict[str, Any]) -> str:
+    """How many tasks of an array are in each state, and which have not begun."""
+    text = ", ".join(f"{count} {state}" for state, count in job["tasks"].items())
+    left = f" (not begun: {job['tasks_left']})" if job["tasks_left"] else ""
+    return text + left + (f", at most {job['throttle']} at once" if job["throttle"] else "")
 
 
 def _related(job: dict[str, Any]) -> list[tuple[str, str]]:

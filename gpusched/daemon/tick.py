@@ -525,6 +525,10 @@ class Scheduler:
                 if lifecycle.ends_unsatisfied(job, self.settings):
                     is_moving = True
                     self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+            for job, text in self.world.settle_counterparts(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
         return self.world.lined_up != before
 
     @staticmethod

@@ -187,7 +187,7 @@ class Allocation:
     can_suspend: bool = False
     """Accepts to stand still and go on: it holds no GPU."""
     array_id: int | None = None
-    """Of a task whose array limits how many run at once: the array's id."""
+    """Of a task: the id of its array."""
     grace_s: float = 30.0
     """How long it takes to end it, at most."""
     checkpoint_at: float | None = None
