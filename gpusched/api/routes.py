@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, calendar, ended, jobs, policy, site
+from gpusched.api import ahead, calendar, ended, jobs, logs, policy, site
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -151,6 +151,18 @@ ROUTES: tuple[Route, ...] = (
         "cursor, jobs, missed (the cursor is too old: look at the jobs themselves)",
         query={
             "after": "a cursor of an answer before",
+            "timeout_s": "answer after this long at the latest; at most 300",
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/logs",
+        logs.logs,
+        "Where the runs of jobs write, and whether more is to come; of an array all tasks that have run.",
+        "jobs, arrays, done, version",
+        query={
+            "ids": "comma-separated ids; @ is the caller's last job",
+            "since": "the version of an earlier answer: wait until there is another one",
             "timeout_s": "answer after this long at the latest; at most 300",
         },
     ),

@@ -48,6 +48,7 @@ _SPEC = [
     "deadline_at",
     "nice",
     "dependency",
+    "never_satisfied",
     "begin_at",
     "hold",
     "key",
@@ -64,6 +65,13 @@ _SPEC = [
     "stdout",
     "stderr",
     "open_mode",
+    "log_max_mib",
+    "log_keep",
+    "notify",
+    "notify_to",
+    "array",
+    "sweep",
+    "max_fails",
 ]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""

@@ -63,8 +63,10 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")
     if spec.dependency:
         expression = parse_dependency(spec.dependency)
-        verdict = evaluate(expression, scheduler.world.lookup_parents(scheduler.store, set(expression.job_ids)))
-        if not isinstance(verdict, Satisfied):
+        world = scheduler.world
+        earlier = world.earlier_namesake(caller.uid, spec.name) if expression.is_singleton else None
+        verdict = evaluate(expression, world.lookup_parents(scheduler.store, set(expression.job_ids)), earlier)
+        if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
     outlook = Outlook.of(scheduler, job)
     return lambda: _look(outlook, job)

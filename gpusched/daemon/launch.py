@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gpusched.model.execution import Ticket
-from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
+from gpusched.model.tasks import tasks_of
+from gpusched.policy.life.arrays import fill, swept
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
     values: dict[str, str | int] = {
         "j": job.id,
         "J": job.id,
-        "A": job.id,
-        "a": 0,
+        "A": job.array_id or job.id,
+        "a": job.task or 0,
         "n": 0,
         "t": 0,
         "s": "batch",
@@ -68,6 +70,9 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
         "u": job.user.replace("/", "_"),
         "N": node.partition(".")[0].replace("/", "_"),
     }
+    if job.is_array:
+        # Each of its tasks puts its own here.
+        values.update({"j": "%j", "a": "%a"})
     out = []
     at = 0
     while at < len(pattern):
@@ -100,13 +105,18 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
+    values = {name: value.replace("/", "_") for name, value in _values_of(job).items()}
+
     def place(pattern: str) -> str:
-        path = expand_pattern(pattern, job, node)
+        path = fill(expand_pattern(pattern, job, node), values)
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
         return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
 
     stderr = launch.stderr
+    if job.spec.array is not None:
+        # As in Slurm, the tasks of an array stand together in a listing.
+        default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 
 
@@ -183,6 +193,8 @@ def job_environment(
             "SLURM_TASKS_PER_NODE": "1",
         }
     )
+    if spec.array is not None and job.task is not None:
+        env.update(_array_environment(job, spec.array, job.task))
     if request.mem_mib:
         env["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
     if run.gpus:
@@ -192,6 +204,36 @@ def job_environment(
         if vram:
             env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
     return env
+
+
+def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
+    """What a task is told of itself and its array; of a sweep, its values under their names."""
+    tasks = tasks_of(array.tasks)
+    first = tasks.ranges[0]
+    facts = {
+        "JOB_ID": str(job.array_id),
+        "TASK_ID": str(task),
+        "TASK_COUNT": str(len(tasks)),
+        "TASK_MIN": str(first[0]),
+        "TASK_MAX": str(tasks.ranges[-1][-1]),
+        "TASK_STEP": str(first.step),
+    }
+    env = {f"{prefix}_ARRAY_{name}": value for prefix in ("GPUSCHED", "SLURM") for name, value in facts.items()}
+    return {**env, **(swept(array, task) if array.sweep else {})}
+
+
+def _values_of(job: Job) -> dict[str, str]:
+    """What a task of a sweep has in the places that are named for it; nothing for any other job."""
+    array = job.spec.array
+    return {} if array is None or not array.sweep or job.task is None else swept(array, job.task)
+
+
+def _script(job: Job, script: bytes | None) -> bytes | None:
+    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
+    values = _values_of(job)
+    if script is None or not values or job.spec.launch.script_name != "wrap":
+        return script
+    return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
 
 
 def make_ticket(
@@ -212,8 +254,8 @@ def make_ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
-        argv=launch.argv,
-        script=script,
+        argv=tuple(fill(word, _values_of(job)) for word in launch.argv),
+        script=_script(job, script),
         env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         umask=launch.umask,
@@ -226,4 +268,6 @@ def make_ticket(
         stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
+        log_max_mib=launch.log_max_mib,
+        log_keep=launch.log_keep,
     )

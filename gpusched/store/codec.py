@@ -14,6 +14,7 @@ from json import JSONEncoder, loads
 from operator import attrgetter
 from typing import Any
 
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.job import (
     Alerting,
@@ -95,6 +96,7 @@ RESERVATION_COLUMNS = (
     "made_at",
 )
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
+ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 _SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
@@ -164,7 +166,17 @@ def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in pairs)
 
 
-EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle", "fallback_of")
+EXTRAS = (
+    "array",
+    "fallback",
+    "alerting",
+    "interactive",
+    "snapshot",
+    "step",
+    "ignore_idle",
+    "never_satisfied",
+    "fallback_of",
+)
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
 _NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
@@ -469,6 +481,28 @@ def estimate_row(estimate: Estimate) -> tuple[Any, ...]:
 def read_estimate(row: Row) -> Estimate:
     """The estimate of ESTIMATE_COLUMNS."""
     return Estimate(*row)
+
+
+def alert_row(alert: Alert) -> tuple[Any, ...]:
+    """ALERT_COLUMNS of a row of the outbox."""
+    parts = {name: getattr(alert, name) for name in ALERT_COLUMNS}
+    parts["key"] = pack_text(alert.key)
+    for name in _ALERT_LISTS:
+        parts[name] = _ENCODER.encode(parts[name])
+    return tuple(parts.values())
+
+
+def read_alert(row: Row) -> Alert:
+    """The alert of ALERT_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+    parts = dict(zip(ALERT_COLUMNS, row, strict=True))
+    parts["key"] = unpack_text(parts["key"])
+    for name in _ALERT_LISTS:
+        parts[name] = tuple(loads(parts[name]))
+    parts["facts"] = tuple((name, value) for name, value in parts["facts"])
+    return Alert(**parts)
+
+
+_ALERT_LISTS = ("counts_as", "facts", "targets", "settled")
 
 
 def event_row(event: JobEvent) -> tuple[Any, ...]:

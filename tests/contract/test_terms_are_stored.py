@@ -36,6 +36,7 @@ TERMS = {
     "pipeline": "p1",
     "step": "train",
     "ignore_idle": True,
+    "never_satisfied": "wait",
     "fallback_of": 6,
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
