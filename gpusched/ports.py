@@ -211,6 +211,12 @@ class Engine(Protocol):
     def checkpoints(self) -> Mapping[str, float]:
         """When living runs last said that they have saved their work; those that never did are left out."""
 
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        """CPU time that all processes of these runs have used so far; only differences mean something.
+
+        Runs of which nobody knows are left out.
+        """
+
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """Called from the event loop's thread whenever `events` has something new."""
 

@@ -14,6 +14,7 @@ MAX_RETRIES = 1000
 MAX_NODES = 4096
 MAX_UNITS = 1_000_000
 """Most of one license or custom resource that one job may ask for."""
+MAX_LOGS = 100
 MAX_NAME = 200
 MAX_INSTANT = 32503680000.0
 """Year 3000: a begin time above is a mistake in units."""
@@ -111,6 +112,8 @@ LAUNCH_FIELDS: dict[str, Field] = {
     "notice": Field("notice", "Signal some time before the time limit."),
     "stop_signal": Field("integer", "First signal when the job is stopped.", 1, 64),
     "grace_s": Field("number", "Between the first signal and KILL, in seconds.", 0, 86400),
+    "log_max_mib": Field("integer", "Put an output file aside when it has grown to this size, in MiB.", 1, MAX_MIB),
+    "log_keep": Field("integer", "How many files put aside are kept; 0 empties the file instead.", 0, MAX_LOGS),
     "gpu_ids": Field("string", "Form of CUDA_VISIBLE_DEVICES.", choices=("index", "uuid")),
 }
 

@@ -256,6 +256,8 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
             "stop_signal",
             "grace_s",
             "gpu_ids",
+            "log_max_mib",
+            "log_keep",
         )
         if key in values
     }

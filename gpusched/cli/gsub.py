@@ -65,6 +65,8 @@ _SPEC = [
     "stdout",
     "stderr",
     "open_mode",
+    "log_max_mib",
+    "log_keep",
     "notify",
     "notify_to",
     "array",

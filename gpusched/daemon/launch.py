@@ -70,6 +70,9 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
         "u": job.user.replace("/", "_"),
         "N": node.partition(".")[0].replace("/", "_"),
     }
+    if job.is_array:
+        # Each of its tasks puts its own here.
+        values.update({"j": "%j", "a": "%a"})
     out = []
     at = 0
     while at < len(pattern):
@@ -102,14 +105,16 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
+    values = {name: value.replace("/", "_") for name, value in _values_of(job).items()}
+
     def place(pattern: str) -> str:
-        path = expand_pattern(pattern, job, node)
+        path = fill(expand_pattern(pattern, job, node), values)
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
         return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
 
     stderr = launch.stderr
-    if job.array_id is not None:
+    if job.spec.array is not None:
         # As in Slurm, the tasks of an array stand together in a listing.
         default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
@@ -217,13 +222,18 @@ def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
     return {**env, **(swept(array, task) if array.sweep else {})}
 
 
-def _arguments(job: Job) -> tuple[str, ...]:
-    """The command, in a sweep with its values in the places that are named for them."""
+def _values_of(job: Job) -> dict[str, str]:
+    """What a task of a sweep has in the places that are named for it; nothing for any other job."""
     array = job.spec.array
-    if array is None or not array.sweep or job.task is None:
-        return job.spec.launch.argv
-    values = swept(array, job.task)
-    return tuple(fill(word, values) for word in job.spec.launch.argv)
+    return {} if array is None or not array.sweep or job.task is None else swept(array, job.task)
+
+
+def _script(job: Job, script: bytes | None) -> bytes | None:
+    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
+    values = _values_of(job)
+    if script is None or not values or job.spec.launch.script_name != "wrap":
+        return script
+    return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
 
 
 def make_ticket(
@@ -244,8 +254,8 @@ def make_ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
-        argv=_arguments(job),
-        script=script,
+        argv=tuple(fill(word, _values_of(job)) for word in launch.argv),
+        script=_script(job, script),
         env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         umask=launch.umask,
@@ -258,4 +268,6 @@ def make_ticket(
         stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
+        log_max_mib=launch.log_max_mib,
+        log_keep=launch.log_keep,
     )

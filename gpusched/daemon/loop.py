@@ -13,6 +13,7 @@ from logging import getLogger
 
 from aiohttp import web
 
+from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.reloading import Reload
@@ -43,6 +44,7 @@ class Loop:
         self._due: asyncio.Handle | None = None
         self._last_turn = 0.0
         self._estimator = Estimator(scheduler)
+        self._activity = ActivityReader(scheduler)
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -159,6 +161,7 @@ class Loop:
         # Also without news: this is where a driver that does not answer is noticed.
         self._take_reading()
         self._estimator.poll()
+        self._activity.poll()
         self._poll_alerts()
         self.wake()
         wait_s = settings.poll_s

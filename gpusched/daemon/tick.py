@@ -58,6 +58,7 @@ from .fallbacks import follow_failures
 from .gpu_watch import GpuWatch
 from .growing import grow
 from .history import Estimates, History
+from .idling import IdleWatch
 from .launch import Site, make_ticket, output_paths
 from .past import past_environment
 from .payloads import PayloadCache
@@ -112,6 +113,7 @@ class Scheduler:
         """Called after a commit with the ids of all jobs whose row changed."""
         self.history = History(store)
         self.estimates = Estimates(store)
+        self.idle = IdleWatch()
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self._clock = clock
@@ -164,6 +166,7 @@ class Scheduler:
         self._reading = reading
         self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
+        self.idle.observe(reading, self.world, self.settings)
         for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
             self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
 
@@ -177,6 +180,12 @@ class Scheduler:
         now = self._clock.now()
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+
+    def files_of(self, run: str) -> tuple[str, ...]:
+        """Logs of an open run."""
+        found = self.world.open_runs.get(run)
+        paths = () if found is None else (found.stdout_path, found.stderr_path)
+        return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
         """The nodes with other settings; none while their GPUs cannot be read."""
@@ -311,6 +320,7 @@ class Scheduler:
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
         follow_failures(turn)
+        self.idle.carry_out(turn, self.alerts.gpu_idle)
         self.alerts.ring(turn, self.plan)
 
         self._step("decide")
@@ -510,6 +520,10 @@ class Scheduler:
                 if lifecycle.ends_unsatisfied(job, self.settings):
                     is_moving = True
                     self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+            for job, text in self.world.settle_counterparts(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
         return self.world.lined_up != before
 
     @staticmethod

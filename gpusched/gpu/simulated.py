@@ -14,9 +14,10 @@ when it changes:
         {"name": "T4", "vram": "16GiB", "lost": true}]}
 
 Keys of a GPU, all but `vram` optional: `name`, `vram`, `uuid`, `vram_used` (default: what the processes
-hold; null: unknown), `utilisation` (0 to 1), `temperature_c`, `power_w`, `processes` (null: no list),
-`lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`, `display_active`,
-`unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the NUMA node).
+hold; null: unknown), `utilisation` and `memory_utilisation` (0 to 1; null: unknown), `temperature_c`, `power_w`,
+`processes` (null: no list), `lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`,
+`display_active`, `unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the
+NUMA node).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
 pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
 
@@ -163,6 +164,7 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
             vram_total_mib=vram_mib,
             vram_used_mib=0,
             utilisation=0.0,
+            memory_utilisation=0.0,
             temperature_c=_IDLE_TEMPERATURE_C,
             power_w=_IDLE_POWER_W,
             processes=(),
@@ -255,6 +257,7 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         vram_total_mib=total_mib,
         vram_used_mib=entry.size("vram_used", held_mib),
         utilisation=entry.number("utilisation", 0.0),
+        memory_utilisation=entry.number("memory_utilisation", 0.0),
         temperature_c=entry.number("temperature_c", _IDLE_TEMPERATURE_C),
         power_w=entry.number("power_w", _IDLE_POWER_W),
         processes=processes,

@@ -40,6 +40,10 @@ class Ticket:
     notice: Notice | None = None
     has_gpus: bool = False
     """Look for GPU out-of-memory in the tail of the output when the run fails."""
+    log_max_mib: int | None = None
+    """Put an output file aside when it has grown to this size; None lets it grow."""
+    log_keep: int = 3
+    """How many of those put aside are kept."""
 
 
 @dataclass(frozen=True, slots=True)

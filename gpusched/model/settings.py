@@ -179,6 +179,29 @@ class LifeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleSettings:
+    """GPUs of running jobs that do nothing: when their owner is told, and what comes after."""
+
+    after_s: float = setting(
+        1800.0, "GPUs of a run that do nothing for so long are marked and told of, in seconds; 0 for never."
+    )
+    utilisation: float = setting(
+        0.02, "Highest mean utilisation of the busiest GPU of a run that still counts as nothing, 0 to 1."
+    )
+    window_s: float = setting(60.0, "Time over which utilisation is averaged, in seconds.")
+    lower_after_s: float = setting(3600.0, "Time of doing nothing after which `nice` is added, in seconds.")
+    nice: int = setting(500, "Added to the nice value of the job, once for each run, for its next one; 0 for nothing.")
+    then: str = setting(
+        "off",
+        "What becomes of a run whose processes do nothing either: `off`, `requeue` (not those of --no-requeue), or "
+        "`cancel`.",
+    )
+    then_after_s: float = setting(7200.0, "Time of doing nothing after which that is done, in seconds.")
+    cpu_cores: float = setting(0.1, "CPU time of a run, in cores, up to which its processes count as doing nothing.")
+    notice_s: float = setting(120.0, "Least time between the first signal and KILL when a run is ended for it.")
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonSettings:
     """The daemon itself."""
 
@@ -236,6 +259,7 @@ class QueueSettings:
     max_jobs: int | None = setting(None, "Most jobs that may wait or run in it.")
     max_jobs_per_user: int | None = setting(None, "Most jobs of one user that may wait or run in it.")
     preemptible: bool = setting(True, "Whether its jobs on borrowed GPUs can be preempted by the lender.")
+    ignore_idle: bool = setting(False, "GPUs of its jobs, and of queues below it, may do nothing, see [idle].")
     users: tuple[str, ...] = setting(
         (),
         "Users who may submit to it, beside those of `accounts`. When both are empty the queue above decides; "
@@ -258,6 +282,7 @@ class QosSettings:
     min_run_s: float | None = setting(
         None, "Time that its runs are safe from preemption; [preempt] min_run_s when unset."
     )
+    ignore_idle: bool = setting(False, "GPUs of its jobs may do nothing, see [idle].")
     usage_factor: float = setting(1.0, "What its usage counts for fair share: 0 nothing, 2 double.")
     max_gpus: float | None = setting(None, "Most GPUs that all its jobs together may hold.")
     max_gpus_per_user: float | None = setting(None, "Most GPUs that the jobs of one user may hold.")
@@ -294,6 +319,7 @@ class Settings:
     limit: LimitSettings = field(default_factory=LimitSettings)
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
+    idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)

@@ -87,7 +87,7 @@ class Cycle:
         self.reservations: list[Kept] = []
         """Those made for jobs, in the order in which they were made."""
         self._tasks = Counter(one.first.array_id for one in held.values() if one.first.array_id is not None)
-        """How many tasks run of each array that limits them."""
+        """How many tasks run of each array."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
         self._idle = Draft(self.layout)
         self._hopeless: set[object] = set()
