@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from lab import ANN, BOB, Lab
 
 from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.selection import Selection
+from gpusched.daemon.reloading import Reload
+from gpusched.daemon.selection import Caller, Selection
 from gpusched.daemon.turn import Turn
 from gpusched.engine.simulated import Outcome
 from gpusched.model.alerts import EVENTS, Alert
@@ -312,3 +314,14 @@ def test_other_settings_reach_the_couriers() -> None:
     for listener in lab.scheduler.settings_listeners:
         listener(wanted)
     assert adopted == [wanted.alert]
+
+
+def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=6000))
+    lab.submit(request=Request(gpus=1))
+    job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
+    wanted = replace(lab.settings, alert=AlertSettings(pending_s=60))
+    lab.config = lambda: wanted
+    lab.ask(Reload(Caller(os.geteuid(), "owner")))
+    lab.turn(60)
+    assert keys(lab) == [f"{job}.1 pending"]
