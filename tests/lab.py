@@ -54,6 +54,8 @@ class Lab:
         self.gpus = gpus
         self.used: dict[int, int] = {}
         self.lost: set[int] = set()
+        self.xids: dict[int, tuple[int, ...]] = {}
+        """Faults of GPUs, told of in the next reading alone."""
         self.load: dict[int, float | None] = {}
         """Utilisation of GPUs and of their memory; 0 of those that are not named."""
         self.gpu_error: str | None = None
@@ -93,6 +95,7 @@ class Lab:
                 memory_utilisation=self.load.get(index, 0.0),
                 processes=(),
                 is_lost=index in self.lost,
+                xids=self.xids.pop(index, ()),
             )
             for index in range(self.gpus)
         )

@@ -108,7 +108,22 @@ class Amounts:
         )
 
 
-Rule = Range | OneOf | Text | Texts | Cells | Amounts
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A list of whole numbers, each from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"a list of whole numbers from {self.low} to {self.high}"
+
+    def admits(self, value: tuple[int, ...]) -> bool:
+        """Whether each is in the range."""
+        return all(self.low <= number <= self.high for number in value)
+
+
+Rule = Numbers | Range | OneOf | Text | Texts | Cells | Amounts
 
 _WEIGHT = Range(0, 1e12)
 _FRACTION = Range(0, 1, above=True)
@@ -177,6 +192,11 @@ RULES: dict[str, Rule] = {
     "life.max_requeues": Range(0, 10**6),
     "life.never_satisfied": OneOf(("cancel", "wait")),
     "life.oom_growth": Range(1, 100),
+    "fault.xid_victim": Numbers(1, 100_000),
+    "fault.xid_drain": Numbers(1, 100_000),
+    "fault.early_s": _WAIT,
+    "fault.early_users": Range(0, 1000),
+    "fault.early_window_s": _SOME_TIME,
     "idle.after_s": _WAIT,
     "idle.utilisation": _PART,
     "idle.window_s": _SOME_TIME,

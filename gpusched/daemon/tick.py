@@ -55,6 +55,7 @@ from . import commands, yielding
 from .accounting import charge
 from .alerting import Alerts
 from .fallbacks import follow_failures
+from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
 from .growing import grow
 from .history import Estimates, History
@@ -114,6 +115,7 @@ class Scheduler:
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
+        self.gpu_faults = GpuFaults()
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self._clock = clock
@@ -167,6 +169,7 @@ class Scheduler:
         self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
+        self.gpu_faults.observe(reading)
         for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
             self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
 
@@ -313,6 +316,7 @@ class Scheduler:
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
+        self.gpu_faults.carry_out(turn)
         self._finish_releases(turn)
         self._stop_runs_of_lost_gpus(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
@@ -487,6 +491,7 @@ class Scheduler:
                 continue
             job = self.world.jobs[run.job_id]
             self.world.end_release(run)
+            run = self.gpu_faults.judge(job, run, turn)
             job, story = lifecycle.finish(job, run, self.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)

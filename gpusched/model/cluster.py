@@ -55,6 +55,8 @@ class GpuSample:
     """NUMA node next to the card; None when unknown."""
     memory_utilisation: float | None = None
     """Share of time in which its memory was read or written, 0 to 1."""
+    xids: tuple[int, ...] = ()
+    """Numbers of the faults that the driver has told of since the last reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class GpuState:
     SUSPECT = "suspect"
     LOST = "lost"
     UNKNOWN = "unknown"
+
+
+SUSPECT = "suspect: "
+"""How the message of a drained GPU begins when it was drained for what it did."""
 
 
 @dataclass(frozen=True, slots=True)

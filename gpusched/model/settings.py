@@ -179,6 +179,25 @@ class LifeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultSettings:
+    """What faults of a GPU, by their XID number, and failures on it mean for runs and for the card."""
+
+    xid_victim: tuple[int, ...] = setting(
+        (48, 74, 79, 94, 95, 109, 119), "Faults of the hardware: a run that fails on the card is repeated for free."
+    )
+    xid_drain: tuple[int, ...] = setting(
+        (48, 64, 74, 79, 95, 109, 119), "Faults after which nothing is placed on the card until `gctl undrain`."
+    )
+    early_s: float = setting(10.0, "A run that fails within so many seconds speaks against its card.")
+    early_users: int = setting(
+        2,
+        "Users whose runs fail so one after the other, with none that survives between them, before the card is "
+        "suspect; 0 for never. With one user alone it never is.",
+    )
+    early_window_s: float = setting(3600.0, "Time in which that must happen, in seconds.")
+
+
+@dataclass(frozen=True, slots=True)
 class IdleSettings:
     """GPUs of running jobs that do nothing: when their owner is told, and what comes after."""
 
@@ -319,6 +338,7 @@ class Settings:
     limit: LimitSettings = field(default_factory=LimitSettings)
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
+    fault: FaultSettings = field(default_factory=FaultSettings)
     idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     alert: AlertSettings = field(default_factory=AlertSettings)
