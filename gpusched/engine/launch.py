@@ -155,6 +155,7 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.chdir(work_dir)
     except (OSError, ValueError) as error:
         raise LaunchError(f"cannot enter the working directory {work_dir}: {_text(error)}") from None
+    _make_checkpoint_dir(ticket)
     before = os.umask(ticket["umask"])
     try:
         output = _open_log(ticket["stdout_path"], ticket, "output")
@@ -168,6 +169,21 @@ def _enter(ticket: dict[str, Any]) -> Logs:
             raise
     finally:
         os.umask(before)
+
+
+def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
+    """Make the job's folder as its user. One that is somebody else's is not used: what is in it would not be theirs."""
+    path = ticket["checkpoint_dir"]
+    if path is None:
+        return
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        # A full disk, or a place where the user may not write: the job runs as well without.
+        ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
 
 
 def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Result:
