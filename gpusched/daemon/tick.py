@@ -304,6 +304,7 @@ class Scheduler:
         for listener in self.settings_listeners:
             listener(self.settings)
         self.world.touch_dependencies()
+        self.alerts.adopt(self.world, self.settings)
         self._look_again = True
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
