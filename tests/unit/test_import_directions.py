@@ -48,11 +48,12 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
-    "sdk": frozenset({"client", "paths", "quickjson", "model", "errors"}),
+    "snapshots": frozenset({"paths", "model", "errors"}),
+    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "model", "errors", "docs", "bench"),
+            *("notify", "quickjson", "snapshots", "model", "errors", "docs", "bench"),
         }
     ),
 }
