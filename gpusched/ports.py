@@ -20,6 +20,7 @@ from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 
@@ -51,6 +52,8 @@ class Changes:
     """By name; None takes it out of the calendar."""
     estimates: dict[int, Estimate] = field(default_factory=dict)
     """By job."""
+    pipelines: dict[int, Pipeline] = field(default_factory=dict)
+    """New ones, by number."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -62,6 +65,7 @@ class Changes:
             or self.usage
             or self.reservations
             or self.estimates
+            or self.pipelines
         )
 
 
@@ -106,6 +110,12 @@ class Store(Protocol):
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
+
+    def next_pipeline(self) -> int:
+        """One above the number of every pipeline ever recorded."""
+
+    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
+        """Those of these pipelines that exist, by number."""
 
     def commit(self, changes: Changes) -> None:
         """Record all of it in one transaction, durably."""

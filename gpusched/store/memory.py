@@ -13,6 +13,7 @@ from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import RunState
 from gpusched.ports import Changes, JobFilter
@@ -34,6 +35,7 @@ class MemoryStore:
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
+        self._pipelines: dict[int, Pipeline] = {}
         self._last_of: dict[int, int] = {}
         self._next_id = 1
 
@@ -61,6 +63,14 @@ class MemoryStore:
     def next_job_id(self) -> int:
         """One above every id ever used."""
         return self._next_id
+
+    def next_pipeline(self) -> int:
+        """One above the number of every pipeline ever recorded."""
+        return max(self._pipelines, default=0) + 1
+
+    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
+        """Those of these pipelines that exist, by number."""
+        return [self._pipelines[number] for number in sorted(set(numbers) & self._pipelines.keys())]
 
     def commit(self, changes: Changes) -> None:
         """Record all of it, or nothing. Raises: BrokenInvariant for what the table on disk would refuse."""
@@ -97,6 +107,7 @@ class MemoryStore:
             else:
                 self._reservations[name] = entry
         self._estimates.update(changes.estimates)
+        self._pipelines.update(changes.pipelines)
 
     def _refusal(self, changes: Changes) -> str | None:
         """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
@@ -118,6 +129,9 @@ class MemoryStore:
         for event in changes.events:
             if event.job_id not in self._jobs and event.job_id not in changes.jobs:
                 return f"a line of the story of job {event.job_id}, which is none"
+        for pipeline in changes.pipelines.values():
+            if pipeline.number in self._pipelines or pipeline.number < 1 or not pipeline.name:
+                return f"pipeline {pipeline.number} named {pipeline.name!r}"
         for job_id in changes.estimates:
             if job_id not in self._jobs and job_id not in changes.jobs:
                 return f"an estimate of job {job_id}, which is none"
@@ -137,6 +151,7 @@ class MemoryStore:
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
             and (not wanted.queues or job.spec.queue in wanted.queues)
+            and (not wanted.pipelines or job.spec.pipeline in wanted.pipelines)
             and (not wanted.arrays or job.array_id in wanted.arrays)
             and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)
         ]

@@ -9,6 +9,7 @@ from gpusched.store.codec import (
     EVENT_COLUMNS,
     IDENTITY_COLUMNS,
     JOB_COLUMNS,
+    PIPELINE_COLUMNS,
     RESERVATION_COLUMNS,
     RUN_COLUMNS,
     STATE_COLUMNS,
@@ -38,6 +39,7 @@ PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
 PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
 DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
 PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
+PUT_PIPELINE = _insert("pipelines", PIPELINE_COLUMNS)
 
 USAGE = f"SELECT {', '.join(USAGE_COLUMNS)} FROM usage ORDER BY account, user"
 RESERVATIONS = f"SELECT {', '.join(RESERVATION_COLUMNS)} FROM reservations ORDER BY name"
@@ -58,6 +60,11 @@ JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
 )
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
+PIPELINES = (
+    f"SELECT {', '.join(PIPELINE_COLUMNS)} FROM pipelines WHERE number IN (SELECT value FROM json_each(?)) "
+    "ORDER BY number"
+)
+LAST_PIPELINE = "SELECT seq FROM sqlite_sequence WHERE name = 'pipelines'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"
 # Only jobs that had not ended before are looked at, by their index; runs are grouped by what they hold of GPUs, of
