@@ -78,8 +78,12 @@ class JobFilter:
     users: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
+    pipelines: frozenset[str] = frozenset()
+    """Ids of pipelines, `p42`."""
     arrays: frozenset[int] = frozenset()
-    """Tasks of these arrays."""
+    """Tasks of these arrays, beside the jobs of `ids`."""
+    leaves_out_arrays: bool = False
+    """Without arrays all of whose tasks have rows of their own."""
     since: float | None = None
     """Only jobs that were still unfinished, or ended, at or after this instant."""
     limit: int | None = None
@@ -131,6 +135,12 @@ class Store(Protocol):
 
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
+
+    def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
+        """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
+
+    def array_around(self, job_id: int) -> Job | None:
+        """The array that this id belongs to as that of a task, whether or not the task has a row."""
 
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""

@@ -48,7 +48,9 @@ class Lab:
         self.clock = FakeClock()
         self.store = Recording()
         self.outcome = outcome or Outcome(runs_s=10)
-        self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcome)
+        self.outcomes: dict[str, Outcome] = {}
+        """Of single runs that end in another way."""
+        self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcomes.get(ticket.run, self.outcome))
         self.gpus = gpus
         self.used: dict[int, int] = {}
         self.lost: set[int] = set()

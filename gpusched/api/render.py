@@ -12,6 +12,7 @@ from gpusched.model.job import Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
+from gpusched.policy.life.arrays import swept
 
 SCHEMA_VERSION = 1
 
@@ -73,8 +74,20 @@ def command_line(job: Job) -> str:
     return shlex.join(words)
 
 
+def _sweep(job: Job) -> dict[str, str] | None:
+    array = job.spec.array
+    if array is None or not array.sweep or job.task is None:
+        return None
+    return swept(array, job.task)
+
+
 JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
-    "id": lambda job, ctx: str(job.id),
+    "id": lambda job, ctx: job.shown_id,
+    "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
+    "task": lambda job, ctx: job.task,
+    "tasks_left": lambda job, ctx: job.tasks_left,
+    "throttle": lambda job, ctx: None if job.spec.array is None else job.spec.array.throttle,
+    "sweep": lambda job, ctx: _sweep(job),
     "name": lambda job, ctx: job.spec.name,
     "user": lambda job, ctx: job.user,
     "account": lambda job, ctx: job.spec.account,

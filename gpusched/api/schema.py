@@ -134,10 +134,21 @@ JOB_FIELDS: dict[str, Field] = {
     "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
-SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
+ARRAY_FIELDS: dict[str, Field] = {
+    "array": Field("string", "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once."),
+    "max_fails": Field("integer", "When more tasks than this have failed, the rest is cancelled.", 0, 4_000_000),
+    "sweep": Field("strings", "NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task."),
+}
+
+SPEC_FIELDS: dict[str, Field] = {**ARRAY_FIELDS, **JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
 
 UPDATE_FIELDS: dict[str, Field] = {
     name: field
-    for name, field in {**JOB_FIELDS, **REQUEST_FIELDS, "retries": RETRY_FIELDS["retries"]}.items()
-    if name not in ("hold", "key")
+    for name, field in {
+        **JOB_FIELDS,
+        **REQUEST_FIELDS,
+        "retries": RETRY_FIELDS["retries"],
+        "throttle": Field("integer", "Of an array: so many tasks may run at once; null for no limit.", 1, 4_000_000),
+    }.items()
+    if name not in ("hold", "key", "never_satisfied")
 }

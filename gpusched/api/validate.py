@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
+from gpusched.api.arrays import read_array
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
     JOB_FIELDS,
@@ -156,6 +157,8 @@ def read_submission(
             raise UsageError("a batch line holds a NUL byte, which no command can", "remove it")
         for line in batch:
             _check_text("batch", line)
+        if values.get("array") is not None or values.get("sweep") is not None:
+            raise UsageError("a batch has a job for each line and can be no array", "submit them one by one")
         values.setdefault("argv", ["/bin/sh"])
     base = completed(read_spec(values, settings, payloads), user, settings)
     request = request_cache.setdefault(base.request, base.request)
@@ -186,6 +189,7 @@ def read_spec(values: Mapping[str, Any], settings: Settings, payloads: dict[str,
         launch=launch,
         retry=_read_retry(values),
         hold=values.get("hold", False),
+        array=read_array(values),
         **job,
     )
 

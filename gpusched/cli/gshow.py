@@ -10,7 +10,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def body(words: list[str]) -> int:
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
-    asked = [word for operand in operands for word in operand.split(",") if word] or ["@"]
+    asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
     with connect() as client:
         if values.get("script"):
             for word in asked:

@@ -65,6 +65,9 @@ _SPEC = [
     "stdout",
     "stderr",
     "open_mode",
+    "array",
+    "sweep",
+    "max_fails",
 ]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""

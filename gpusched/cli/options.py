@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.cli.parse import Option, Table, decimal, text, whole, words_of
-from gpusched.model.units import parse_duration_s, parse_size_mib, printable
+from gpusched.model.units import parse_duration_s, parse_size_mib, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,6 +127,11 @@ def since(value: str) -> Values:
     return {"since": parse_since(value)}
 
 
+def ids_of(key: str) -> Reader:
+    """Ids of jobs and tasks separated by commas: `41,42_[1-3,7]`; several uses add up."""
+    return lambda value: {key: split_ids(value)}
+
+
 def choice(key: str, *words: str) -> Reader:
     """One of a few words."""
 
@@ -171,6 +176,7 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    from gpusched.cli.arrays import array_options
     from gpusched.cli.failing import failing_options
     from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
@@ -311,6 +317,7 @@ def gsub_table() -> Table:
                 help="not before: 2h from now as now+2h, 18:00, 2026-12-24T18:00",
             ),
             Option("-H", "--hold", sets={"hold": True}, section=when, help="wait for gctl release"),
+            *array_options(),
             *where_options(res, when),
             Option(
                 "--retries",
@@ -377,7 +384,8 @@ def gsub_table() -> Table:
                 read=text("stdout"),
                 section=out,
                 completes="file",
-                help="output; %j id, %x name, %u user, %N node, %5j padded; default gpusched-%j.out",
+                help="output; %j id, %A_%a array and task, %x name, %u user, %N node, %5j padded; "
+                "default gpusched-%j.out, of a task gpusched-%A_%a.out",
             ),
             Option(
                 "-e",
@@ -467,7 +475,7 @@ def gq_table() -> Table:
                 "--job",
                 "--jobs",
                 metavar="IDS",
-                read=words_of("ids"),
+                read=ids_of("ids"),
                 section="Which jobs",
                 help="these; @ is your last one",
             ),
@@ -630,7 +638,7 @@ def ghist_table() -> Table:
                 completes=STATES,
                 help="that ended in these states",
             ),
-            Option("-j", "--job", metavar="IDS", read=words_of("ids"), section="Which jobs", help="these"),
+            Option("-j", "--job", metavar="IDS", read=ids_of("ids"), section="Which jobs", help="these"),
             Option(
                 "--since",
                 metavar="WHEN",

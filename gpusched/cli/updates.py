@@ -64,6 +64,7 @@ UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
     "min-vram": _size("min_vram_mib"),
     "cpus": decimal("cpus", 0, 65536),
     "mem": _size("mem_mib"),
+    "throttle": whole("throttle", 1, 4_000_000),
     "retries": whole("retries", 0, 1000),
     "fallback": _text("fallback"),
     "ignore-idle": _yes_or_no("ignore_idle"),

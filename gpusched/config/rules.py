@@ -166,6 +166,7 @@ RULES: dict[str, Rule] = {
     "limit.environment_mib": Range(0, 1024, above=True),
     "limit.jobs": _COUNT,
     "limit.batch": _COUNT,
+    "limit.array": Range(1, 4_000_000),
     "default.cpus": Range(0, 1 << 20),
     "default.time_limit_s": _LIMIT,
     "default.queue": _WORD,

@@ -19,9 +19,10 @@ from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import parse_dependency
 
-from . import keys, reserving, yielding
+from . import keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
-from .selection import Caller, Selection, named, own, select
+from .making import check_room, new_job, record
+from .selection import Caller, Selection, named, own, select, with_tasks
 from .turn import Turn
 
 
@@ -95,9 +96,11 @@ Command = (
     | yielding.Requeue
     | reserving.Reserve
     | reserving.Unreserve
+    | pipelines.SubmitPipeline
+    | pipelines.ResumePipeline
 )
 
-UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "fallback", "ignore_idle"})
+UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle"})
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
@@ -119,6 +122,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return yielding.apply(command, turn)
     if isinstance(command, (reserving.Reserve, reserving.Unreserve)):
         return reserving.apply(command, turn)
+    if isinstance(command, (pipelines.SubmitPipeline, pipelines.ResumePipeline)):
+        return pipelines.apply(command, turn)
     return _drain(command, turn)
 
 
@@ -128,42 +133,18 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         found = keys.existing(command.specs[0], command.key_again, command.caller, turn)
         if found is not None:
             return found
-    room = settings.limit.jobs - len(world.jobs)
-    if len(command.specs) > room:
-        raise Refused(
-            f"{len(world.jobs)} jobs wait or run already and {len(command.specs)} more would pass the limit "
-            f"of {settings.limit.jobs}",
-            "wait for jobs to end, or raise [limit] jobs in the config file",
-        )
+    check_room(len(command.specs), turn)
     specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
-    first = world.next_id
-    for offset, spec in enumerate(specs):
-        job = new_job(first + offset, command.caller, spec, now)
-        if spec.dependency:
-            turn.world.learn_parents(turn.store, parse_dependency(spec.dependency).job_ids)
-        turn.put_job(job)
-        origin = f", as job {command.origins[offset]} was" if command.origins else ""
-        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}{origin}"))
-    world.next_id = first + len(command.specs)
+    ids = []
+    for spec in specs:
+        job = new_job(world.next_id, command.caller, spec, now)
+        world.next_id = job.last_id + 1
+        ids.append(job.id)
+        origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
+        record(job, f"submitted by {command.caller.user}{origin}", turn)
     turn.changes.payloads.update(command.payloads)
-    return {"ids": [first + offset for offset in range(len(command.specs))]}
-
-
-def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
-    """The row of a job that has just been submitted."""
-    queued_at = max(now, spec.begin_at or now)
-    return Job(
-        id=job_id,
-        uid=caller.uid,
-        user=caller.user,
-        spec=spec,
-        state=JobState.PENDING,
-        submit_at=now,
-        queued_at=queued_at,
-        eligible_at=queued_at,
-        hold="user" if spec.hold else None,
-    )
+    return {"ids": ids}
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
@@ -176,30 +157,45 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
             raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq")
     else:
         jobs = [job for job in jobs if job.uid == command.caller.uid]
-    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": missing}
+    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": [str(one) for one in missing]}
     for job in jobs:
         if job.state.is_final:
-            answer["ended"].append(job.id)
+            answer["ended"].append(job.shown_id)
         elif command.signal is None:
-            answer["cancelled"].append(job.id)
+            answer["cancelled"].append(job.shown_id)
             if not command.dry_run:
                 turn.cancel(job, by=command.caller.user)
+        elif job.is_array:
+            _signal_tasks(command, job, turn, answer["signalled"])
         elif job.state is JobState.SUSPENDED and command.signal == SIGCONT:
             if len(selection.ids) == 1:
                 raise Refused(
-                    f"job {job.id} is suspended, and a signal does not let it go on",
-                    f"see why with: gq --why {job.id}, or let it go on with: gctl resume {job.id}",
+                    f"job {job.shown_id} is suspended, and a signal does not let it go on",
+                    f"see why with: gq --why {job.shown_id}, or let it go on with: gctl resume {job.shown_id}",
                 )
         elif job.state in (JobState.RUNNING, JobState.SUSPENDED):
-            answer["signalled"].append(job.id)
+            answer["signalled"].append(job.shown_id)
             if not command.dry_run:
                 turn.order(turn.run_of(job).id, SignalOrder(command.signal, command.main_only))
         elif len(selection.ids) == 1:
             raise Refused(
-                f"job {job.id} is {job.state} and has no process to signal",
-                f"end it with: gcancel {job.id}",
+                f"job {job.shown_id} is {job.state} and has no process to signal",
+                f"end it with: gcancel {job.shown_id}",
             )
     return answer
+
+
+def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str]) -> None:
+    for task in turn.world.tasks_of(array):
+        if task.state is JobState.RUNNING and command.signal is not None:
+            signalled.append(task.shown_id)
+            if not command.dry_run:
+                turn.order(turn.run_of(task).id, SignalOrder(command.signal, command.main_only))
+    if not signalled and len(command.selection.ids) == 1:
+        raise Refused(
+            f"no task of array {array.id} is running, so there is no process to signal",
+            f"end it with: gcancel {array.id}",
+        )
 
 
 def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
@@ -207,31 +203,42 @@ def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -
     changed, unchanged = [], []
     for job in jobs:
         if job.state.is_final:
-            raise Refused(f"job {job.id} has ended ({job.state})", f"see it with: gshow {job.id}")
+            raise _has_ended(job)
+    for job in with_tasks(jobs, turn):
         if hold == (job.hold is not None):
-            unchanged.append(job.id)
+            unchanged.append(job.shown_id)
             continue
         after, event = (
             lifecycle.hold(job, turn.now, caller.user) if hold else lifecycle.release(job, turn.now, caller.user)
         )
         turn.put_job(after)
         turn.tell(event)
-        changed.append(job.id)
+        changed.append(job.shown_id)
     return {"changed": changed, "unchanged": unchanged}
 
 
 def _update(command: Update, turn: Turn) -> dict[str, Any]:
     jobs = named(command.caller, command.ids, turn)
     updated = []
+    named_ids = {job.id for job in jobs}
     for job in jobs:
         if job.state.is_final:
-            raise Refused(f"job {job.id} has ended ({job.state})", f"see it with: gshow {job.id}")
+            raise _has_ended(job)
+        if "throttle" in command.changes and job.spec.array is None:
+            raise Refused(
+                f"job {job.shown_id} is no array, so that no number of its tasks can be limited",
+                f"see it with: gshow {job.shown_id}",
+            )
+    for job in with_tasks(jobs, turn):
         if job.state is not JobState.PENDING:
             fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
-            if fixed:
+            if fixed and job.id not in named_ids:
+                # A task that has begun stays as it is; the change is for those that have not.
+                continue
+            if fixed and not (job.is_array and job.state is JobState.RUNNING):
                 raise Refused(
-                    f"{fixed[0]} of job {job.id} cannot change while it is {job.state}",
-                    f"cancel it and submit it anew: gcancel {job.id}",
+                    f"{fixed[0]} of job {job.shown_id} cannot change while it is {job.state}",
+                    f"cancel it and submit it anew: gcancel {job.shown_id}",
                 )
         after = _changed(job, command.changes)
         if not _FILLED_IN.isdisjoint(command.changes):
@@ -246,11 +253,16 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         turn.put_job(after)
         words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
-        if before.state in (JobState.RUNNING, JobState.SUSPENDED) and "time_limit_s" in command.changes:
+        has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
+        if has_run and "time_limit_s" in command.changes:
             run = turn.run_of(before)
             turn.order(run.id, LimitOrder(after.spec.time_limit_s))
             turn.world.put_run(run)
-    return {"changed": [job.id for job in jobs]}
+    return {"changed": [job.shown_id for job in jobs]}
+
+
+def _has_ended(job: Job) -> Refused:
+    return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
 
 
 def _said(value: object) -> str:
@@ -284,6 +296,8 @@ def _changed(job: Job, changes: dict[str, Any]) -> Job:
     rest = {name: value for name, value in changes.items() if name not in _REQUEST_FIELDS}
     if request_changes:
         rest["request"] = replace(spec.request, **request_changes)
+    if "throttle" in rest and spec.array is not None:
+        rest["array"] = replace(spec.array, throttle=rest.pop("throttle"))
     if "retries" in rest:
         rest["retry"] = replace(spec.retry, retries=rest.pop("retries"))
     job = replace(job, spec=replace(spec, **rest))

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gpusched.model.execution import Ticket
-from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
+from gpusched.model.tasks import tasks_of
+from gpusched.policy.life.arrays import fill, swept
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
     values: dict[str, str | int] = {
         "j": job.id,
         "J": job.id,
-        "A": job.id,
-        "a": 0,
+        "A": job.array_id or job.id,
+        "a": job.task or 0,
         "n": 0,
         "t": 0,
         "s": "batch",
@@ -107,6 +109,9 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
         return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
 
     stderr = launch.stderr
+    if job.array_id is not None:
+        # As in Slurm, the tasks of an array stand together in a listing.
+        default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 
 
@@ -183,6 +188,8 @@ def job_environment(
             "SLURM_TASKS_PER_NODE": "1",
         }
     )
+    if spec.array is not None and job.task is not None:
+        env.update(_array_environment(job, spec.array, job.task))
     if request.mem_mib:
         env["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
     if run.gpus:
@@ -192,6 +199,31 @@ def job_environment(
         if vram:
             env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
     return env
+
+
+def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
+    """What a task is told of itself and its array; of a sweep, its values under their names."""
+    tasks = tasks_of(array.tasks)
+    first = tasks.ranges[0]
+    facts = {
+        "JOB_ID": str(job.array_id),
+        "TASK_ID": str(task),
+        "TASK_COUNT": str(len(tasks)),
+        "TASK_MIN": str(first[0]),
+        "TASK_MAX": str(tasks.ranges[-1][-1]),
+        "TASK_STEP": str(first.step),
+    }
+    env = {f"{prefix}_ARRAY_{name}": value for prefix in ("GPUSCHED", "SLURM") for name, value in facts.items()}
+    return {**env, **(swept(array, task) if array.sweep else {})}
+
+
+def _arguments(job: Job) -> tuple[str, ...]:
+    """The command, in a sweep with its values in the places that are named for them."""
+    array = job.spec.array
+    if array is None or not array.sweep or job.task is None:
+        return job.spec.launch.argv
+    values = swept(array, job.task)
+    return tuple(fill(word, values) for word in job.spec.launch.argv)
 
 
 def make_ticket(
@@ -212,7 +244,7 @@ def make_ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
-        argv=launch.argv,
+        argv=_arguments(job),
         script=script,
         env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,

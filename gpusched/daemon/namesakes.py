@@ -28,7 +28,7 @@ class Namesakes:
             return
         self._is_kept = True
         for job in jobs:
-            if not job.state.is_final:
+            if not job.state.is_final and job.array_id is None:
                 mark = (job.uid, job.spec.name)
                 self._mark_of[job.id] = mark
                 self._heaps.setdefault(mark, []).append(job.id)
@@ -43,7 +43,8 @@ class Namesakes:
 
     def follow(self, job: Job) -> tuple[int, ...]:
         """Take in a new or changed job; returns the jobs whose turn may have come or gone by that."""
-        if not self._is_kept:
+        if not self._is_kept or job.array_id is not None:
+            # A task is part of its array, which has not ended before it.
             return ()
         before = self._mark_of.get(job.id)
         after = None if job.state.is_final else (job.uid, job.spec.name)

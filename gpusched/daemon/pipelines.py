@@ -14,12 +14,12 @@ from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import pipelines as policy
-from gpusched.policy.life.dependencies import Never, parse_dependency
+from gpusched.policy.life.dependencies import Never
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
 from .admitting import check_submission, complete_all
-from .making import check_room, new_job
+from .making import check_room, new_job, record
 from .selection import Caller
 from .turn import Turn
 from .world import World
@@ -84,28 +84,27 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     check_room(len(steps), turn)
     _check_steps(command.steps, caller.user, turn)
     ordered = policy.in_order({name: step.needs for name, step in steps.items()})
-    ids = {name: world.next_id + offset for offset, name in enumerate(ordered)}
     if command.dry_run:
-        return {"pipeline": None, "jobs": {name: None for name in steps}}
+        return {"pipeline": None, "jobs": dict.fromkeys(steps)}
     number = world.next_pipeline
     world.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
     turn.changes.pipelines[number] = pipeline
     specs = complete_all([steps[name].spec for name in ordered], caller.user, turn.settings)
+    ids: dict[str, int] = {}
     for name, spec in zip(ordered, specs, strict=True):
         dependency = policy.dependency_of(steps[name].needs, ids, spec.dependency)
         made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
-        _record(new_job(ids[name], caller, made, now), f"submitted by {caller.user} as step {name} of {pipeline.id}", turn)
-    world.next_id += len(ordered)
+        ids[name] = _make(made, f"submitted by {caller.user} as step {name} of {pipeline.id}", caller, turn)
     turn.changes.payloads.update(command.payloads)
     return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in steps}}
 
 
-def _record(job: Job, text: str, turn: Turn) -> None:
-    if job.spec.dependency:
-        turn.world.learn_parents(turn.store, parse_dependency(job.spec.dependency).job_ids)
-    turn.put_job(job)
-    turn.tell(JobEvent(job.id, turn.now, "submitted", text))
+def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
+    job = new_job(turn.world.next_id, caller, spec, turn.now)
+    turn.world.next_id = job.last_id + 1
+    record(job, text, turn)
+    return job.id
 
 
 def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
@@ -129,7 +128,9 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
     world, caller = turn.world, command.caller
     pipeline = find(command.number, turn.store)
     if pipeline.uid != caller.uid:
-        raise Forbidden(f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}", "see it with: gshow")
+        raise Forbidden(
+            f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}", "see it with: gshow"
+        )
     jobs = [turn.changes.jobs.get(job.id, job) for job in jobs_of(command.number, world, turn.store)]
     # Resumed twice in one tick: the jobs of the first time are not in the table yet.
     known = {job.id for job in jobs}
@@ -142,7 +143,6 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
         raise Refused(f"nothing of {pipeline.id} has to run again: {text}", f"see it with: gshow {pipeline.id}")
     check_room(len(again), turn)
     ids = {name: job.id for name, job in steps.items()}
-    ids.update({name: world.next_id + offset for offset, name in enumerate(again)})
     fresh = {name: steps[name].spec for name in again}
     outside = [
         replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency)
@@ -152,8 +152,7 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
     for name in again:
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
         text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
-        _record(new_job(ids[name], caller, spec, turn.now), text, turn)
-    world.next_id += len(again)
+        ids[name] = _make(spec, text, caller, turn)
     _turn_over(steps, again, names, ids, turn)
     return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in again}}
 

@@ -43,7 +43,7 @@ from gpusched.model.execution import (
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
-from gpusched.model.states import JobState, RunState
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.cycle import decide
@@ -492,18 +492,30 @@ class Scheduler:
     def _settle_dependencies(self, turn: Turn) -> bool:
         """Let go what may start now and end what never can; whether anything was lined up."""
         before = self.world.lined_up
-        while hopeless := self.world.settle_dependencies(turn.now):
-            for job, verdict in hopeless:
-                if not lifecycle.ends_unsatisfied(job, self.settings):
-                    continue
-                after, story = lifecycle.never_satisfied(job, turn.now, verdict.text)
-                turn.put_job(after)
-                turn.tell(*story)
+        is_moving = True
+        while is_moving:
+            is_moving = turn.settle_arrays()
+            for job, verdict in self.world.settle_dependencies(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
         return self.world.lined_up != before
+
+    @staticmethod
+    def _give_up_job(turn: Turn, job: Job, code: ReasonCode, text: str) -> None:
+        if job.is_array:
+            turn.stop_array(job, code, text)
+            return
+        after, story = lifecycle.give_up(job, turn.now, code, text)
+        turn.put_job(after)
+        turn.tell(*story)
 
     def _end_what_is_too_late(self, turn: Turn) -> None:
         late = self.world.too_late(turn.now)
         for job in late:
+            if job.is_array:
+                turn.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
+                continue
             after, story = lifecycle.past_deadline(job, turn.now)
             turn.put_job(after)
             turn.tell(*story)
@@ -522,7 +534,8 @@ class Scheduler:
                 break
             self.plan = decide(snapshot, self.settings, self.extensions)
             for start in self.plan.starts:
-                job = self.world.jobs[start.job_id]
+                job = self.world.find(start.job_id)
+                assert job is not None
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )

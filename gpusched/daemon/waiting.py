@@ -15,7 +15,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     """The reason of a pending job, in the order in which things would have to change for it to start."""
     if job.hold is not None:
         code = ReasonCode.JOB_HELD_ADMIN if job.hold == "admin" else ReasonCode.JOB_HELD_USER
-        return Reason(code, f"held; let it go with: gctl release {job.id}")
+        return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
     facts = {"dependency": job.spec.dependency}
     if isinstance(verdict, Never):

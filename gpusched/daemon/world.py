@@ -17,7 +17,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
 from gpusched.model.states import JobState
 from gpusched.policy.ahead.prediction import planned_s
-from gpusched.policy.life import lifecycle
+from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
     Expression,
     Lookup,
@@ -32,6 +32,7 @@ from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
+from .arrays import Arrays
 from .classes import FRONT, ClassQueue
 from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
@@ -96,6 +97,7 @@ class World:
         self._dependents = Dependents()
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Alarms()
+        self.arrays = Arrays()
         self._stopping_at: dict[int, float] = {}
 
     @classmethod
@@ -114,9 +116,10 @@ class World:
         known = {job.id: job for job in jobs}
         world.jobs.update(known)
         for job in jobs:
-            world.active.add(job.spec, job.user)
+            world.active.add(job.spec, job.user, world.arrays.left(job))
         named = (parse_dependency(job.spec.dependency).job_ids for job in jobs if job.spec.dependency)
         world.learn_parents(store, chain.from_iterable(named))
+        world.arrays.load(store, jobs)
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
@@ -145,6 +148,7 @@ class World:
         """Take in a new or changed job; a final one leaves the memory."""
         self._unqueue(job.id)
         self._count(job)
+        self.arrays.follow(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
             self._stopping_at.pop(job.id, None)
@@ -165,11 +169,13 @@ class World:
         before = self.jobs.get(job.id)
         after = None if job.state.is_final else job
         if before is not None and after is not None and before.spec is after.spec:
+            if before.tasks_left != after.tasks_left:
+                self.active.add(after.spec, after.user, self.arrays.left(after) - self.arrays.left(before))
             return
         if before is not None:
-            self.active.add(before.spec, before.user, -1)
+            self.active.add(before.spec, before.user, -self.arrays.left(before))
         if after is not None:
-            self.active.add(after.spec, after.user)
+            self.active.add(after.spec, after.user, self.arrays.left(after))
 
     def _follow_run(self, job: Job, now: float) -> None:
         """A job that is stopped, suspended or given another limit holds its run's resources in another way."""
@@ -198,7 +204,7 @@ class World:
         queue = self._classes.get(key)
         if queue is None:
             queue = self._classes[key] = ClassQueue(key)
-        queue.add((job.queued_at, job.id))
+        queue.add((job.queued_at, job.id), self.arrays.line(job.id) if job.is_array else None)
 
     def _unqueue(self, job_id: int) -> None:
         key = self._class_of.pop(job_id, None)
@@ -304,12 +310,46 @@ class World:
                 self._line_up(self.jobs[job_id])
 
     def class_of(self, job_id: int) -> ClassKey | None:
-        """The class an eligible job waits in; None when it is not eligible."""
-        return self._class_of.get(job_id)
+        """The class an eligible job waits in, of a task without a row that of its array; None when not eligible."""
+        return self._class_of.get(job_id) or self._class_of.get(self.arrays.array_of(job_id) or 0)
 
     def position_in_class(self, job: Job) -> int:
         """How many jobs of its class are before an eligible job."""
-        return self._classes[self._class_of[job.id]].position((job.queued_at, job.id))
+        key = self.class_of(job.id)
+        assert key is not None
+        position = self._classes[key].position((job.queued_at, job.id))
+        if job.id not in self._class_of and job.array_id is not None and job.task is not None:
+            # Its array stands before it with all of its tasks.
+            left = self.arrays.group(job.array_id).left
+            position += left.position(job.task) - len(left)
+        return max(0, position)
+
+    # --- tasks of arrays ------------------------------------------------------------------------
+
+    def find(self, job_id: int) -> Job | None:
+        """An active job, or a task of an active array that has no row yet."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            array = self.array_of_unsplit(job_id)
+            if array is not None:
+                number = arrays.task_number(array, job_id)
+                assert number is not None
+                return arrays.task(array, number)
+        return job
+
+    def array_of_unsplit(self, job_id: int) -> Job | None:
+        """The array of a task that has no row yet; None when this is the id of anything else."""
+        array_id = self.arrays.array_of(job_id)
+        if array_id is None:
+            return None
+        array = self.jobs[array_id]
+        return array if arrays.task_number(array, job_id) in self.arrays.group(array_id).left else None
+
+    def tasks_of(self, array: Job) -> list[Job]:
+        """Its tasks that have a row and have not ended, by id."""
+        if array.id not in self.arrays:
+            return []
+        return [self.jobs[job_id] for job_id in sorted(self.arrays.group(array.id).open)]
 
     # --- dependencies ---------------------------------------------------------------------------
 
@@ -322,7 +362,7 @@ class World:
         return self._look_up(store, set(ids)).get
 
     def _look_up(self, store: Store, ids: set[int]) -> dict[int, Parent]:
-        found = {job_id: self.jobs[job_id] for job_id in ids if job_id in self.jobs}
+        found = {job_id: job for job_id in ids if (job := self.find(job_id)) is not None}
         ended = frozenset(ids - found.keys())
         if ended:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
@@ -344,6 +384,10 @@ class World:
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
         return self._dependents.children_of(job_id)
+
+    def awaited(self) -> list[int]:
+        """Jobs that others name in their dependency, by id."""
+        return self._dependents.parents()
 
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
         """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""
@@ -440,6 +484,10 @@ class World:
         """How many jobs are in each active state."""
         tally = {"pending": 0, "running": 0, "suspended": 0, "completing": 0}
         for job in self.jobs.values():
+            if job.is_array:
+                if job.state is JobState.PENDING:
+                    tally["pending"] += self.arrays.left(job)
+                continue
             word = job.state.value.lower()
             if word in tally:
                 tally[word] += 1

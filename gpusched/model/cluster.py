@@ -178,6 +178,8 @@ class Allocation:
     """Accepts to be preempted: it is run again later."""
     can_suspend: bool = False
     """Accepts to stand still and go on: it holds no GPU."""
+    array_id: int | None = None
+    """Of a task whose array limits how many run at once: the array's id."""
     grace_s: float = 30.0
     """How long it takes to end it, at most."""
     checkpoint_at: float | None = None

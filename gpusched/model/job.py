@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.tasks import tasks_of
 
 NICE_MIN, NICE_MAX = -10_000, 10_000
 
@@ -293,6 +294,11 @@ class Job:
     def is_array(self) -> bool:
         """Whether this row stands for tasks rather than for something that runs."""
         return self.spec.array is not None and self.array_id is None
+
+    @property
+    def last_id(self) -> int:
+        """The last id that it uses up: an array has one for each of its tasks, right behind its own."""
+        return self.id + (len(tasks_of(self.spec.array.tasks)) if self.spec.array and self.is_array else 0)
 
     @property
     def shown_id(self) -> str:

@@ -143,6 +143,7 @@ class LimitSettings:
     environment_mib: float = setting(1.0, "Largest captured environment, in MiB.")
     jobs: int = setting(1_000_000, "Most jobs waiting or running at once.")
     batch: int = setting(100_000, "Most jobs in one submission.")
+    array: int = setting(1_000_000, "Most tasks of one array.")
 
 
 @dataclass(frozen=True, slots=True)

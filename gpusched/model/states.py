@@ -85,6 +85,7 @@ class ReasonCode(str, Enum):
     RESERVATION = "Reservation"
     BAD_CONSTRAINTS = "BadConstraints"
     PREEMPTING = "Preempting"
+    JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
     QUEUE_MAX = "QueueMaxLimit"
     QUEUE_MAX_PER_USER = "QueueMaxPerUserLimit"
     QUEUE_MAX_PER_JOB = "QueueMaxPerJobLimit"
@@ -108,5 +109,7 @@ class ReasonCode(str, Enum):
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
     DEADLINE = "DeadLine"
+    TASK_FAILED = "TaskFailed"
+    MAX_FAILS = "MaxFails"
 
     __str__ = str.__str__

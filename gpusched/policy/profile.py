@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
-from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.draft import Booking, Counts, Draft, Layout
+from gpusched.policy.filters import has_counts
 from gpusched.policy.placement import Guard, Need, find, fits
 
 Instant = tuple[float, int]
@@ -49,11 +50,12 @@ def endings(layout: Layout, allocations: Iterable[Allocation], now: float) -> li
     for held in allocations:
         booking = layout.booking(held.uid, held)
         if booking is not None:
-            found.append(Ending(held.job_id, held.start_at, _end_of(held, now), booking))
+            found.append(Ending(held.job_id, held.start_at, end_of(held, now), booking))
     return found
 
 
-def _end_of(held: Allocation, now: float) -> float:
+def end_of(held: Allocation, now: float) -> float:
+    """When a running job is taken to end."""
     if held.expected_end_at is not None:
         return held.expected_end_at
     # One that has run on for longer than was predicted may run for ever.
@@ -153,9 +155,13 @@ class Profile:
         """Cards that a job which runs until then had better leave alone."""
         return frozenset().union(*(kept.cards for kept in self._passed_by(end_at)))
 
-    def concerns(self, end_at: float) -> int:
-        """How many reservations a job that runs until then could be in the way of."""
-        return len(self._passed_by(end_at))
+    def concerns(self, end_at: float) -> tuple[int, ...]:
+        """Which reservations, by number, a job that runs until then could be in the way of."""
+        return tuple(number for number, kept in enumerate(self.kept) if end_at > kept.pass_until)
+
+    def leaves_licenses(self, licenses: Counts, end_at: float) -> bool:
+        """Whether so many can be used from now until then without those that are kept."""
+        return all(has_counts(kept.state.free_licenses, licenses) for kept in self._passed_by(end_at))
 
     def admits(self, booking: Booking, end_at: float) -> bool:
         """Whether all that is kept still fits at its time if this is started now and runs until then.

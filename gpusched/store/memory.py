@@ -15,7 +15,7 @@ from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
-from gpusched.model.states import RunState
+from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes, JobFilter
 
 
@@ -83,7 +83,7 @@ class MemoryStore:
                 self._active.pop(job.id, None)
             else:
                 self._active[job.id] = job
-            self._next_id = max(self._next_id, job.id + 1)
+            self._next_id = max(self._next_id, job.last_id + 1)
             self._last_of[job.uid] = max(self._last_of.get(job.uid, 0), job.id)
         for run in changes.runs.values():
             self._runs.setdefault(run.job_id, {})[run.number] = run
@@ -146,13 +146,13 @@ class MemoryStore:
         found = [
             job
             for job in self._jobs.values()
-            if (not wanted.ids or job.id in wanted.ids)
+            if (not (wanted.ids or wanted.arrays) or job.id in wanted.ids or job.array_id in wanted.arrays)
+            and not (wanted.leaves_out_arrays and job.tasks_left == "")
             and (not wanted.states or job.state in wanted.states)
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
             and (not wanted.queues or job.spec.queue in wanted.queues)
             and (not wanted.pipelines or job.spec.pipeline in wanted.pipelines)
-            and (not wanted.arrays or job.array_id in wanted.arrays)
             and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)
         ]
         found.sort(key=lambda job: job.id)
@@ -169,6 +169,24 @@ class MemoryStore:
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
         return list(self._events.get(job_id, ()))
+
+    def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
+        """Ended tasks of these arrays."""
+        wanted = set(array_ids)
+        kinds: dict[tuple[int, JobState], list[int | None]] = {}
+        for job in self._jobs.values():
+            if job.array_id in wanted and job.state.is_final:
+                kinds.setdefault((job.array_id, job.state), []).append(job.exit_code)
+        return [
+            (array_id, state, len(codes), max((code for code in codes if code is not None), default=None))
+            for (array_id, state), codes in sorted(kinds.items())
+        ]
+
+    def array_around(self, job_id: int) -> Job | None:
+        """The array that this id belongs to as that of a task."""
+        before = [job for job in self._jobs.values() if job.is_array and job.id < job_id]
+        array = max(before, key=lambda job: job.id, default=None)
+        return array if array is not None and job_id <= array.last_id else None
 
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""

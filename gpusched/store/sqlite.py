@@ -19,6 +19,7 @@ from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
+from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures
 from gpusched.store import statements as sql
@@ -156,6 +157,10 @@ class SqliteStore:
                         spec = specs[id(job.spec)] = codec.spec_row(job.spec)
                     rows.append(codec.job_row(job, spec))
             db.executemany(sql.PUT_JOB, rows)
+            last_id = max(job.last_id for job in jobs.values())
+            if last_id not in jobs:
+                # Tasks that have no row yet have their ids all the same.
+                db.execute(sql.USE_IDS_UP, (last_id,))
 
     def changed(self) -> bool:
         """Whether somebody else wrote to the table since the last call."""
@@ -193,6 +198,16 @@ class SqliteStore:
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
         return self._rows(codec.read_event, sql.EVENTS_OF_JOB, (job_id,))
+
+    def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
+        """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
+        wanted = dumps(sorted(array_ids))
+        return self._rows(lambda row: (row[0], JobState(row[1]), row[2], row[3]), sql.TASK_TALLIES, (wanted,))
+
+    def array_around(self, job_id: int) -> Job | None:
+        """The array that this id belongs to as that of a task, whether or not the task has a row."""
+        found = self._rows(codec.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
+        return found[0] if found and job_id <= found[0].last_id else None
 
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
@@ -310,14 +325,19 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
     """Of the words that a filter names; a list goes as one JSON document."""
     conditions: list[str] = []
     values: list[str | float] = []
+    named = [(column, ids) for column, ids in (("id", wanted.ids), ("array_id", wanted.arrays)) if ids]
+    if named:
+        either = " OR ".join(f"{column} IN (SELECT value FROM json_each(?))" for column, _ in named)
+        conditions.append(f"({either})")
+        values.extend(dumps(sorted(ids)) for _, ids in named)
+    if wanted.leaves_out_arrays:
+        conditions.append("tasks_left IS NOT ''")
     for column, words in (
-        ("id", sorted(wanted.ids)),
         ("state", sorted(state.value for state in wanted.states)),
         ("user", sorted(map(codec.pack_text, wanted.users))),
         ("name", sorted(map(codec.pack_text, wanted.names))),
         ("queue", sorted(map(codec.pack_text, wanted.queues))),
         ("pipeline", sorted(map(codec.pack_text, wanted.pipelines))),
-        ("array_id", sorted(wanted.arrays)),
     ):
         if words:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")

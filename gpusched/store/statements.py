@@ -55,6 +55,14 @@ RUNS_OF_JOBS = (
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
+TASK_TALLIES = """
+    SELECT array_id, state, count(*), max(exit_code) FROM jobs
+    WHERE array_id IN (SELECT value FROM json_each(?)) AND end_at IS NOT NULL GROUP BY array_id, state
+"""
+ARRAY_BEFORE = (
+    f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE id < ? AND tasks_left IS NOT NULL ORDER BY id DESC LIMIT 1"
+)
+USE_IDS_UP = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'jobs'"
 LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
 JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"

@@ -211,6 +211,7 @@ class Future:
             reservation=key.reservation,
             can_requeue=key.can_requeue,
             can_suspend=key.can_suspend,
+            array_id=None if key.throttle is None else key.throttle[0],
             grace_s=self._settings.life.grace_s,
         )
 

@@ -328,16 +328,11 @@ def ends_unsatisfied(job: Job, settings: Settings) -> bool:
     return (job.spec.never_satisfied or settings.life.never_satisfied) == "cancel"
 
 
-def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """End a pending job whose dependency can no longer come true."""
+def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Cancel a pending job for a reason that is not a person's wish."""
     if job.state is not JobState.PENDING:
-        raise BrokenInvariant(f"job {job.id} is {job.state} and depends on nothing any more ({story_of(job)})")
-    job = replace(
-        move(job, JobState.CANCELLED),
-        end_at=now,
-        reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED,
-        reason_text=text,
-    )
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be given up ({story_of(job)})")
+    job = replace(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 

@@ -177,18 +177,14 @@ def _not_needed(steps: Mapping[str, Job], names: Mapping[int, str]) -> frozenset
     left = [name for name, job in steps.items() if job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED]
     while True:
         more = [
-            name
-            for name in left
-            if name not in found and _is_spared(conditions_of(steps[name]), steps, names, found)
+            name for name in left if name not in found and _is_spared(conditions_of(steps[name]), steps, names, found)
         ]
         if not more:
             return frozenset(found)
         found.update(more)
 
 
-def _is_spared(
-    expression: Expression, steps: Mapping[str, Job], names: Mapping[int, str], spared: set[str]
-) -> bool:
+def _is_spared(expression: Expression, steps: Mapping[str, Job], names: Mapping[int, str], spared: set[str]) -> bool:
     def spares(one: Condition) -> bool:
         name = names.get(one.job_id)
         if name is None:

@@ -27,4 +27,5 @@ CREATE TABLE pipelines (
 
 CREATE INDEX jobs_by_key ON jobs (uid, key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_by_pipeline ON jobs (pipeline) WHERE pipeline IS NOT NULL;
+CREATE INDEX jobs_that_are_arrays ON jobs (id) WHERE tasks_left IS NOT NULL;
 CREATE INDEX jobs_by_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
