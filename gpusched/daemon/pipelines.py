@@ -78,6 +78,25 @@ def find(number: int, store: Store) -> Pipeline:
     return found[0]
 
 
+def step_ids(number: int, world: World, store: Store, *, unfinished: bool) -> list[int]:
+    """The jobs of the steps of a pipeline; those that have not ended, while there are any, when asked for those.
+
+    Raises: NotFound.
+    """
+    jobs = policy.steps_of(jobs_of(number, world, store)).values()
+    if not jobs:
+        find(number, store)
+    active = [job.id for job in jobs if not job.state.is_final]
+    return active if active and unfinished else [job.id for job in jobs]
+
+
+def not_needed(number: int, world: World, store: Store) -> list[Job]:
+    """Jobs of steps that were left out because others went well."""
+    jobs = jobs_of(number, world, store)
+    spared = policy.standing(jobs).not_needed
+    return [job for name, job in policy.steps_of(jobs).items() if name in spared]
+
+
 def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     world, now = turn.world, turn.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
