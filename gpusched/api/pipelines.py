@@ -156,10 +156,13 @@ async def show(request: web.Request) -> web.Response:
     jobs = daemon.jobs_of(pipeline.number, service.scheduler.world, service.scheduler.store)
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
     facts = service.facts_of(steps.values())
+    now = {job_id: steps[name].id for job_id, name in names.items()}
     spared = policy.standing(jobs).not_needed
     shown = [
         {
             **job_json(job, facts(job)),
+            # By the last job of each step: what was resumed has others than those that were waited for.
+            "depends_on": list(dict.fromkeys(str(now.get(one, one)) for one in policy.conditions_of(job).job_ids)),
             "needs": _needs_json(job, names),
             "not_needed": name in spared,
         }

@@ -119,7 +119,7 @@ class _Reader:
             else:
                 self._put(base, ("defaults", key), key, value)
         steps = self._table_at(("step",), self._document.get("step", {}))
-        if not steps:
+        if not steps and self._document.keys() <= set(TOP):
             self._refuse(("step",), "there is no step; write one as [step.NAME]")
         found = PipelineText(str(name), self._source)
         needs: dict[str, Needs] = {}

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from gpusched.model.job import Job
 from gpusched.model.states import JobState, ReasonCode
@@ -83,17 +84,22 @@ def find_circle(needs: Mapping[str, Needs]) -> tuple[str, ...] | None:
 
 def in_order(needs: Mapping[str, Needs]) -> list[str]:
     """The steps so that each comes after those it needs, else as they were given. There is no circle."""
+    names = list(needs)
+    at = {name: place for place, name in enumerate(names)}
     left = {name: sum(step in needs for step in of.steps) for name, of in needs.items()}
     waiting: dict[str, list[str]] = {}
     for name, of in needs.items():
         for step in of.steps:
             waiting.setdefault(step, []).append(name)
-    ordered = [name for name in needs if not left[name]]
-    for name in ordered:
+    ready = [at[name] for name in names if not left[name]]  # sorted, so a heap
+    ordered = []
+    while ready:
+        name = names[heappop(ready)]
+        ordered.append(name)
         for follower in waiting.get(name, ()):
             left[follower] -= 1
             if not left[follower]:
-                ordered.append(follower)  # the walk goes on over what it finds
+                heappush(ready, at[follower])
     return ordered
 
 
