@@ -46,6 +46,11 @@ def spool_dir() -> str:
     return os.path.join(state_dir(), "spool")
 
 
+def checkpoint_dir() -> str:
+    """Folders in which jobs keep what they need to go on."""
+    return os.path.join(state_dir(), "checkpoints")
+
+
 def log_file() -> str:
     """The daemon's log."""
     return os.path.join(state_dir(), "log", "gpuschedd.log")
@@ -70,6 +75,12 @@ def lock_file() -> str:
 def start_lock() -> str:
     """Held by the client that starts the daemon."""
     return os.path.join(state_dir(), "start.lock")
+
+
+def notify_file() -> str:
+    """The user's own TOML file with whom to tell; it need not exist."""
+    root = home()
+    return os.path.join(root if root else _xdg("XDG_CONFIG_HOME", ".config"), "notify.toml")
 
 
 def config_file() -> str:

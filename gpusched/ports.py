@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
@@ -54,6 +55,8 @@ class Changes:
     """By job."""
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
     """New ones, by number."""
+    alerts: dict[str, Alert | None] = field(default_factory=dict)
+    """What is to be told, by key; None takes it out of the outbox."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -66,6 +69,7 @@ class Changes:
             or self.reservations
             or self.estimates
             or self.pipelines
+            or self.alerts
         )
 
 
@@ -111,6 +115,9 @@ class Store(Protocol):
 
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest this many by job id, newest first."""
+
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
@@ -215,6 +222,12 @@ class Engine(Protocol):
 
     def checkpoints(self) -> Mapping[str, float]:
         """When living runs last said that they have saved their work; those that never did are left out."""
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        """CPU time that all processes of these runs have used so far; only differences mean something.
+
+        Runs of which nobody knows are left out.
+        """
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """Called from the event loop's thread whenever `events` has something new."""

@@ -54,6 +54,10 @@ class Lab:
         self.gpus = gpus
         self.used: dict[int, int] = {}
         self.lost: set[int] = set()
+        self.xids: dict[int, tuple[int, ...]] = {}
+        """Faults of GPUs, told of in the next reading alone."""
+        self.load: dict[int, float | None] = {}
+        """Utilisation of GPUs and of their memory; 0 of those that are not named."""
         self.gpu_error: str | None = None
         self.steps: list[str] = []
         base = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
@@ -87,9 +91,11 @@ class Lab:
                 "A100",
                 vram_total_mib=81920,
                 vram_used_mib=self.used.get(index, 0),
-                utilisation=0.0,
+                utilisation=self.load.get(index, 0.0),
+                memory_utilisation=self.load.get(index, 0.0),
                 processes=(),
                 is_lost=index in self.lost,
+                xids=self.xids.pop(index, ()),
             )
             for index in range(self.gpus)
         )

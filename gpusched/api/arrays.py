@@ -13,7 +13,7 @@ from gpusched.model.tasks import MAX_TASK, TaskSet, parse_tasks
 from gpusched.model.units import parse_job_id, printable
 from gpusched.policy.life import arrays
 
-ARRAY_KEYS = ("array", "max_fails", "sweep")
+ARRAY_KEYS = ("array", "sweep", "max_fails")
 
 _TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -201,6 +201,7 @@ async def show(request: web.Request) -> web.Response:
     return respond(
         job={
             **job_json(job, service.facts_of([job])(job)),
+            "tasks": service.states_of_tasks(job) if job.is_array else None,
             "runs": [run_json(runs[number]) for number in sorted(runs)],
             "events": [event_json(event) for event in store.events(job.id)],
             "related": _related(job, service),

@@ -130,6 +130,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "cpus": lambda job, ctx: job.spec.request.cpus,
     "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
+    "idle_at": lambda job, ctx: ctx.run.idle_at if ctx.run and job.state is JobState.RUNNING else None,
     "nodes": lambda job, ctx: job.spec.request.nodes,
     "gpus_per_node": lambda job, ctx: job.spec.request.gpus,
     "gpus_linked": lambda job, ctx: job.spec.request.is_linked,
@@ -200,6 +201,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "mean_utilisation": run.mean_utilisation,
         "energy_j": run.energy_j,
         "suspended_s": run.suspended_s,
+        "idle_at": run.idle_at,
         "stdout_path": run.stdout_path,
         "stderr_path": run.stderr_path,
     }

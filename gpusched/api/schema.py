@@ -14,6 +14,7 @@ MAX_RETRIES = 1000
 MAX_NODES = 4096
 MAX_UNITS = 1_000_000
 """Most of one license or custom resource that one job may ask for."""
+MAX_LOGS = 100
 MAX_NAME = 200
 MAX_INSTANT = 32503680000.0
 """Year 3000: a begin time above is a mistake in units."""
@@ -111,6 +112,8 @@ LAUNCH_FIELDS: dict[str, Field] = {
     "notice": Field("notice", "Signal some time before the time limit."),
     "stop_signal": Field("integer", "First signal when the job is stopped.", 1, 64),
     "grace_s": Field("number", "Between the first signal and KILL, in seconds.", 0, 86400),
+    "log_max_mib": Field("integer", "Put an output file aside when it has grown to this size, in MiB.", 1, MAX_MIB),
+    "log_keep": Field("integer", "How many files put aside are kept; 0 empties the file instead.", 0, MAX_LOGS),
     "gpu_ids": Field("string", "Form of CUDA_VISIBLE_DEVICES.", choices=("index", "uuid")),
 }
 
@@ -134,13 +137,25 @@ JOB_FIELDS: dict[str, Field] = {
     "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
+ALERT_FIELDS: dict[str, Field] = {
+    "notify": Field("strings", "What to tell the owner of: begin, end, fail, ..., all."),
+    "notify_to": Field("strings", "Only these targets of the owner, or mail addresses."),
+}
+
 ARRAY_FIELDS: dict[str, Field] = {
     "array": Field("string", "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once."),
     "max_fails": Field("integer", "When more tasks than this have failed, the rest is cancelled.", 0, 4_000_000),
     "sweep": Field("strings", "NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task."),
 }
 
-SPEC_FIELDS: dict[str, Field] = {**ARRAY_FIELDS, **JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
+SPEC_FIELDS: dict[str, Field] = {
+    **ARRAY_FIELDS,
+    **JOB_FIELDS,
+    **REQUEST_FIELDS,
+    **RETRY_FIELDS,
+    **LAUNCH_FIELDS,
+    **ALERT_FIELDS,
+}
 
 UPDATE_FIELDS: dict[str, Field] = {
     name: field

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class Service:
         """Return when the row of one of these jobs changes, or after the timeout."""
         event = asyncio.Event()
         # A task without a row changes with its array.
-        ids = [*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))]
+        ids = list({*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))})
         for job_id in ids:
             self.watchers.setdefault(job_id, set()).add(event)
         try:
@@ -165,6 +165,16 @@ class Service:
             if job.is_array:
                 found[job_id] = {task.id for task in world.tasks_of(job)}
         return found
+
+    def states_of_tasks(self, array: Job) -> dict[str, int]:
+        """How many tasks of an array are in each state."""
+        found: Counter[JobState] = Counter()
+        for _, state, tasks, _ in self.scheduler.store.task_tallies([array.id]):
+            found[state] += tasks
+        for task in self.scheduler.world.tasks_of(array):
+            found[task.state] += 1
+        found[array.state if array.state.is_final else JobState.PENDING] += len(arrays.tasks_left(array))
+        return {state.value: found[state] for state in JobState if found[state]}
 
     def runs_of(self, jobs: Iterable[Job]) -> dict[int, Run]:
         """The current or last run of each job that has one."""

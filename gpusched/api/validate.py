@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
+from gpusched.api.alerting import read_alerting
 from gpusched.api.arrays import read_array
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
@@ -194,6 +195,7 @@ def read_spec(
         launch=launch,
         retry=_read_retry(values),
         hold=values.get("hold", False),
+        alerting=read_alerting(values),
         array=read_array(values),
         **job,
     )
@@ -261,6 +263,8 @@ def _read_launch(
             "stop_signal",
             "grace_s",
             "gpu_ids",
+            "log_max_mib",
+            "log_keep",
         )
         if key in values
     }

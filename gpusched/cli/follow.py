@@ -247,7 +247,7 @@ class Following:
 
     def _learn(self, answer: dict[str, Any]) -> None:
         self._arrays = answer["arrays"]
-        self._is_several = self._is_several or bool(self._arrays)
+        self._is_several = self._is_several or bool(self._arrays) or len(answer["jobs"]) > 1
         for job in answer["jobs"]:
             one = self._jobs.get(job["id"])
             if one is None:

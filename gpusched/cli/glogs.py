@@ -47,7 +47,7 @@ def body(words: list[str]) -> int:
         if values.get("follow"):
             return follow(client, ids, wish)
         answer = client.call("GET", f"/v1/logs?ids={quote(','.join(ids))}")
-    is_several = len(ids) > 1 or bool(answer["arrays"])
+    is_several = len(ids) > 1 or bool(answer["arrays"]) or len(answer["jobs"]) > 1
     if not answer["jobs"]:
         names = ", ".join(array["id"] for array in answer["arrays"])
         raise Refused(f"no task of {names} has started", f"wait for them with: glogs -f {names}")

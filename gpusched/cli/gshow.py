@@ -64,7 +64,7 @@ def _describe(job: dict[str, Any]) -> str:
         ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
-        ("Output", job["stdout_path"]),
+        ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"])),
         ("Requested", _requested(job)),
         ("Submitted", instant(job["submit_at"])),
         ("Started", instant(job["start_at"])),
@@ -76,6 +76,10 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["tasks"]:
+        pairs.insert(3, ("Tasks", _tasks(job)))
+    if job["sweep"]:
+        pairs.insert(1, ("Values", ", ".join(f"{name}={value}" for name, value in job["sweep"].items())))
     if job["key"]:
         pairs.insert(2, ("Key", job["key"]))
     where = _where(job)
@@ -85,6 +89,8 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
+    if job["spec"]["alerting"] is not None:
+        pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
@@ -95,6 +101,18 @@ def _describe(job: dict[str, Any]) -> str:
         for event in job["events"]
     )
     return "\n".join(lines) + "\n"
+
+
+def _tasks(job: dict[str, Any]) -> str:
+    """How many tasks of an array are in each state, and which have not begun."""
+    text = ", ".join(f"{count} {state}" for state, count in job["tasks"].items())
+    left = f" (not begun: {job['tasks_left']})" if job["tasks_left"] else ""
+    return text + left + (f", at most {job['throttle']} at once" if job["throttle"] else "")
+
+
+def _tells(alerting: dict[str, Any]) -> str:
+    """Of what the owner is told, and through which targets when not through all."""
+    return ", ".join(alerting["on"]) + (f" to {', '.join(alerting['targets'])}" if alerting["targets"] else "")
 
 
 def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
@@ -143,6 +161,12 @@ def _where(job: dict[str, Any]) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _rotation(launch: dict[str, Any]) -> str:
+    if launch["log_max_mib"] is None:
+        return ""
+    return f", put aside at {format_size_mib(launch['log_max_mib'])}, {launch['log_keep']} kept"
+
+
 def _exit(job: dict[str, Any]) -> str:
     if job["signal"]:
         return f"signal {job['signal']}"
@@ -163,6 +187,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"peak memory {format_size_mib(run['peak_mem_mib'])}" if run["peak_mem_mib"] is not None else "",
         f"peak VRAM {format_size_mib(run['peak_vram_mib'])}" if run["peak_vram_mib"] is not None else "",
         f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
+        f"GPUs idle since {instant(run['idle_at'])}" if run["idle_at"] is not None and not run["end_at"] else "",
         f"energy {run['energy_j'] / 3600:.1f} Wh" if run["energy_j"] is not None else "",
     ]
     lines = [printable(head), f"  {times}"]

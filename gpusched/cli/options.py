@@ -178,6 +178,8 @@ def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
     from gpusched.cli.arrays import array_options
     from gpusched.cli.failing import failing_options
+    from gpusched.cli.log_options import log_options
+    from gpusched.cli.notifying import notify_options
     from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
     from gpusched.cli.workflow import dependency_options, pipeline_options
@@ -378,6 +380,7 @@ def gsub_table() -> Table:
                 section=fail,
                 help="between the first signal and KILL when the job is stopped; default 30s",
             ),
+            *notify_options(fail, slurm),
             Option(
                 "-o",
                 "--output",
@@ -405,6 +408,7 @@ def gsub_table() -> Table:
                 completes="append truncate",
                 help="append or truncate for all runs; default: each retry gets a file of its own",
             ),
+            *log_options(out),
             Option("-W", "--wait", sets={"wait": True}, section="Output", help="wait and exit with the job's code"),
             Option(
                 "-f",

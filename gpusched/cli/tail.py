@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import stat
 
+from gpusched.model.logfile import put_aside
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +21,6 @@ PIECE = 1 << 18
 KNOWN_BYTES = 64
 LONGEST_LINE = 1 << 20
 """Looking back for the last N lines, so much for each of them is read at most: a file may be one endless line."""
-
-
-def put_aside(path: str, number: int) -> str:
-    """Name of the file put aside this many rotations ago; 0 is the one that is written to."""
-    return f"{path}.old{number}" if number else path
 
 
 def tail_offset(fd: int, lines: int) -> int:

@@ -17,7 +17,6 @@ from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
-from gpusched.policy.life.dependencies import parse_dependency
 
 from . import keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
@@ -249,7 +248,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         if after.spec.dependency != before.spec.dependency:
             turn.world.replace_dependency(after)
             if after.spec.dependency:
-                turn.world.learn_parents(turn.store, parse_dependency(after.spec.dependency).job_ids)
+                turn.world.learn_parents(turn.store, [after.spec.dependency])
         turn.put_job(after)
         words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))

@@ -16,6 +16,7 @@ from gpusched.policy.life.dependencies import (
     parse_dependency,
 )
 
+from .counterparts import Counterparts
 from .namesakes import Namesakes
 
 _FREE = Satisfied()
@@ -24,7 +25,10 @@ _FREE = Satisfied()
 class Dependents:
     """Jobs with a dependency and their parents, ended ones included; nothing of jobs without one."""
 
-    def __init__(self) -> None:
+    def __init__(self, counterparts: Counterparts) -> None:
+        self._counterparts = counterparts
+        self._tasks: dict[int, set[int]] = {}
+        """Tasks that wait by themselves, by array: what their array waits for, they wait for too."""
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
@@ -51,9 +55,14 @@ class Dependents:
         """Follow the parents of a job that waits, if it names any; `jobs` are the active ones."""
         if not job.spec.dependency or job.id in self._expressions:
             return
-        expression = parse_dependency(job.spec.dependency)
+        if job.array_id is not None and job.run:
+            # It has started once: what its array waited for has come true.
+            return
+        expression = self._counterparts.watch(job, parse_dependency(job.spec.dependency))
         self._expressions[job.id] = expression
         self._touched.add(job.id)
+        if job.array_id is not None:
+            self._tasks.setdefault(job.array_id, set()).add(job.id)
         if expression.is_singleton:
             self._singletons.add(job.id)
             self._namesakes.begin(jobs.values())
@@ -67,6 +76,7 @@ class Dependents:
     def forget(self, job_id: int) -> None:
         """The job has ended or depends on something else: its parents are followed no more for its sake."""
         expression = self._expressions.pop(job_id, None)
+        self._counterparts.forget(job_id)
         if job_id in self._singletons:
             self._singletons.discard(job_id)
             if not self._singletons:
@@ -82,6 +92,9 @@ class Dependents:
 
     def follow(self, job: Job) -> None:
         """A job has changed: those that wait for it have to be looked at."""
+        self._counterparts.follow(job)
+        if job.is_array and job.state.is_final:
+            self._tasks.pop(job.id, None)
         children = self._children.get(job.id)
         if children:
             self._parents[job.id] = parent_of(job)
@@ -95,16 +108,26 @@ class Dependents:
 
     def take_touched(self) -> list[int]:
         """Jobs to look at since the last call, by id."""
-        touched, self._touched = sorted(self._touched), set()
-        return touched
+        touched, self._touched = self._touched, set()
+        for array_id in touched & self._tasks.keys():
+            touched = touched | (self._tasks[array_id] & self._expressions.keys())
+        return sorted(touched)
 
     def state(self, job_id: int) -> Verdict:
         """Satisfied, Waiting or Never, as of what is known of the parents."""
         expression = self._expressions.get(job_id)
         if expression is None:
             return _FREE
-        earlier = self._namesakes.earlier(job_id) if job_id in self._singletons else None
+        earlier = self._earlier(job_id)
         return evaluate(expression, self._parents.get, earlier)
+
+    def _earlier(self, job_id: int) -> int | None:
+        """The first earlier job of the same owner and name that a singleton waits for; a task stands where its array
+        does."""
+        if job_id not in self._singletons:
+            return None
+        array_id = next((array_id for array_id, tasks in self._tasks.items() if job_id in tasks), job_id)
+        return self._namesakes.earlier(array_id)
 
     def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
         """The dependency of a job that has one, by jobs alone, and what is known of those.
@@ -116,7 +139,7 @@ class Dependents:
         known = {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
         if not expression.is_singleton:
             return expression, known
-        earlier = self._namesakes.earlier(job_id)
+        earlier = self._earlier(job_id)
         named = tuple(condition for condition in expression.conditions if condition.job_id)
         if earlier is not None:
             named = (*named, Condition("afterany", earlier))

@@ -25,6 +25,8 @@ class Site:
     node: str
     socket: str
     cluster: str = "gpusched"
+    checkpoints: str = ""
+    """Folder of the jobs' checkpoint folders, unless the settings name one; empty for none."""
 
 
 _NO_PAST: Mapping[str, str] = MappingProxyType({})
@@ -70,6 +72,9 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
         "u": job.user.replace("/", "_"),
         "N": node.partition(".")[0].replace("/", "_"),
     }
+    if job.is_array:
+        # Each of its tasks puts its own here.
+        values.update({"j": "%j", "a": "%a"})
     out = []
     at = 0
     while at < len(pattern):
@@ -102,14 +107,16 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
+    values = {name: value.replace("/", "_") for name, value in _values_of(job).items()}
+
     def place(pattern: str) -> str:
-        path = expand_pattern(pattern, job, node)
+        path = fill(expand_pattern(pattern, job, node), values)
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
         return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
 
     stderr = launch.stderr
-    if job.array_id is not None:
+    if job.spec.array is not None:
         # As in Slurm, the tasks of an array stand together in a listing.
         default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
@@ -125,6 +132,20 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
     if form == "uuid" or None in indexes:
         return ",".join(share.uuid for share in run.gpus)
     return ",".join(str(index) for index in indexes)
+
+
+def keeps_checkpoints(job: Job) -> bool:
+    """Whether a folder is made for the job: it may run again, and what it does is worth going on from.
+
+    For short jobs without GPUs and retries a folder more would be most of what they cost.
+    """
+    return bool(job.spec.request.gpus or job.spec.retry.retries or job.restarts)
+
+
+def checkpoint_folder(job: Job, site: Site, settings: Settings) -> str | None:
+    """Where the job may keep what it needs to go on; the same for all its runs."""
+    base = settings.life.checkpoint_dir or site.checkpoints
+    return f"{base}/{job.id}" if base else None
 
 
 def job_environment(
@@ -158,6 +179,8 @@ def job_environment(
     env.update({f"GPUSCHED_{name}": value for name, value in own.items()})
     env["GPUSCHED_RUN"] = run.id
     env["GPUSCHED_SOCKET"] = site.socket
+    if (folder := checkpoint_folder(job, site, settings)) is not None:
+        env["GPUSCHED_CHECKPOINT_DIR"] = folder
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
     for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
@@ -217,13 +240,18 @@ def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
     return {**env, **(swept(array, task) if array.sweep else {})}
 
 
-def _arguments(job: Job) -> tuple[str, ...]:
-    """The command, in a sweep with its values in the places that are named for them."""
+def _values_of(job: Job) -> dict[str, str]:
+    """What a task of a sweep has in the places that are named for it; nothing for any other job."""
     array = job.spec.array
-    if array is None or not array.sweep or job.task is None:
-        return job.spec.launch.argv
-    values = swept(array, job.task)
-    return tuple(fill(word, values) for word in job.spec.launch.argv)
+    return {} if array is None or not array.sweep or job.task is None else swept(array, job.task)
+
+
+def _script(job: Job, script: bytes | None) -> bytes | None:
+    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
+    values = _values_of(job)
+    if script is None or not values or job.spec.launch.script_name != "wrap":
+        return script
+    return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
 
 
 def make_ticket(
@@ -244,8 +272,8 @@ def make_ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
-        argv=_arguments(job),
-        script=script,
+        argv=tuple(fill(word, _values_of(job)) for word in launch.argv),
+        script=_script(job, script),
         env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         umask=launch.umask,
@@ -258,4 +286,7 @@ def make_ticket(
         stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
+        checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
+        log_max_mib=launch.log_max_mib,
+        log_keep=launch.log_keep,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpusched.errors import Refused
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.states import JobState
-from gpusched.policy.life.dependencies import parse_dependency
 
 from .selection import Caller
 from .turn import Turn
@@ -41,6 +40,6 @@ def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
 def record(job: Job, text: str, turn: Turn) -> None:
     """Take a new job in, with the first line of its story."""
     if job.spec.dependency:
-        turn.world.learn_parents(turn.store, parse_dependency(job.spec.dependency).job_ids)
+        turn.world.learn_parents(turn.store, [job.spec.dependency])
     turn.put_job(job)
     turn.tell(JobEvent(job.id, turn.now, "submitted", text))

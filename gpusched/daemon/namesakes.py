@@ -44,7 +44,7 @@ class Namesakes:
     def follow(self, job: Job) -> tuple[int, ...]:
         """Take in a new or changed job; returns the jobs whose turn may have come or gone by that."""
         if not self._is_kept or job.array_id is not None:
-            # A task is part of its array, which has not ended before it.
+            # An array is there until its last task has ended.
             return ()
         before = self._mark_of.get(job.id)
         after = None if job.state.is_final else (job.uid, job.spec.name)

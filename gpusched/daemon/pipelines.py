@@ -189,8 +189,9 @@ def _turn_over(
             continue
         if not isinstance(turn.world.dependency_state(job), Never):
             continue
-        after = replace(job, spec=replace(job.spec, dependency=policy.moved(job, names, ids)))
+        dependency = policy.moved(job, names, ids)
+        after = replace(job, spec=replace(job.spec, dependency=dependency))
         turn.world.replace_dependency(after)
-        turn.world.learn_parents(turn.store, policy.conditions_of(after).job_ids)
+        turn.world.learn_parents(turn.store, [dependency] if dependency else [])
         turn.put_job(after)
         turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={after.spec.dependency}, as others run again"))

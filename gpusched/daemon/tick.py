@@ -53,10 +53,14 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .alerting import Alerts
 from .fallbacks import follow_failures
+from .gpu_faults import GpuFaults
+from .gpu_watch import GpuWatch
 from .growing import grow
 from .history import Estimates, History
-from .launch import Site, make_ticket, output_paths
+from .idling import IdleWatch
+from .launch import Site, checkpoint_folder, make_ticket, output_paths
 from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
@@ -106,10 +110,12 @@ class Scheduler:
         self.recent_tick_s: deque[float] = deque(maxlen=512)
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
-        self.listeners: list[Callable[[Iterable[int]], None]] = []
-        """Called after a commit with the ids of all jobs whose row changed."""
+        self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
+        """Called after a commit with all jobs whose row changed, by id."""
         self.history = History(store)
         self.estimates = Estimates(store)
+        self.idle = IdleWatch()
+        self.gpu_faults = GpuFaults()
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self._clock = clock
@@ -127,6 +133,8 @@ class Scheduler:
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
+        self.alerts = Alerts(store, self.world, settings)
+        self._gpu_watch = GpuWatch()
         self._resume_releases()
 
     # --- what the edges call --------------------------------------------------------------------
@@ -160,6 +168,10 @@ class Scheduler:
         self._reading = reading
         self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
+        self.idle.observe(reading, self.world, self.settings)
+        self.gpu_faults.observe(reading)
+        for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
+            self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""
@@ -171,6 +183,15 @@ class Scheduler:
         now = self._clock.now()
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+
+    def files_of(self, run: str) -> tuple[str, ...]:
+        """Logs of an open run, and where it keeps its work."""
+        found = self.world.open_runs.get(run)
+        if found is None:
+            return ()
+        folder = checkpoint_folder(self.world.jobs[found.job_id], self.site, self.settings)
+        paths = (found.stdout_path, found.stderr_path, folder)
+        return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
         """The nodes with other settings; none while their GPUs cannot be read."""
@@ -210,8 +231,9 @@ class Scheduler:
         )
 
     def next_due(self) -> float | None:
-        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation's edge."""
-        return min((at for at in (self.world.next_due(), self._windows.edge_at) if at is not None), default=None)
+        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation, an alarm."""
+        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due())
+        return min((at for at in dues if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
@@ -282,6 +304,7 @@ class Scheduler:
         for listener in self.settings_listeners:
             listener(self.settings)
         self.world.touch_dependencies()
+        self.alerts.adopt(self.world, self.settings)
         self._look_again = True
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
@@ -296,6 +319,7 @@ class Scheduler:
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
+        self.gpu_faults.carry_out(turn)
         self._finish_releases(turn)
         self._stop_runs_of_lost_gpus(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
@@ -304,6 +328,8 @@ class Scheduler:
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
         follow_failures(turn)
+        self.idle.carry_out(turn, self.alerts.gpu_idle)
+        self.alerts.ring(turn, self.plan)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
@@ -316,11 +342,13 @@ class Scheduler:
                     break
                 launches += more
             self._look_again = False
+        self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
             if turn.changes:
                 self.store.commit(turn.changes)
                 self.trouble = None
+                self.alerts.committed(turn.changes, self.world, self.settings)
         else:
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
@@ -369,6 +397,7 @@ class Scheduler:
         self._look_again = True
         self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
+        self.alerts.reload(self.store, self.world, self.settings)
         self._resume_releases()
 
     @staticmethod
@@ -381,6 +410,7 @@ class Scheduler:
             or changes.reservations
             or changes.estimates
             or changes.pipelines
+            or changes.alerts
         ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 
     # --- apply ----------------------------------------------------------------------------------
@@ -465,6 +495,7 @@ class Scheduler:
                 continue
             job = self.world.jobs[run.job_id]
             self.world.end_release(run)
+            run = self.gpu_faults.judge(job, run, turn)
             job, story = lifecycle.finish(job, run, self.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
@@ -499,6 +530,10 @@ class Scheduler:
                 if lifecycle.ends_unsatisfied(job, self.settings):
                     is_moving = True
                     self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+            for job, text in self.world.settle_counterparts(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
         return self.world.lined_up != before
 
     @staticmethod

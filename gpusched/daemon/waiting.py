@@ -25,6 +25,9 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     if verdict.at > max(now, job.eligible_at):
         text = f"begins in {format_duration(verdict.at - now)}, {verdict.text}"
         return Reason(ReasonCode.DEPENDENCY, text, {**facts, "eligible_at": verdict.at})
+    if job.spec.array is not None and world.waits_for_counterparts(job):
+        text = "waits for the tasks of the same numbers to complete"
+        return Reason(ReasonCode.DEPENDENCY, text, {"dependency": job.spec.dependency})
     if job.eligible_at > now:
         return _by_time(job, now)
     key = world.class_of(job.id)

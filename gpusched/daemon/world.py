@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
@@ -34,6 +33,7 @@ from gpusched.ports import JobFilter, Store
 from .alarms import Alarms
 from .arrays import Arrays
 from .classes import FRONT, ClassQueue
+from .counterparts import CORR, Counterparts
 from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
@@ -94,10 +94,11 @@ class World:
         self._class_of: dict[int, ClassKey] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
         self._timed = Alarms()
-        self._dependents = Dependents()
+        self.arrays = Arrays()
+        self._counterparts = Counterparts(self.arrays)
+        self._dependents = Dependents(self._counterparts)
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Alarms()
-        self.arrays = Arrays()
         self._stopping_at: dict[int, float] = {}
 
     @classmethod
@@ -117,9 +118,8 @@ class World:
         world.jobs.update(known)
         for job in jobs:
             world.active.add(job.spec, job.user, world.arrays.left(job))
-        named = (parse_dependency(job.spec.dependency).job_ids for job in jobs if job.spec.dependency)
-        world.learn_parents(store, chain.from_iterable(named))
         world.arrays.load(store, jobs)
+        world.learn_parents(store, [job.spec.dependency for job in jobs if job.spec.dependency])
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
@@ -199,6 +199,8 @@ class World:
 
     def _line_up(self, job: Job) -> None:
         self.lined_up += 1
+        if job.is_array and not self.arrays.line(job.id):
+            return
         key = self._key(job)
         self._class_of[job.id] = key
         queue = self._classes.get(key)
@@ -353,9 +355,18 @@ class World:
 
     # --- dependencies ---------------------------------------------------------------------------
 
-    def learn_parents(self, store: Store, ids: Iterable[int]) -> None:
+    def learn_parents(self, store: Store, dependencies: Iterable[str]) -> None:
         """Remember the states of jobs that others are about to depend on, ended ones included."""
-        self._dependents.learn(self._look_up(store, self._dependents.unknown(ids)))
+        conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
+        self._dependents.learn(self._look_up(store, self._dependents.unknown({one.job_id for one in conditions} - {0})))
+        self._learn_counterparts(store, {one.job_id for one in conditions if one.kind == CORR})
+
+    def _learn_counterparts(self, store: Store, ids: Iterable[int]) -> None:
+        for job_id in ids:
+            found = store.jobs(JobFilter(ids=frozenset({job_id}))) if not self._counterparts.knows(job_id) else []
+            array = self.jobs.get(job_id) or (found[0] if found else None)
+            if array is not None and array.is_array:
+                self._counterparts.learn(array, store.jobs(JobFilter(arrays=frozenset({job_id}))))
 
     def lookup_parents(self, store: Store, ids: Iterable[int]) -> Lookup:
         """A lookup for `evaluate` that knows these jobs."""
@@ -434,6 +445,28 @@ class World:
             elif isinstance(state, Satisfied) and job_id not in self._class_of:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
+        return hopeless
+
+    def waits_for_counterparts(self, job: Job) -> bool:
+        """Whether none of the tasks left of an array, or not this task, may start by what it follows elsewhere."""
+        array_id = job.array_id or job.id
+        if array_id not in self.arrays or (job.array_id is not None and job.id in self.jobs):
+            return False
+        ready = self.arrays.group(array_id).ready
+        return ready is not None and (job.task not in ready if job.task is not None else not ready)
+
+    def settle_counterparts(self, now: float) -> list[tuple[Job, str]]:
+        """Queue the tasks that the tasks of the same number elsewhere let start; return those that never can."""
+        for array_id in self._counterparts.take_touched():
+            array = self.jobs.get(array_id)
+            if array is not None and array.state is JobState.PENDING:
+                self._unqueue(array_id)
+                self._enqueue(array, self.dependency_state(array), now)
+        hopeless = []
+        for array_id, numbers in self._counterparts.take_hopeless().items():
+            for number, parent in numbers.items():
+                text = f"depends on the success of task {parent}_{number}, which did not complete"
+                hopeless.append((arrays.task(self.jobs[array_id], number), text))
         return hopeless
 
     def touch_dependencies(self) -> None:

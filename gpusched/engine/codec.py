@@ -48,6 +48,9 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
         "stop_signal": int(ticket.stop_signal),
         "notice": None if notice is None else (int(notice.signal), notice.before_s, notice.main_only),
         "has_gpus": ticket.has_gpus,
+        "checkpoint_dir": ticket.checkpoint_dir,
+        "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
+        "log_keep": ticket.log_keep,
     }
 
 

@@ -12,7 +12,10 @@ from gpusched.engine import spool as files
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from typing import Any
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeVar
+
+    _Result = TypeVar("_Result")
 else:
     import _signal as signal
 
@@ -41,11 +44,32 @@ class Logs:
 
     __slots__ = ("error", "error_from", "output", "output_from")
 
+    is_copied = False
+    """Whether the job writes into pipes rather than into the files themselves."""
+
     def __init__(self, output: int, error: int) -> None:
         self.output = output
         self.error = error
         self.output_from = os.fstat(output).st_size
         self.error_from = os.fstat(error).st_size
+
+    def job_ends(self) -> tuple[int, int]:
+        """What the job gets as its output and error."""
+        return self.output, self.error
+
+    def begin(self) -> None:
+        """The job has started."""
+
+    def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
+        """Copy what the job writes until a signal is pending, where `is_copied`."""
+
+    def drain(self) -> None:
+        """Copy what is left when nobody of the run can write any more."""
+
+    def tails(self) -> list[tuple[int, int]]:
+        """Where the last words of this run are: files, and the offset at which each begins to be of this run."""
+        output = (self.output, self.output_from)
+        return [output] if self.error == self.output else [output, (self.error, self.error_from)]
 
     def close(self) -> None:
         """Release them."""
@@ -72,12 +96,18 @@ def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
     gid = _group_of(uid) if foreign else -1
     if foreign:
         _make_checkpoint_file(spool, ticket["run"], uid)
-    logs = _enter_as(ticket, uid, gid) if foreign else _enter(ticket)
+    logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
     try:
-        return (_fork_as(ticket, argv, logs, uid, gid) if foreign else _spawn(ticket, argv, logs)), logs
+        if ticket["log_max_bytes"] is not None:
+            from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
+
+            logs = RotatedLogs(logs, ticket, (ticket["user"], uid, gid) if foreign else None)
+        pid = _fork_as(ticket, argv, logs, uid, gid) if foreign else _spawn(ticket, argv, logs)
     except LaunchError:
         logs.close()
         raise
+    logs.begin()
+    return pid, logs
 
 
 def _group_of(uid: int) -> int:
@@ -124,6 +154,7 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.chdir(work_dir)
     except (OSError, ValueError) as error:
         raise LaunchError(f"cannot enter the working directory {work_dir}: {_text(error)}") from None
+    _make_checkpoint_dir(ticket)
     before = os.umask(ticket["umask"])
     try:
         output = _open_log(ticket["stdout_path"], ticket, "output")
@@ -139,21 +170,37 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.umask(before)
 
 
-def _enter_as(ticket: dict[str, Any], uid: int, gid: int) -> Logs:
+def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
+    """Make the job's folder as its user. One that is somebody else's is not used: what is in it would not be theirs."""
+    path = ticket["checkpoint_dir"]
+    if path is None:
+        return
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        # A full disk, or a place where the user may not write: the job runs as well without.
+        ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
+
+
+def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Result:
+    """Touch files with the rights of a user. Raises: LaunchError."""
     # Only the effective ids change, and only here: the real ones stay root's, so that the user can
     # neither trace nor signal this process meanwhile.
     groups = os.getgroups()
     own_gid = os.getegid()
     try:
-        os.initgroups(ticket["user"], gid)
+        os.initgroups(user, gid)
     except OSError as error:
-        raise LaunchError(f"cannot take the groups of user {ticket['user']}: {_text(error)}") from None
+        raise LaunchError(f"cannot take the groups of user {user}: {_text(error)}") from None
     try:
         os.setegid(gid)
         os.seteuid(uid)
-        return _enter(ticket)
+        return action()
     except OSError as error:
-        raise LaunchError(f"cannot become user {ticket['user']} (uid {uid}): {_text(error)}") from None
+        raise LaunchError(f"cannot become user {user} (uid {uid}): {_text(error)}") from None
     finally:
         os.seteuid(0)
         os.setegid(own_gid)
@@ -181,6 +228,7 @@ def _open_log(path: str, ticket: dict[str, Any], what: str) -> int:
 
 def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs) -> int:
     env: dict[str, str] = ticket["env"]
+    output, error_output = logs.job_ends()
     before = os.umask(ticket["umask"])
     try:
         return os.posix_spawn(
@@ -188,7 +236,7 @@ def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs) -> int:
             argv,
             env,
             # Standard input is /dev/null in the fork server already.
-            file_actions=[(os.POSIX_SPAWN_DUP2, logs.output, 1), (os.POSIX_SPAWN_DUP2, logs.error, 2)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)],
             setpgroup=0,
             setsigmask=(),
             setsigdef=RESETTABLE,
@@ -214,8 +262,9 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
             os.setgid(gid)
             os.setuid(uid)
             os.setpgid(0, 0)
-            os.dup2(logs.output, 1)
-            os.dup2(logs.error, 2)
+            output, error_output = logs.job_ends()
+            os.dup2(output, 1)
+            os.dup2(error_output, 2)
             os.umask(ticket["umask"])
             for number in RESETTABLE:
                 signal.signal(number, signal.SIG_DFL)

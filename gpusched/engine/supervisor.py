@@ -140,6 +140,8 @@ class Supervisor:
             while self.start_at is not None and self.reap():
                 self.act(time.monotonic())
                 self.wait()
+        if self.logs is not None:
+            self.logs.drain()
         self.finish(launch_error)
         self.close()
         return self.heard
@@ -189,10 +191,11 @@ class Supervisor:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
-        if due:
-            info = signal.sigtimedwait(AWAITED, max(0.0, min(due) - time.monotonic()))
-        else:
-            info = signal.sigwaitinfo(AWAITED)
+        left_s = max(0.0, min(due) - time.monotonic()) if due else None
+        if self.logs is not None and self.logs.is_copied:
+            self.logs.wait(AWAITED, left_s)
+            left_s = 0.0
+        info = signal.sigwaitinfo(AWAITED) if left_s is None else signal.sigtimedwait(AWAITED, left_s)
         if info is None:
             return
         if info.si_signo == ORDER_SIGNAL:
@@ -441,10 +444,7 @@ class Supervisor:
         """Whether the tail of the job's output shows that GPU memory ran out."""
         if not self.ticket["has_gpus"] or self.logs is None:
             return False
-        logs = self.logs
-        return tail_shows_oom(logs.output, logs.output_from) or (
-            logs.error != logs.output and tail_shows_oom(logs.error, logs.error_from)
-        )
+        return any(tail_shows_oom(fd, begin) for fd, begin in self.logs.tails())
 
 
 def tail_shows_oom(log_fd: int, begin: int) -> bool:

@@ -38,8 +38,14 @@ class Ticket:
     leftover_grace_s: float
     stop_signal: int
     notice: Notice | None = None
+    checkpoint_dir: str | None = None
+    """Folder to make for the user if it is not there; when that fails the variable that names it is left out."""
     has_gpus: bool = False
     """Look for GPU out-of-memory in the tail of the output when the run fails."""
+    log_max_mib: int | None = None
+    """Put an output file aside when it has grown to this size; None lets it grow."""
+    log_keep: int = 3
+    """How many of those put aside are kept."""
 
 
 @dataclass(frozen=True, slots=True)

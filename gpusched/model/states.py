@@ -108,6 +108,7 @@ class ReasonCode(str, Enum):
     GPU_FAILED = "GpuFailed"
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
+    GPU_IDLE = "GpuIdle"
     DEADLINE = "DeadLine"
     TASK_FAILED = "TaskFailed"
     MAX_FAILS = "MaxFails"

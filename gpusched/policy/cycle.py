@@ -23,7 +23,7 @@ from math import inf
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, Plan, PreemptMode, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
@@ -87,7 +87,7 @@ class Cycle:
         self.reservations: list[Kept] = []
         """Those made for jobs, in the order in which they were made."""
         self._tasks = Counter(one.first.array_id for one in held.values() if one.first.array_id is not None)
-        """How many tasks run of each array that limits them."""
+        """How many tasks run of each array."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
         self._idle = Draft(self.layout)
         self._hopeless: set[object] = set()
@@ -147,6 +147,12 @@ class Cycle:
         self.keep(head, need, guard, _preempting(self.preemption, head) or reason)
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)
+
+    def let_victims_go(self) -> None:
+        """What those leave who make room can be kept for others from then on."""
+        chosen = self.preemption.chosen
+        ends_at = {job_id: self.preemption.ends_at(job_id) for job_id in chosen}
+        self.profile.end_early(ends_at, {one.job_id for one in chosen.values() if one.mode == PreemptMode.SUSPEND})
 
     @property
     def has_reservations_left(self) -> bool:
@@ -304,7 +310,7 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
         cycle.give_up(leaving)
     if _may_preempt_at_all(cycle, head, need, guard):
         if preemption.choose(head.job.id, key, need, cycle.draft, guard):
-            cycle.profile.end_early({job_id: preemption.ends_at(job_id) for job_id in preemption.chosen})
+            cycle.let_victims_go()
             cycle.claim(head, need, guard)
             return
         cycle.give_up(_preempt_mark(key, need, guard))
@@ -339,7 +345,7 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
         return False
     if not cycle.preemption.choose(head.job.id, key, need, cycle.draft, guard):
         return False
-    cycle.profile.end_early({job_id: cycle.preemption.ends_at(job_id) for job_id in cycle.preemption.chosen})
+    cycle.let_victims_go()
     cycle.claim(head, need, guard, reason)
     return True
 

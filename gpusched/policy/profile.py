@@ -16,7 +16,7 @@ Predictability, Workloads, and User Runtime Estimates (2001), for conservative b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -42,6 +42,17 @@ class Ending:
     start_at: float
     end_at: float
     booking: Booking
+
+
+def _suspended(one: Ending, at: float) -> Iterator[Ending]:
+    """The cores are free then; nobody knows when a job that stands still has ended and leaves the rest."""
+    booking = one.booking
+    if booking.millicpus:
+        yield replace(
+            one, end_at=min(one.end_at, at), booking=Booking(booking.node, booking.uid, booking.millicpus, 0, ())
+        )
+    if booking.mem_mib or booking.parts or booking.resources or booking.licenses:
+        yield replace(one, end_at=inf, booking=replace(booking, millicpus=0))
 
 
 def endings(layout: Layout, allocations: Iterable[Allocation], now: float) -> list[Ending]:
@@ -137,15 +148,21 @@ class Profile:
         for kept in self._passed_by(ending.end_at):
             kept.state.book(ending.booking)
 
-    def end_early(self, ends_at: Mapping[int, float]) -> None:
-        """Running jobs are about to be stopped, each to have ended by its instant.
+    def end_early(self, ends_at: Mapping[int, float], suspended: Collection[int] = ()) -> None:
+        """Running jobs are about to be stopped, each to have ended by its instant; some are only suspended.
 
         What was kept before stays where it is: it only has more room than it knows of.
         """
-        self._running = [
-            replace(one, end_at=min(one.end_at, ends_at[one.job_id])) if one.job_id in ends_at else one
-            for one in self._running
-        ]
+        running: list[Ending] = []
+        for one in self._running:
+            end_at = ends_at.get(one.job_id)
+            if end_at is None:
+                running.append(one)
+            elif one.job_id not in suspended:
+                running.append(replace(one, end_at=min(one.end_at, end_at)))
+            else:
+                running.extend(_suspended(one, end_at))
+        self._running = running
 
     def _passed_by(self, end_at: float) -> list[Kept]:
         """What a job that runs from now until then could be in the way of."""

@@ -14,6 +14,7 @@ from json import JSONEncoder, loads
 from operator import attrgetter
 from typing import Any
 
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.job import (
     Alerting,
@@ -97,6 +98,7 @@ RESERVATION_COLUMNS = (
 )
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
 PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
+ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 _SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
@@ -493,6 +495,28 @@ def read_pipeline(row: Row) -> Pipeline:
     """The pipeline of PIPELINE_COLUMNS."""
     number, uid, user, name, submit_at, source = row
     return Pipeline(number, uid, unpack_text(user), unpack_text(name), submit_at, unpack_text(source))
+
+
+def alert_row(alert: Alert) -> tuple[Any, ...]:
+    """ALERT_COLUMNS of a row of the outbox."""
+    parts = {name: getattr(alert, name) for name in ALERT_COLUMNS}
+    parts["key"] = pack_text(alert.key)
+    for name in _ALERT_LISTS:
+        parts[name] = _ENCODER.encode(parts[name])
+    return tuple(parts.values())
+
+
+def read_alert(row: Row) -> Alert:
+    """The alert of ALERT_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+    parts = dict(zip(ALERT_COLUMNS, row, strict=True))
+    parts["key"] = unpack_text(parts["key"])
+    for name in _ALERT_LISTS:
+        parts[name] = tuple(loads(parts[name]))
+    parts["facts"] = tuple((name, value) for name, value in parts["facts"])
+    return Alert(**parts)
+
+
+_ALERT_LISTS = ("counts_as", "facts", "targets", "settled")
 
 
 def event_row(event: JobEvent) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
@@ -36,6 +37,7 @@ class MemoryStore:
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
         self._pipelines: dict[int, Pipeline] = {}
+        self._alerts: dict[str, Alert] = {}
         self._last_of: dict[int, int] = {}
         self._next_id = 1
 
@@ -59,6 +61,10 @@ class MemoryStore:
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest this many by job id, newest first."""
         return [self._estimates[job_id] for job_id in sorted(self._estimates, reverse=True)[:limit]]
+
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
+        return sorted(self._alerts.values(), key=lambda alert: (alert.at, alert.key))
 
     def next_job_id(self) -> int:
         """One above every id ever used."""
@@ -108,6 +114,11 @@ class MemoryStore:
                 self._reservations[name] = entry
         self._estimates.update(changes.estimates)
         self._pipelines.update(changes.pipelines)
+        for key, alert in changes.alerts.items():
+            if alert is None:
+                self._alerts.pop(key, None)
+            else:
+                self._alerts[key] = alert
 
     def _refusal(self, changes: Changes) -> str | None:
         """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
@@ -135,6 +146,13 @@ class MemoryStore:
         for job_id in changes.estimates:
             if job_id not in self._jobs and job_id not in changes.jobs:
                 return f"an estimate of job {job_id}, which is none"
+        for alert in changes.alerts.values():
+            if alert is None:
+                continue
+            if alert.job_id is not None and alert.job_id not in self._jobs and alert.job_id not in changes.jobs:
+                return f"an alert about job {alert.job_id}, which is none"
+            if not alert.key or alert.state not in ("armed", "waiting", "told"):
+                return f"an alert {alert.key!r} that is {alert.state}"
         return None
 
     def changed(self) -> bool:

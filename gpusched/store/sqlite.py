@@ -13,6 +13,7 @@ from json import dumps
 from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import GROUPS, UsageSum, cards_in
@@ -94,6 +95,10 @@ class SqliteStore:
         """The newest this many by job id, newest first."""
         return self._rows(codec.read_estimate, sql.ESTIMATES, (limit,))
 
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
+        return self._rows(codec.read_alert, sql.ALERTS)
+
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
         found = self._rows(_first, sql.LARGEST_ID_EVER)
@@ -132,6 +137,11 @@ class SqliteStore:
                 db.executemany(sql.PUT_PIPELINE, map(codec.pipeline_row, changes.pipelines.values()))
             if changes.estimates:
                 db.executemany(sql.PUT_ESTIMATE, map(codec.estimate_row, changes.estimates.values()))
+            for key, alert in changes.alerts.items():
+                if alert is None:
+                    db.execute(sql.DROP_ALERT, (codec.pack_text(key),))
+                else:
+                    db.execute(sql.PUT_ALERT, codec.alert_row(alert))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusched.store.codec import (
+    ALERT_COLUMNS,
     ESTIMATE_COLUMNS,
     EVENT_COLUMNS,
     IDENTITY_COLUMNS,
@@ -40,10 +41,13 @@ PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUM
 DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
 PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
 PUT_PIPELINE = _insert("pipelines", PIPELINE_COLUMNS)
+PUT_ALERT = _upsert("alerts", ALERT_COLUMNS, ALERT_COLUMNS[:1])
+DROP_ALERT = "DELETE FROM alerts WHERE key = ?"
 
 USAGE = f"SELECT {', '.join(USAGE_COLUMNS)} FROM usage ORDER BY account, user"
 RESERVATIONS = f"SELECT {', '.join(RESERVATION_COLUMNS)} FROM reservations ORDER BY name"
 ESTIMATES = f"SELECT {', '.join(ESTIMATE_COLUMNS)} FROM estimates ORDER BY job_id DESC LIMIT ?"
+ALERTS = f"SELECT {', '.join(ALERT_COLUMNS)} FROM alerts ORDER BY at, key"
 ACTIVE_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE end_at IS NULL ORDER BY id"
 OPEN_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE end_at IS NULL ORDER BY job_id, number"
 JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"

@@ -87,6 +87,35 @@ def test_several_jobs_have_prefixes_and_one_exit_code(sh: Shell) -> None:
     assert listed.stdout.splitlines()[1] == f"[{bad} bad] oops".encode()
 
 
+def test_an_array_is_all_of_its_tasks(sh: Shell) -> None:
+    script = "echo task $SLURM_ARRAY_TASK_ID; [ $SLURM_ARRAY_TASK_ID != 2 ]"
+    array = sh.submit("-a", "0-3%2", "-J", "many", "--wrap", script)
+    code, out, err = finished(following(sh, "-f", array))
+    lines = [f"[{array}_{number} many] task {number}" for number in range(4)]
+    assert (code, sorted(out.splitlines())) == (1, lines)
+    assert f"job {array}_2 is FAILED" in err
+    assert sh.ok("glogs", array).splitlines() == lines
+    assert sh.ok("glogs", f"{array}_3") == "task 3\n"
+    assert sh.ok("glogs", f"{array}_[0-1]").splitlines() == lines[:2]
+    assert finished(following(sh, "-f", f"{array}_0", f"{array}_1"))[:2] == (0, "".join(f"{x}\n" for x in lines[:2]))
+    code, out, _ = finished(
+        following(sh, "-f", "-a", "0-1", "-J", "two", "--wrap", "echo $SLURM_ARRAY_TASK_ID", command="gsub")
+    )
+    assert code == 0
+    assert sorted(line.partition("] ")[2] for line in out.splitlines()[1:]) == ["0", "1"]
+
+
+def test_tasks_are_followed_from_before_they_have_rows(sh: Shell) -> None:
+    array = sh.submit("-H", "-a", "0-2", "-J", "late", "--wrap", "echo $SLURM_ARRAY_TASK_ID")
+    process = following(sh, "-f", f"{array}_0", f"{array}_2")
+    assert process.stderr is not None
+    assert "JobHeldUser" in process.stderr.readline().decode()
+    assert sh.type("glogs", array).code == 1
+    sh.ok("gctl", "release", array)
+    code, out, _ = finished(process)
+    assert (code, sorted(out.splitlines())) == (0, [f"[{array}_0 late] 0", f"[{array}_2 late] 2"])
+
+
 def test_jobs_without_output_do_not_keep_the_others_from_printing(sh: Shell) -> None:
     there = sh.submit("-J", "there", "--", "echo", "here")
     held = sh.submit("-H", "--", "true")

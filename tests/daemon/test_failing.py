@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +95,35 @@ def test_a_job_that_runs_out_of_gpu_memory_comes_back_with_more(make_daemon: Cal
     assert "no more GPU memory" in job["reason_text"]
     daemon.wait(job["fallback_id"])
     assert said(daemon) == [f"{largest} 1 OutOfMemory"]
+
+
+def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    gpus = tmp_path / "gpus.json"
+
+    def write(*xids: int) -> None:
+        part = tmp_path / "part"
+        part.write_text(json.dumps({"gpus": [{"vram": "24GiB", "xids": list(xids)}, {"vram": "24GiB"}]}))
+        part.rename(gpus)
+
+    write()
+    daemon = make_daemon(fake_gpus=str(gpus), config="[daemon]\npoll_s = 0.1\n")
+    gate = tmp_path / "gate"
+    script = f"test $CUDA_VISIBLE_DEVICES = 1 && exit 0; while [ ! -e {gate} ]; do sleep 0.02; done; exit 9"
+    job_id = daemon.submit("/bin/sh", "-c", script, gpus=1)
+    daemon.wait_state(job_id, "RUNNING")
+    write(95)
+    wait_until(
+        lambda: daemon.call("GET", "/v1/cluster")["gpus"][0]["state"] == "suspect", what="the card to be taken out"
+    )
+    gate.touch()
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], job["run"], job["failures"]) == ("COMPLETED", 2, 0)
+    first = job["runs"][0]
+    assert (first["outcome"], first["reason"], first["exit_code"]) == ("NODE_FAIL", "GpuFailed", 9)
+    assert "XID 95 (uncontained memory error)" in first["reason_text"]
+    daemon.kill()
+    daemon.start()
+    assert daemon.call("GET", "/v1/cluster")["gpus"][0]["state"] in ("suspect", "unknown")
+    daemon.call("POST", "/v1/undrain", {"targets": ["0"]})

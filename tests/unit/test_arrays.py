@@ -428,3 +428,76 @@ def test_who_may_not_submit_an_array_leaves_no_trace() -> None:
     assert isinstance(answer, Refused)
     assert lab.store.jobs(JobFilter()) == []
     assert lab.submit(request=request(), queue="q") == 1
+
+
+# --- task by task -------------------------------------------------------------------------------------
+
+
+def test_each_task_waits_for_the_task_of_the_same_number() -> None:
+    lab = Lab(cpus=1)
+    first = submit(lab, "0-2")
+    second = submit(lab, "0-2", dependency=f"aftercorr:{first}", nice=-100)
+    reason = lab.scheduler.reason_for(lab.job(second))
+    assert reason is not None
+    assert reason.text == "waits for the tasks of the same numbers to complete"
+    lab.turn(11)
+    assert (states(lab, first), states(lab, second)) == ({0: COMPLETED}, {0: RUNNING})
+    run_out(lab)
+    assert lab.job(second).reason_text == "3 COMPLETED"
+
+
+def test_only_the_counterpart_of_a_task_that_failed_is_cancelled() -> None:
+    lab = Lab(cpus=4)
+    lab.outcomes["3.1"] = Outcome(runs_s=1, exit_code=1)
+    first = submit(lab, "0-3")
+    second = submit(lab, "0-3", dependency=f"aftercorr:{first}")
+    lab.turn(2)
+    assert states(lab, second) == {1: CANCELLED}
+    assert rows(lab, second)[1].reason_text == f"depends on the success of task {first}_1, which did not complete"
+    lab.restart()
+    run_out(lab)
+    assert states(lab, second) == {0: COMPLETED, 1: CANCELLED, 2: COMPLETED, 3: COMPLETED}
+
+
+def test_counterparts_of_tasks_that_never_start_are_cancelled_and_of_ended_ones_start_at_once() -> None:
+    lab = Lab(cpus=1)
+    first = submit(lab, "0-2")
+    lab.turn(11)
+    ask(lab, Cancel(ANN, Selection(ids=(first,))))
+    second = submit(lab, "0-2", dependency=f"aftercorr:{first}")
+    run_out(lab)
+    assert states(lab, second) == {0: COMPLETED, 1: CANCELLED, 2: CANCELLED}
+
+
+def test_a_task_without_a_counterpart_waits_for_the_whole_array() -> None:
+    lab = Lab(cpus=1)
+    first = submit(lab, "0-1")
+    second = submit(lab, "1-2", dependency=f"aftercorr:{first}", nice=-100)
+    lab.turn(11)
+    assert (states(lab, first), states(lab, second)) == ({0: COMPLETED, 1: RUNNING}, {})
+    run_out(lab)
+    assert states(lab, second) == {1: COMPLETED, 2: COMPLETED}
+
+
+def test_an_array_after_a_plain_job_waits_for_that() -> None:
+    lab = Lab(cpus=2)
+    first = lab.submit()
+    second = submit(lab, "0-1", dependency=f"aftercorr:{first}")
+    assert states(lab, second) == {}
+    run_out(lab)
+    assert lab.job(second).state is COMPLETED
+
+
+def test_arrays_of_one_name_run_one_after_the_other() -> None:
+    lab = Lab(cpus=8)
+    first = submit(lab, "0-1", name="x", dependency="singleton")
+    second = submit(lab, "0-1", name="x", dependency="singleton", retry=RetryRule(retries=1, backoff_s=0.0))
+    assert (len(states(lab, first)), len(states(lab, second))) == (2, 0)
+    ask(lab, Hold(ANN, (second + 1,)))
+    lab.outcomes[f"{second + 2}.1"] = Outcome(runs_s=1, exit_code=1)
+    lab.turn(11)
+    lab.turn(2)
+    ask(lab, Release(ANN, (second + 1,)))
+    run_out(lab)
+    assert states(lab, second) == {0: COMPLETED, 1: COMPLETED}
+    assert rows(lab, second)[1].run == 2

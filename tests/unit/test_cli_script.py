@@ -71,7 +71,7 @@ def test_a_directive_without_options_is_none(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("#SBATCH --mail-type=ALL", "unknown option '--mail-type'"),
+        ("#SBATCH --switches=1", "unknown option '--switches'"),
         ("#SBATCH --comment='two words'", "unknown option '--comment'"),
         ("#SBATCH --wckey=submitit", "unknown option '--wckey'"),
         ("#SBATCH --nodes=2-4", "is a range"),

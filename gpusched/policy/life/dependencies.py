@@ -166,7 +166,7 @@ def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None)
         joined = (" or " if expression.is_any else " and ").join(texts[:_NAMED])
         more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
         return Waiting(f"waits for {joined}{more}", tuple(dict.fromkeys(waiting)))
-    return max(held, key=lambda verdict: verdict.at) if never is None else never
+    return max(held, key=lambda verdict: verdict.at, default=Satisfied()) if never is None else never
 
 
 _NAMED = 3

@@ -30,7 +30,8 @@ from gpusched.policy.life.transitions import LIVE, Step, check_open, completing,
 
 Grow = Callable[[Job, Run], Larger | NothingLarger | None]
 
-_ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED)
+_ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
+_CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE)
 
 
 def start_run(
@@ -161,7 +162,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
     if event.stopped_by == "cancel":
-        return JobState.CANCELLED, ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
+        reason = job.reason if job.reason in _CANCELLED else None
+        return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
     if event.stopped_by == "preempt" and event.exit_code != 0:
         if job.reason in _ROOM and job.reason_text is not None:
             return JobState.PREEMPTED, job.reason, job.reason_text
@@ -282,7 +284,7 @@ def finish(
             move(job, JobState.PENDING),
             eligible_at=now,
             requeues=job.requeues + is_lost,
-            is_front=is_preempted,
+            is_front=is_preempted and run.reason is not ReasonCode.GPU_IDLE,
         )
         return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
     can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)
@@ -375,7 +377,7 @@ def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
 def _end(job: Job, to: JobState, run: Run) -> Job:
     """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
     job = replace(move(job, to), end_at=run.end_at)
-    if to is JobState.CANCELLED and run.reason is not ReasonCode.CANCELLED_BY_USER:
+    if to is JobState.CANCELLED and run.reason not in _CANCELLED:
         text = f"cancelled; its last run: {run.reason_text}"
         job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job
