@@ -65,7 +65,7 @@ ROUTES: tuple[Route, ...] = (
         jobs.listing,
         "List jobs; active ones unless ids or states are given.",
         "jobs, or fields and rows",
-        query=_FILTERS,
+        query={**_FILTERS, "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]"},
     ),
     Route(
         "GET",

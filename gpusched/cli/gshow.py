@@ -92,6 +92,11 @@ def _describe(job: dict[str, Any]) -> str:
     if job["spec"]["alerting"] is not None:
         pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
+    if job["progress"] is not None:
+        from gpusched.cli.bars import sentence  # few jobs say how far they are
+
+        said = sentence(job["progress"], job["progress_text"], job["eta_at"], time.time())
+        pairs.insert([name for name, _ in pairs].index("Ended"), ("Progress", said))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))

@@ -95,7 +95,7 @@ def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
         raise LaunchError("the command is empty")
     gid = _group_of(uid) if foreign else -1
     if foreign:
-        _make_checkpoint_file(spool, ticket["run"], uid)
+        _make_files(spool, ticket["run"], uid)
     logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
     try:
         if ticket["log_max_bytes"] is not None:
@@ -134,18 +134,19 @@ def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
     return path
 
 
-def _make_checkpoint_file(spool: str, run: str, owner: int) -> None:
-    """Another user can make no file in the spool, so it is there already, dated to the epoch: not touched yet."""
-    try:
-        fd = os.open(files.checkpoint_path(spool, run), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _make_files(spool: str, run: str, owner: int) -> None:
+    """Another user can make no file in the spool, so they are there already, dated to the epoch: not touched yet."""
+    for path in (files.checkpoint_path(spool, run), files.progress_path(spool, run)):
         try:
-            os.fchown(fd, owner, -1)
-            os.utime(fd, (0, 0))
-        finally:
-            os.close(fd)
-    except OSError:
-        # A full disk: the job runs as well without.
-        pass
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchown(fd, owner, -1)
+                os.utime(fd, (0, 0))
+            finally:
+                os.close(fd)
+        except OSError:
+            # A full disk: the job runs as well without.
+            pass
 
 
 def _enter(ticket: dict[str, Any]) -> Logs:

@@ -5,6 +5,7 @@
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
     JOB.RUN.checkpoint  touched by the job when it has saved its work
+    JOB.RUN.progress how far the job is, by its own words
     server.lock      share-locked by every fork server and every supervisor: by all who may claim
     engine.log       complaints of fork servers and supervisors
 
@@ -72,6 +73,11 @@ def script_path(spool: str, run: str) -> str:
 def checkpoint_path(spool: str, run: str) -> str:
     """What it touches when it has saved its work."""
     return f"{spool}/{run}.checkpoint"
+
+
+def progress_path(spool: str, run: str) -> str:
+    """Where it says how far it is."""
+    return f"{spool}/{run}.progress"
 
 
 # --- the supervisor's side --------------------------------------------------------------------------
