@@ -128,7 +128,25 @@ JOB_FIELDS: dict[str, Field] = {
     "hold": Field("boolean", "Keep the job from starting until it is released."),
 }
 
-SPEC_FIELDS: dict[str, Field] = {**JOB_FIELDS, **REQUEST_FIELDS, **RETRY_FIELDS, **LAUNCH_FIELDS}
+INTERACTIVE_FIELDS: dict[str, Field] = {
+    "interactive": Field(
+        "string",
+        "The job waits for a client before it starts, and has a terminal or three pipes for it.",
+        choices=("pty", "pipes"),
+    ),
+    "keep": Field("boolean", "It goes on when its client is gone."),
+    "lease_s": Field(
+        "integer", "It ends after so many seconds in which nothing happened in it; 0 for never.", 0, MAX_SECONDS
+    ),
+}
+
+SPEC_FIELDS: dict[str, Field] = {
+    **JOB_FIELDS,
+    **REQUEST_FIELDS,
+    **RETRY_FIELDS,
+    **LAUNCH_FIELDS,
+    **INTERACTIVE_FIELDS,
+}
 
 UPDATE_FIELDS: dict[str, Field] = {
     name: field

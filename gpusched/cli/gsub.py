@@ -81,15 +81,7 @@ def body(words: list[str]) -> int:
         return 0
     submission = _what(table, given, operands, is_command)
     values = submission.pop("values")
-    # No time limit is a wish; everything else that is None was taken back by a later option.
-    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
-    spec.update(submission)
-    spec["work_dir"] = os.path.abspath(values["work_dir"]) if "work_dir" in values else _current_folder()
-    spec["env"] = _environment(values)
-    spec["umask"] = _umask()
-    if values.get("mem_per_cpu_mib") is not None:
-        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
-    _check_texts(spec)
+    spec = {**spec_of(values), **submission}
     request: dict[str, Any] = {"spec": spec}
     if "batch" in given:
         request["batch"] = _batch_lines(given["batch"])
@@ -118,6 +110,19 @@ def body(words: list[str]) -> int:
 
             return await_one(client, job["id"], "gsub", as_json=bool(values.get("json")))
     return 0
+
+
+def spec_of(values: Values) -> dict[str, Any]:
+    """What the options and the caller's surroundings say of the job, as the daemon takes it. Raises: UserError."""
+    # No time limit is a wish; everything else that is None was taken back by a later option.
+    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
+    spec["work_dir"] = os.path.abspath(values["work_dir"]) if "work_dir" in values else _current_folder()
+    spec["env"] = _environment(values)
+    spec["umask"] = _umask()
+    if values.get("mem_per_cpu_mib") is not None:
+        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
+    _check_texts(spec)
+    return spec
 
 
 def _what(table: Table, given: Values, operands: list[str], is_command: bool) -> dict[str, Any]:

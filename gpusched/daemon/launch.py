@@ -206,4 +206,6 @@ def make_ticket(
         stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
+        interactive=spec.interactive,
+        log_mib=settings.interactive.log_mib,
     )

@@ -170,6 +170,18 @@ class LifeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class InteractiveSettings:
+    """Jobs in the foreground (`grun`)."""
+
+    lease_s: int | None = setting(
+        None,
+        "A job in the foreground that does not say ends when nothing has happened in it for so long, in seconds; "
+        "unset for never.",
+    )
+    log_mib: float = setting(16.0, "So much of the output of a job in the foreground is kept in its file, in MiB.")
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonSettings:
     """The daemon itself."""
 
@@ -269,6 +281,7 @@ class Settings:
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    interactive: InteractiveSettings = field(default_factory=InteractiveSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)
     preempt: PreemptSettings = field(default_factory=PreemptSettings)
