@@ -72,6 +72,12 @@ def start_lock() -> str:
     return os.path.join(state_dir(), "start.lock")
 
 
+def notify_file() -> str:
+    """The user's own TOML file with whom to tell; it need not exist."""
+    root = home()
+    return os.path.join(root if root else _xdg("XDG_CONFIG_HOME", ".config"), "notify.toml")
+
+
 def config_file() -> str:
     """The TOML file with the settings; it need not exist."""
     chosen = os.environ.get("GPUSCHED_CONFIG")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
@@ -51,6 +52,8 @@ class Changes:
     """By name; None takes it out of the calendar."""
     estimates: dict[int, Estimate] = field(default_factory=dict)
     """By job."""
+    alerts: dict[str, Alert | None] = field(default_factory=dict)
+    """What is to be told, by key; None takes it out of the outbox."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -62,6 +65,7 @@ class Changes:
             or self.usage
             or self.reservations
             or self.estimates
+            or self.alerts
         )
 
 
@@ -74,6 +78,10 @@ class JobFilter:
     users: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
+    arrays: frozenset[int] = frozenset()
+    """Tasks of these arrays, beside the jobs of `ids`."""
+    leaves_out_arrays: bool = False
+    """Without arrays all of whose tasks have rows of their own."""
     since: float | None = None
     """Only jobs that were still unfinished, or ended, at or after this instant."""
     limit: int | None = None
@@ -102,6 +110,9 @@ class Store(Protocol):
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest this many by job id, newest first."""
 
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
+
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
 
@@ -120,6 +131,12 @@ class Store(Protocol):
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
 
+    def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
+        """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
+
+    def array_around(self, job_id: int) -> Job | None:
+        """The array that this id belongs to as that of a task, whether or not the task has a row."""
+
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
 
@@ -131,6 +148,9 @@ class Store(Protocol):
 
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
+
+    def job_of_key(self, uid: int, key: str) -> Job | None:
+        """Newest job of this user that was submitted with this key; of an array the array, not a task."""
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory (uuid, index, name, memory) of a node, for history; not per poll."""
@@ -190,6 +210,12 @@ class Engine(Protocol):
 
     def checkpoints(self) -> Mapping[str, float]:
         """When living runs last said that they have saved their work; those that never did are left out."""
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        """CPU time that all processes of these runs have used so far; only differences mean something.
+
+        Runs of which nobody knows are left out.
+        """
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """Called from the event loop's thread whenever `events` has something new."""

@@ -48,10 +48,16 @@ class Lab:
         self.clock = FakeClock()
         self.store = Recording()
         self.outcome = outcome or Outcome(runs_s=10)
-        self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcome)
+        self.outcomes: dict[str, Outcome] = {}
+        """Of single runs that end in another way."""
+        self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcomes.get(ticket.run, self.outcome))
         self.gpus = gpus
         self.used: dict[int, int] = {}
         self.lost: set[int] = set()
+        self.xids: dict[int, tuple[int, ...]] = {}
+        """Faults of GPUs, told of in the next reading alone."""
+        self.load: dict[int, float | None] = {}
+        """Utilisation of GPUs and of their memory; 0 of those that are not named."""
         self.gpu_error: str | None = None
         self.steps: list[str] = []
         base = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
@@ -85,9 +91,11 @@ class Lab:
                 "A100",
                 vram_total_mib=81920,
                 vram_used_mib=self.used.get(index, 0),
-                utilisation=0.0,
+                utilisation=self.load.get(index, 0.0),
+                memory_utilisation=self.load.get(index, 0.0),
                 processes=(),
                 is_lost=index in self.lost,
+                xids=self.xids.pop(index, ()),
             )
             for index in range(self.gpus)
         )

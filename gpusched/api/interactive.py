@@ -10,6 +10,14 @@ from gpusched.errors import UsageError
 from gpusched.model.job import Interactive, RetryRule
 from gpusched.model.settings import Settings
 
+_ALONE = {
+    "array": "tasks of an array",
+    "sweep": "tasks of a sweep",
+    "fallback": "fallback",
+    "log_max_mib": "output file that is put aside; [interactive] log_mib limits it",
+}
+"""Fields that do not go with a foreground, in words."""
+
 
 def read_interactive(
     values: Mapping[str, Any], retry: RetryRule, settings: Settings
@@ -21,6 +29,9 @@ def read_interactive(
             if values.get(name):
                 raise UsageError(f"{name} is only for a job in the foreground", "start one with: grun COMMAND")
         return None, retry
+    for name, words in _ALONE.items():
+        if values.get(name) is not None:
+            raise UsageError(f"a job in the foreground has no {words}", "submit it to the background with: gsub")
     if retry.retries:
         raise UsageError(
             f"{retry.retries} retries are asked for, but a job in the foreground runs once",

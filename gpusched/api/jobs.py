@@ -9,11 +9,13 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api import validate
+from gpusched.api.again import read_resubmission
+from gpusched.api.arrays import resolve_tasks
 from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import Service, number, service_of, states_of, words
-from gpusched.daemon import commands, yielding
+from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Caller, Selection
 from gpusched.errors import NotFound, UsageError
@@ -47,18 +49,54 @@ async def submit(request: web.Request) -> web.Response:
     service = service_of(request)
     caller = caller_of(request)
     body = await read_body(request)
-    check_keys(body, "spec", "batch", "dry_run")
-    submission = validate.read_submission(
-        body.get("spec"), body.get("batch"), service.settings, caller.user, service.requests
-    )
+    check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit")
+    key_again = _key_again(body)
+    origins: list[str] = []
+    if "resubmit" in body:
+        submission, origins = _repeated(service, caller, body)
+    else:
+        submission = validate.read_submission(
+            _with_task_ids(body.get("spec"), service),
+            body.get("batch"),
+            service.settings,
+            caller.user,
+            service.requests,
+        )
     if body.get("dry_run"):
-        found = await service.work_out(forecast(submission.specs[0], caller, service.scheduler))
-        return respond(dry_run=forecast_json(found))
-    answer = await service.ask(commands.Submit(caller, submission.specs, submission.payloads))
-    if body.get("batch") is not None:
+        outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
+        return respond(dry_run=forecast_json(outlook))
+    answer = await service.ask(commands.Submit(caller, submission.specs, submission.payloads, key_again, origins))
+    if body.get("batch") is not None or len(origins) > 1:
         return respond(ids=answer["ids"])
     job = service.find(answer["ids"][0])
-    return respond(job=job_json(job, service.facts_of([job])(job)))
+    # With a key one must be able to tell the job that was made from the one that was found.
+    found = {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
+    return respond(job=job_json(job, service.facts_of([job])(job)), **found)
+
+
+def _key_again(body: dict[str, Any]) -> str:
+    word = body.get("key_again") or keys.NEVER
+    if word not in keys.AGAIN:
+        raise UsageError(
+            f"key_again is {printable(repr(word), 40)}; it must be one of {', '.join(keys.AGAIN)}", "see gsub --help"
+        )
+    return str(word)
+
+
+def _repeated(service: Service, caller: Caller, body: dict[str, Any]) -> tuple[validate.Submission, list[str]]:
+    """The submission that repeats the jobs under `resubmit`, and their ids."""
+    if body.get("batch") is not None:
+        raise UsageError("a batch and jobs to repeat were both given", "give one thing to run")
+    jobs = [service.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
+    submission = read_resubmission(jobs, body.get("spec", {}), caller, service.settings, service.scheduler.store)
+    return submission, [job.shown_id for job in jobs]
+
+
+def _with_task_ids(spec: Any, service: Service) -> Any:
+    """A submission or change whose dependency names tasks by their ids."""
+    if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str) and "_" in dependency:
+        return {**spec, "dependency": resolve_tasks(dependency, service.find)}
+    return spec
 
 
 async def listing(request: web.Request) -> web.Response:
@@ -95,9 +133,12 @@ def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilt
     """The jobs that the query names; active ones unless it says otherwise. Raises: UsageError."""
     ids = service.job_ids(request.query.get("ids", ""), caller)
     states = states_of(words(request, "states"))
+    tasks = service.tasks_of(ids)
     limit = number(request, "limit", None, 1, 10_000_000)
     return JobFilter(
-        ids=frozenset(ids),
+        ids=frozenset(ids).union(*tasks.values()),
+        arrays=frozenset(tasks if states and not states <= ACTIVE_STATES else ()),
+        leaves_out_arrays=not ids,
         states=states if states or ids else ACTIVE_STATES,
         users=words(request, "users"),
         names=words(request, "names"),
@@ -114,13 +155,28 @@ def selected(service: Service, wanted: JobFilter) -> list[Job]:
             job
             for job in service.scheduler.world.jobs.values()
             if job.state in wanted.states
+            and job.tasks_left != ""
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
             and (not wanted.queues or job.spec.queue in wanted.queues)
         ]
         jobs.sort(key=lambda job: job.id)
         return jobs if wanted.limit is None else jobs[-wanted.limit :]
-    return service.scheduler.store.jobs(wanted)
+    found = service.scheduler.store.jobs(wanted)
+    if not wanted.ids:
+        return found
+    there = {job.id: job for job in found}
+    missing = [job_id for job_id in wanted.ids if job_id not in there]
+    if missing:
+        # Tasks that have no row of their own.
+        there.update(
+            {
+                job.id: job
+                for job in service.find_all(missing).values()
+                if job.array_id is not None and (not wanted.states or job.state in wanted.states)
+            }
+        )
+    return [there[job_id] for job_id in sorted(there)]
 
 
 async def history(request: web.Request) -> web.Response:
@@ -145,12 +201,27 @@ async def show(request: web.Request) -> web.Response:
     return respond(
         job={
             **job_json(job, service.facts_of([job])(job)),
+            "tasks": service.states_of_tasks(job) if job.is_array else None,
             "runs": [run_json(runs[number]) for number in sorted(runs)],
             "events": [event_json(event) for event in store.events(job.id)],
+            "related": _related(job, service),
             "request": spec.pop("request"),
             "spec": spec,
         }
     )
+
+
+def _related(job: Job, service: Service) -> list[dict[str, Any]]:
+    """The fallback of a job, and the job that it is the fallback of, as far as there are any."""
+    named = {"fallback": job.fallback_id, "fallback_of": job.spec.fallback_of}
+    known = service.find_all([job_id for job_id in named.values() if job_id is not None])
+    facts = service.facts_of(known.values())
+    keys = ("id", "state", "reason", "reason_text", "exit_code", "stdout_path")
+    return [
+        {"relation": relation, **{key: JOB_FIELDS[key](known[job_id], facts(known[job_id])) for key in keys}}
+        for relation, job_id in named.items()
+        if job_id in known
+    ]
 
 
 async def script(request: web.Request) -> web.Response:
@@ -201,7 +272,7 @@ def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
-    return list(dict.fromkeys(service.job_id(str(word), caller) for word in value))
+    return list(dict.fromkeys(job_id for word in value for job_id in service.named(str(word), caller)))
 
 
 def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
@@ -252,7 +323,7 @@ async def update(request: web.Request) -> web.Response:
     """POST /v1/jobs/update"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
-    changes = validate.read_changes(body.get("changes"), service.settings)
+    changes = validate.read_changes(_with_task_ids(body.get("changes"), service), service.settings)
     return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
 
 
@@ -282,7 +353,7 @@ async def wait(request: web.Request) -> web.Response:
         done=done,
         jobs=[
             {
-                "id": str(job.id),
+                "id": job.shown_id,
                 "state": job.state.value,
                 "exit_code": job.exit_code,
                 "signal": job.signal,

@@ -12,6 +12,7 @@ from gpusched.model.job import Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
+from gpusched.policy.life.arrays import swept
 
 SCHEMA_VERSION = 1
 
@@ -68,13 +69,25 @@ def command_line(job: Job) -> str:
     words = list(launch.argv)
     if launch.script_sha is not None:
         words.insert(0, launch.script_name or "script")
-    elif launch.script_name == "batch" and len(words) == 3:
+    elif launch.script_name in ("batch", "fallback") and len(words) == 3:
         return words[2]
     return shlex.join(words)
 
 
+def _sweep(job: Job) -> dict[str, str] | None:
+    array = job.spec.array
+    if array is None or not array.sweep or job.task is None:
+        return None
+    return swept(array, job.task)
+
+
 JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
-    "id": lambda job, ctx: str(job.id),
+    "id": lambda job, ctx: job.shown_id,
+    "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
+    "task": lambda job, ctx: job.task,
+    "tasks_left": lambda job, ctx: job.tasks_left,
+    "throttle": lambda job, ctx: None if job.spec.array is None else job.spec.array.throttle,
+    "sweep": lambda job, ctx: _sweep(job),
     "name": lambda job, ctx: job.spec.name,
     "user": lambda job, ctx: job.user,
     "account": lambda job, ctx: job.spec.account,
@@ -90,6 +103,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "dependency": lambda job, ctx: job.spec.dependency,
     "reservation": lambda job, ctx: job.spec.reservation,
     "deadline_at": lambda job, ctx: job.spec.deadline_at,
+    "key": lambda job, ctx: job.spec.key,
     "submit_at": lambda job, ctx: job.submit_at,
     "eligible_at": lambda job, ctx: job.eligible_at,
     "start_at": lambda job, ctx: job.start_at,
@@ -105,6 +119,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "cpus": lambda job, ctx: job.spec.request.cpus,
     "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
+    "idle_at": lambda job, ctx: ctx.run.idle_at if ctx.run and job.state is JobState.RUNNING else None,
     "nodes": lambda job, ctx: job.spec.request.nodes,
     "gpus_per_node": lambda job, ctx: job.spec.request.gpus,
     "gpus_linked": lambda job, ctx: job.spec.request.is_linked,
@@ -123,6 +138,9 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "restarts": lambda job, ctx: job.restarts,
     "retries": lambda job, ctx: job.spec.retry.retries,
     "failures": lambda job, ctx: job.failures,
+    "fallback": lambda job, ctx: job.spec.fallback,
+    "fallback_id": lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id),
+    "fallback_of": lambda job, ctx: None if job.spec.fallback_of is None else str(job.spec.fallback_of),
 }
 """Every key of a job's JSON and how it is made; `fields=` picks from these."""
 
@@ -172,6 +190,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "mean_utilisation": run.mean_utilisation,
         "energy_j": run.energy_j,
         "suspended_s": run.suspended_s,
+        "idle_at": run.idle_at,
         "stdout_path": run.stdout_path,
         "stderr_path": run.stderr_path,
     }

@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, attach, calendar, jobs, policy, site
+from gpusched.api import ahead, attach, calendar, jobs, logs, policy, site
+from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,12 +49,14 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/jobs",
         jobs.submit,
-        "Record a job, or one per batch line; with dry_run only say what would become of it.",
-        "job, ids or dry_run",
+        "Record a job, one per batch line, or old ones again; with dry_run only say what would become of it.",
+        "job (with a key: existing, differs), ids or dry_run",
         body={
             "spec": {"$ref": "#/components/schemas/Spec"},
             "batch": _STRINGS,
             "dry_run": {"type": "boolean"},
+            "key_again": {"type": "string", "enum": list(AGAIN)},
+            "resubmit": _IDS["ids"],
         },
     ),
     Route(
@@ -146,6 +149,18 @@ ROUTES: tuple[Route, ...] = (
             "timeout_s": "answer after this long at the latest; at most 300",
             "state_not": "one id only: answer once its state differs from this",
             "run_not": "one id only: answer once its run number differs from this",
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/logs",
+        logs.logs,
+        "Where the runs of jobs write, and whether more is to come; of an array all tasks that have run.",
+        "jobs, arrays, done, version",
+        query={
+            "ids": "comma-separated ids; @ is the caller's last job",
+            "since": "the version of an earlier answer: wait until there is another one",
+            "timeout_s": "answer after this long at the latest; at most 300",
         },
     ),
     Route(

@@ -14,6 +14,7 @@ MAX_RETRIES = 1000
 MAX_NODES = 4096
 MAX_UNITS = 1_000_000
 """Most of one license or custom resource that one job may ask for."""
+MAX_LOGS = 100
 MAX_NAME = 200
 MAX_INSTANT = 32503680000.0
 """Year 3000: a begin time above is a mistake in units."""
@@ -111,6 +112,8 @@ LAUNCH_FIELDS: dict[str, Field] = {
     "notice": Field("notice", "Signal some time before the time limit."),
     "stop_signal": Field("integer", "First signal when the job is stopped.", 1, 64),
     "grace_s": Field("number", "Between the first signal and KILL, in seconds.", 0, 86400),
+    "log_max_mib": Field("integer", "Put an output file aside when it has grown to this size, in MiB.", 1, MAX_MIB),
+    "log_keep": Field("integer", "How many files put aside are kept; 0 empties the file instead.", 0, MAX_LOGS),
     "gpu_ids": Field("string", "Form of CUDA_VISIBLE_DEVICES.", choices=("index", "uuid")),
 }
 
@@ -122,10 +125,16 @@ JOB_FIELDS: dict[str, Field] = {
     "time_limit_s": Field("integer", "Time limit in seconds; null for none.", 1, MAX_SECONDS),
     "begin_at": Field("number", "Not before this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42."),
+    "never_satisfied": Field(
+        "string", "What becomes of it when its dependency can never come true.", choices=("cancel", "wait")
+    ),
     "qos": Field("string", "Quality of service."),
     "deadline_at": Field("number", "To have ended by this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "reservation": Field("string", "Runs inside this reservation only."),
+    "fallback": Field("string", "Shell line that runs once after the last failure, as a job of its own."),
+    "ignore_idle": Field("boolean", "Its GPUs may do nothing for as long as it likes."),
     "hold": Field("boolean", "Keep the job from starting until it is released."),
+    "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
 INTERACTIVE_FIELDS: dict[str, Field] = {
@@ -140,16 +149,34 @@ INTERACTIVE_FIELDS: dict[str, Field] = {
     ),
 }
 
+ALERT_FIELDS: dict[str, Field] = {
+    "notify": Field("strings", "What to tell the owner of: begin, end, fail, ..., all."),
+    "notify_to": Field("strings", "Only these targets of the owner, or mail addresses."),
+}
+
+ARRAY_FIELDS: dict[str, Field] = {
+    "array": Field("string", "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once."),
+    "max_fails": Field("integer", "When more tasks than this have failed, the rest is cancelled.", 0, 4_000_000),
+    "sweep": Field("strings", "NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task."),
+}
+
 SPEC_FIELDS: dict[str, Field] = {
+    **ARRAY_FIELDS,
     **JOB_FIELDS,
     **REQUEST_FIELDS,
     **RETRY_FIELDS,
     **LAUNCH_FIELDS,
     **INTERACTIVE_FIELDS,
+    **ALERT_FIELDS,
 }
 
 UPDATE_FIELDS: dict[str, Field] = {
     name: field
-    for name, field in {**JOB_FIELDS, **REQUEST_FIELDS, "retries": RETRY_FIELDS["retries"]}.items()
-    if name != "hold"
+    for name, field in {
+        **JOB_FIELDS,
+        **REQUEST_FIELDS,
+        "retries": RETRY_FIELDS["retries"],
+        "throttle": Field("integer", "Of an array: so many tasks may run at once; null for no limit.", 1, 4_000_000),
+    }.items()
+    if name not in ("hold", "key", "never_satisfied")
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiohttp import web
 
+from gpusched.api.arrays import task_ids
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon.commands import Command
 from gpusched.daemon.reloading import Reload
@@ -20,7 +21,8 @@ from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
-from gpusched.model.units import parse_job_id, printable
+from gpusched.model.units import parse_job_id, printable, split_ids
+from gpusched.policy.life import arrays
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
 
@@ -74,10 +76,11 @@ class Service:
                 for event in self.watchers.get(job_id, ()):
                     event.set()
 
-    async def changed(self, ids: Iterable[int], timeout_s: float) -> None:
+    async def changed(self, ids: Sequence[int], timeout_s: float) -> None:
         """Return when the row of one of these jobs changes, or after the timeout."""
         event = asyncio.Event()
-        ids = list(ids)
+        # A task without a row changes with its array.
+        ids = list({*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))})
         for job_id in ids:
             self.watchers.setdefault(job_id, set()).add(event)
         try:
@@ -94,40 +97,72 @@ class Service:
     # --- looking jobs up --------------------------------------------------------------------------
 
     def job_id(self, text: str, caller: Caller) -> int:
-        """The id a client wrote: a number, or `@` for the caller's last job."""
+        """The id of the one job that a client wrote. Raises: NotFound, UsageError."""
+        found = self.named(text, caller)
+        if len(found) != 1:
+            raise UsageError(f"{printable(text, 40)!r} is more than one job", "name one, for example: 42_7")
+        return found[0]
+
+    def named(self, text: str, caller: Caller) -> list[int]:
+        """What a client wrote: a number, a task `42_7`, several `42_[3-5]`, or `@` for the caller's last job."""
         if text == "@":
             last = self.scheduler.store.last_job_id(caller.uid)
             if last is None:
                 raise NotFound(f"{caller.user} has not submitted a job yet", "submit one with: gsub script.sh")
-            return last
+            job = self.find(last)
+            return [last if job.array_id is None else job.array_id]
+        tasks = task_ids(text, self.find)
+        if tasks is not None:
+            return tasks
         try:
-            return parse_job_id(text)
+            return [parse_job_id(text)]
         except ValueError as error:
             raise UsageError(str(error), "list the jobs with: gq") from None
 
     def job_ids(self, text: str, caller: Caller) -> list[int]:
         """A comma-separated list of ids, each once, in the order given."""
-        return list(dict.fromkeys(self.job_id(word, caller) for word in text.split(",") if word))
+        return list(dict.fromkeys(job_id for word in split_ids(text) for job_id in self.named(word, caller)))
 
     def find(self, job_id: int) -> Job:
-        """A job, active or ended. Raises: NotFound."""
-        job = self.scheduler.world.jobs.get(job_id)
-        if job is None:
-            found = self.scheduler.store.jobs(JobFilter(ids=frozenset({job_id})))
-            if not found:
-                raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
-            job = found[0]
-        return job
+        """A job, active or ended, or a task that has no row of its own. Raises: NotFound."""
+        found = self.find_all([job_id]).get(job_id)
+        if found is None:
+            raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+        return found
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
         """Those of these jobs that exist, by id."""
-        active = self.scheduler.world.jobs
         wanted = list(ids)
-        found = {job_id: active[job_id] for job_id in wanted if job_id in active}
+        world, store = self.scheduler.world, self.scheduler.store
+        found = {job_id: job for job_id in wanted if (job := world.find(job_id)) is not None}
         ended = frozenset(job_id for job_id in wanted if job_id not in found)
         if ended:
-            found.update({job.id: job for job in self.scheduler.store.jobs(JobFilter(ids=ended))})
+            found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
+        for job_id in ended - found.keys():
+            # A task of an array that was given up before the task got a row.
+            array = store.array_around(job_id)
+            if array is not None and (number := arrays.task_number(array, job_id)) is not None:
+                found[job_id] = arrays.task(array, number)
         return found
+
+    def tasks_of(self, ids: Iterable[int]) -> dict[int, set[int]]:
+        """The arrays among these jobs, with the ids of their tasks that have rows and have not ended."""
+        world = self.scheduler.world
+        found: dict[int, set[int]] = {}
+        for job_id, job in self.find_all(ids).items():
+            if job.is_array:
+                found[job_id] = {task.id for task in world.tasks_of(job)}
+        return found
+
+    def states_of_tasks(self, array: Job) -> dict[str, int]:
+        """How many tasks of an array are in each state."""
+        found: Counter[JobState] = Counter()
+        for _, state, tasks, _ in self.scheduler.store.task_tallies([array.id]):
+            found[state] += tasks
+        for task in self.scheduler.world.tasks_of(array):
+            found[task.state] += 1
+        found[array.state if array.state.is_final else JobState.PENDING] += len(arrays.tasks_left(array))
+        return {state.value: found[state] for state in JobState if found[state]}
 
     def runs_of(self, jobs: Iterable[Job]) -> dict[int, Run]:
         """The current or last run of each job that has one."""

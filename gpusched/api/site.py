@@ -181,7 +181,12 @@ async def shutdown(request: web.Request) -> web.Response:
 async def doctor(request: web.Request) -> web.Response:
     """GET /v1/doctor"""
     caller_of(request)
-    return respond(checks=[plain(check) for check in daemon_checks(service_of(request).scheduler)])
+    return respond(
+        checks=[
+            {**plain(check), "level": check.level or ("ok" if check.ok else "fail")}
+            for check in daemon_checks(service_of(request).scheduler)
+        ]
+    )
 
 
 async def snapshot(request: web.Request) -> web.Response:

@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
+from gpusched.api.alerting import read_alerting
+from gpusched.api.arrays import read_array
 from gpusched.api.interactive import read_interactive
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
@@ -153,12 +155,16 @@ def read_submission(
                 f"{len(batch)} jobs in one submission; at most {settings.limit.batch} are taken at once",
                 "split the file, for example with: split -l 100000",
             )
+        if "key" in values:
+            raise UsageError("a key stands for one job, not for a batch", "give each job a --key of its own")
         if any("\0" in line for line in batch):
             raise UsageError("a batch line holds a NUL byte, which no command can", "remove it")
         for line in batch:
             _check_text("batch", line)
+        if values.get("array") is not None or values.get("sweep") is not None:
+            raise UsageError("a batch has a job for each line and can be no array", "submit them one by one")
         values.setdefault("argv", ["/bin/sh"])
-    base = completed(_read_spec(values, settings, payloads), user, settings)
+    base = completed(read_spec(values, settings, payloads), user, settings)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:
@@ -171,7 +177,8 @@ def read_submission(
     return Submission(tuple(specs), payloads)
 
 
-def _read_spec(values: dict[str, Any], settings: Settings, payloads: dict[str, bytes]) -> JobSpec:
+def read_spec(values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes]) -> JobSpec:
+    """One job of checked fields; its texts go to the payloads. Raises: UsageError, Refused."""
     launch = _read_launch(values, settings, payloads)
     command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
     name = values.get("name") or launch.script_name or command or "job"
@@ -188,6 +195,8 @@ def _read_spec(values: dict[str, Any], settings: Settings, payloads: dict[str, b
         retry=retry,
         interactive=interactive,
         hold=values.get("hold", False),
+        alerting=read_alerting(values),
+        array=read_array(values),
         **job,
     )
 
@@ -198,6 +207,18 @@ def check_words(values: Mapping[str, Any]) -> None:
         word = values.get(key)
         if word is not None and (not word.isprintable() or not word or " " in word or len(word) > MAX_NAME):
             raise UsageError(f"{key} is {printable(repr(word), 60)}; it must be one word", "see gsub --help")
+    mark = values.get("key")
+    if mark is not None and (not mark.isprintable() or not mark.strip() or len(mark) > MAX_NAME):
+        raise UsageError(
+            f"key is {printable(repr(mark), 60)}; it must be a printable text of at most {MAX_NAME} characters",
+            "for example: gsub --key nightly-2026-11-21 -- ./nightly",
+        )
+    fallback = values.get("fallback")
+    if fallback is not None and (not fallback.strip() or len(fallback) > _ARGV_LIMIT):
+        raise UsageError(
+            "the fallback is empty" if not fallback.strip() else "the fallback is longer than 1 MiB",
+            "write a shell line, as in: --fallback 'python report.py'",
+        )
     if values.get("dependency"):
         try:
             parse_dependency(values["dependency"])
@@ -225,9 +246,41 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
         raise UsageError("there is no command to run", "give a script, or a command after --")
     if sum(len(word) + 9 for word in argv) > _ARGV_LIMIT:
         raise UsageError("the command line is longer than 1 MiB", "put it into a script")
+    work_dir = values.get("work_dir", "/")
+    if not work_dir.startswith("/"):
+        raise UsageError(f"work_dir is {printable(work_dir, 100)!r}; it must be absolute", "use -D /path")
+    notice = values.get("notice")
+    rest = {
+        key: values[key]
+        for key in (
+            "script_name",
+            "umask",
+            "stdout",
+            "stderr",
+            "open_mode",
+            "stop_signal",
+            "grace_s",
+            "gpu_ids",
+            "log_max_mib",
+            "log_keep",
+        )
+        if key in values
+    }
+    return Launch(
+        argv=tuple(argv),
+        script_sha=script_sha,
+        env_sha=store_environment(values.get("env", {}), settings, payloads),
+        work_dir=work_dir,
+        notice=None if notice is None else Notice(**notice),
+        **{"script_name": None, **rest},
+    )
+
+
+def store_environment(given: Mapping[str, str], settings: Settings, payloads: dict[str, bytes]) -> str:
+    """Put an environment among the payloads; returns its SHA-256. Raises: UsageError, Refused."""
     env = {
         key: value
-        for key, value in values.get("env", {}).items()
+        for key, value in given.items()
         if not any(fnmatchcase(key, pattern) for pattern in settings.daemon.drop_env)
     }
     for key, value in env.items():
@@ -245,32 +298,7 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
             f"the largest variable is {printable(largest, 60)}",
             "unset it, or submit with --export=NONE",
         )
-    work_dir = values.get("work_dir", "/")
-    if not work_dir.startswith("/"):
-        raise UsageError(f"work_dir is {printable(work_dir, 100)!r}; it must be absolute", "use -D /path")
-    notice = values.get("notice")
-    rest = {
-        key: values[key]
-        for key in (
-            "script_name",
-            "umask",
-            "stdout",
-            "stderr",
-            "open_mode",
-            "stop_signal",
-            "grace_s",
-            "gpu_ids",
-        )
-        if key in values
-    }
-    return Launch(
-        argv=tuple(argv),
-        script_sha=script_sha,
-        env_sha=_keep(packed, payloads),
-        work_dir=work_dir,
-        notice=None if notice is None else Notice(**notice),
-        **{"script_name": None, **rest},
-    )
+    return _keep(packed, payloads)
 
 
 def _script_bytes(script: str, settings: Settings) -> bytes:
@@ -317,6 +345,7 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
         "queue": settings.default.queue,
         "account": "",
         "qos": "",
+        "ignore_idle": False,
     }
     for key in (request_name(name) for name, value in given.items() if value is None):
         if key == "name":

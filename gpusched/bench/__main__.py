@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import drain, engine, latency, memory, placement, policy, prompt, store
+from gpusched.bench import arrays, drain, engine, latency, memory, placement, policy, prompt, store
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
+    "arrays": arrays.main,
     "latency": latency.main,
     "drain": drain.main,
     "prompt": prompt.main,

@@ -14,14 +14,16 @@ SLOTS = 8
 def main(jobs: int = 1000, rounds: int = 5) -> None:
     """Print jobs per second from the release of the queue to the last end, and what bare spawning does."""
     show("floor: spawn and await true", spawn_floor())
-    print(f"floor: bare spawns, {SLOTS} at a time: {_bare_rate(jobs):.0f}/s")
+    print(f"floor: bare spawns, {SLOTS} at a time: {bare_rate(jobs):.0f}/s")
     with scheduler(f"[node]\ncpus = {SLOTS}\n") as bench:
         show("floor: write and fsync", fsync_floor(bench.home))
         rates = [_drain(bench, jobs) for _ in range(rounds)]
         show(f"drain of {jobs} x true through {SLOTS} slots", rates, "jobs/s")
 
 
-def _bare_rate(count: int) -> float:
+def bare_rate(count: int) -> float:
+    """Processes per second that are spawned and awaited, 8 at a time."""
+
     def spawn(_: int) -> None:
         os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
 

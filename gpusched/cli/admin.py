@@ -30,9 +30,11 @@ app = typer.Typer(
 )
 daemon_app = typer.Typer(help="Start, stop and look at the daemon.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True, rich_markup_mode=None)
+notify_app = typer.Typer(help="Whom your jobs tell.", no_args_is_help=True, rich_markup_mode=None)
 debug_app = typer.Typer(help="For bug reports.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
+app.add_typer(notify_app, name="notify")
 app.add_typer(debug_app, name="debug")
 
 
@@ -171,10 +173,11 @@ def config_show(as_json: Json = False) -> None:
 
 @config_app.command("check")
 def config_check(as_json: Json = False) -> None:
-    """Read the config file and say everything that is wrong with it, with file and line.
+    """Read the config file and your notify.toml, and say all that is wrong with them, with file and line.
 
-    Exit code 2 when the file is wrong, 1 when it promises queues what the machines do not have.
+    Exit code 2 when a file is wrong, 1 when it promises queues what the machines do not have.
     """
+    from gpusched.cli.notifying import problems_in_targets
     from gpusched.cli.promises import broken_promises
     from gpusched.config import load_settings, problems_in
 
@@ -182,6 +185,7 @@ def config_check(as_json: Json = False) -> None:
     problems: list[UserError] = [*problems_in(paths.config_file(), os.environ)]
     if not problems:
         problems += broken_promises(load_settings(paths.config_file(), os.environ))
+    problems += problems_in_targets()
     if as_json:
         found = [{"message": problem.message, "hint": problem.hint} for problem in problems]
         output.print_json({"file": where, "exists": os.path.exists(where), "problems": found})
@@ -192,6 +196,25 @@ def config_check(as_json: Json = False) -> None:
         raise typer.Exit(problems[0].exit_code)
     if not as_json:
         typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
+
+
+@notify_app.command("test")
+def notify_test(
+    target: Annotated[str | None, typer.Argument(help="A target of your notify.toml; default: all of them.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a test message and say what became of it. Exit code 1 when a target was not reached."""
+    from gpusched.cli.notifying import send_test
+
+    results = send_test(target)
+    if as_json:
+        output.print_json({"targets": results})
+    else:
+        for result in results:
+            text = "told" if result["told"] else f"not told: {result['error']}"
+            typer.echo(f"{result['target']}: {printable(text)}")
+    if not all(result["told"] for result in results):
+        raise typer.Exit(1)
 
 
 @debug_app.command("snapshot")
@@ -228,6 +251,7 @@ def admin_help() -> dict[str, str]:
         ["doctor"],
         ["config", "show"],
         ["config", "check"],
+        ["notify", "test"],
         ["debug", "snapshot"],
         ["demo"],
         ["version"],

@@ -28,6 +28,7 @@ def examine() -> list[Check]:
     steps: tuple[Callable[[], Check], ...] = (
         _versions,
         _config,
+        _targets,
         _folder,
         _file_system,
         _disk,
@@ -75,6 +76,17 @@ def _config() -> Check:
         return _check("config", False, error.message, error.hint)
     where = paths.config_file()
     return _check("config", True, f"{where} is fine" if os.path.exists(where) else "no config file; the defaults hold")
+
+
+def _targets() -> Check:
+    from gpusched.cli.notifying import problems_in_targets
+
+    problems = problems_in_targets()
+    if problems:
+        return _advice("notify", False, problems[0].message, problems[0].hint)
+    where = paths.notify_file()
+    text = f"{where} is fine" if os.path.exists(where) else f"no {where}: --notify has nobody to tell"
+    return _advice("notify", True, text, "")
 
 
 def _nearest_existing(path: str) -> str:

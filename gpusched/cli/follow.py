@@ -1,13 +1,17 @@
-"""Following a job's output: through its wait, its runs and its retries, until it has ended."""
+"""Following the output of jobs: through their wait, their runs and their retries, until all have ended."""
 
 from __future__ import annotations
 
-import os
 import select
 import sys
+from collections import deque
 
 from gpusched.cli import output
-from gpusched.cli.gwait import call_patiently, ending
+from gpusched.cli.gwait import ending
+from gpusched.cli.news import News
+from gpusched.cli.prefixes import Printer, printer_for
+from gpusched.cli.tail import Tail
+from gpusched.errors import NotFound
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -16,123 +20,263 @@ if TYPE_CHECKING:
 
     from gpusched.client import Client
 
-_LOOK_S = 0.2
-_FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
+LOOK_S = (0.02, 0.25)
+"""Between two looks at the files: while they grow, and at most."""
+ROUND_BYTES = 1 << 20
+"""One job may print so much before the next one's turn."""
+FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
 
 
-def follow_job(client: Client, job_id: str, command: str, err: bool = False, skip_to: int | None = None) -> int:
-    """Print a job's output as it comes; returns the job's own code once it has ended.
+class Wish:
+    """What of the output is wanted, and how."""
 
-    Args: skip_to: begin with the last this many lines of what is there already.
+    __slots__ = ("command", "err", "has_prefix", "is_quiet", "lines", "run", "since_run")
+
+    def __init__(
+        self,
+        command: str,
+        err: bool = False,
+        lines: int | None = None,
+        run: int | None = None,
+        since_run: int | None = None,
+        is_quiet: bool = False,
+        has_prefix: bool = True,
+    ) -> None:
+        """Args: lines: begin with the last this many; run: of this run only; since_run: of this and all later ones."""
+        self.command = command
+        self.err = err
+        self.lines = lines
+        self.run = run
+        self.since_run = since_run
+        self.is_quiet = is_quiet
+        self.has_prefix = has_prefix
+
+
+def follow_job(client: Client, job_id: str, command: str) -> int:
+    """Print all the output of a new job as it comes; returns the job's own code once it has ended."""
+    return follow(client, [job_id], Wish(command, since_run=1))
+
+
+def follow(client: Client, ids: list[str], wish: Wish) -> int:
+    """Print the output of jobs as it comes, until all have ended.
+
+    Returns: of one job its own code, of several 0 only if all COMPLETED, as gwait.
     """
+    following = Following(wish, len(ids) > 1)
     try:
-        return _follow(client, job_id, command, err, skip_to)
+        following.until_done(client, ids)
     except KeyboardInterrupt:
-        output.note(command, f"stopped following; job {job_id} goes on, end it with: gcancel {job_id}")
+        if not wish.is_quiet:
+            one = len(ids) == 1
+            go_on = f"job {ids[0]} goes on, end it with: gcancel {ids[0]}" if one else "the jobs go on"
+            output.note(wish.command, f"stopped following; {go_on}")
         return 130
+    return following.exit_code()
 
 
-def _follow(client: Client, job_id: str, command: str, err: bool, skip_to: int | None) -> int:
-    run = 0
-    reader: Reader | None = None
-    while True:
-        job = call_patiently(client, f"/v1/jobs/{job_id}")["job"]
-        for attempt in job["runs"]:
-            if attempt["run"] > run and attempt["start_at"] is not None:
-                if reader is not None:
-                    reader.drain()
-                    reader.close()
-                    output.note(command, f"run {run} ended; run {attempt['run']} begins")
-                run = attempt["run"]
-                reader = Reader(path_of(job, attempt, err))
-                if skip_to is not None:
-                    reader.skip_to_last(skip_to)
-                    skip_to = None
-        if job["state"] in _FINAL:
-            break
-        if reader is None:
-            path = f"/v1/wait?ids={job_id}&timeout_s=60&state_not={job['state']}&run_not={job['run']}"
-            call_patiently(client, path)
-            if job["state"] != "PENDING":
-                # Recorded as running, its process is a moment away.
-                select.select([], [], [], 0.01)
-            continue
-        reader.drain()
-        select.select([], [], [], _LOOK_S)
-    if reader is not None:
-        reader.drain()
-        reader.close()
-    if job["state"] != "COMPLETED":
-        output.note(command, ending(job))
-    return output.exit_code_of(job)
+def selected_runs(job: dict[str, Any], wish: Wish) -> list[dict[str, Any]]:
+    """The runs of a job that are wanted and have started, by number; the last one unless it is said."""
+    runs = [run for run in job["runs"] if run["start_at"] is not None]
+    if wish.run is not None:
+        return [run for run in runs if run["run"] == wish.run]
+    if wish.since_run is not None:
+        return [run for run in runs if run["run"] >= wish.since_run]
+    return runs[-1:]
 
 
-def path_of(job: dict[str, Any], run: dict[str, Any], err: bool) -> str:
-    """The file a run writes to."""
-    path = run["stderr_path"] if err and run["stderr_path"] else run["stdout_path"]
-    return str(path or job["stdout_path"])
+def path_of(run: dict[str, Any], wish: Wish) -> str:
+    """The file that a run writes to."""
+    return str(run["stderr_path"] if wish.err else run["stdout_path"])
 
 
-class Reader:
-    """Copies a file that grows to stdout, raw: it is what the user's own program wrote."""
+def begin(tail: Tail, lines: int | None) -> None:
+    """Begin with the last this many lines, or with all that is kept."""
+    if lines is None:
+        tail.begin_whole()
+    else:
+        tail.begin_last(lines)
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._fd: int | None = None
 
-    def skip_to_last(self, lines: int) -> None:
-        """Begin with the last this many lines."""
-        if self._open():
-            assert self._fd is not None
-            os.lseek(self._fd, tail_offset(self._fd, lines), os.SEEK_SET)
+class Followed:
+    """One job of those that are followed."""
 
-    def drain(self) -> None:
-        """Print what has been added."""
-        if not self._open():
+    def __init__(self, printer: Printer, wish: Wish, is_one_of_several: bool) -> None:
+        self.job: dict[str, Any] = {}
+        self._wish = wish
+        self._lines = wish.lines
+        self._is_one_of_several = is_one_of_several
+        self._printer = printer
+        self._tail: Tail | None = None
+        self._run = 0
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._known = 0
+        self._told = ""
+        self.is_done = False
+
+    def learn(self, job: dict[str, Any]) -> None:
+        """Take in what the daemon says about it."""
+        wish = self._wish
+        if not self.job and wish.run is None and wish.since_run is None:
+            # From the current run on.
+            self._known = job["runs"][-1]["run"] - 1 if job["runs"] else 0
+        self.job = job
+        for run in job["runs"]:
+            number = run["run"]
+            if number <= self._known or run["start_at"] is None:
+                continue
+            self._known = number
+            if wish.run in (None, number) and number >= (wish.since_run or 1):
+                self._waiting.append(run)
+
+    def copy(self) -> int:
+        """Print what has been added; returns how much."""
+        copied = 0
+        while True:
+            if self._tail is not None:
+                copied += self._tail.copy(self._printer.write, ROUND_BYTES)
+                if copied >= ROUND_BYTES:
+                    return copied
+                if not self._has_run_ended():
+                    return copied
+                # Whatever it wrote was in the file before its end was told; this reads what came since the look.
+                self._tail.copy(self._printer.write)
+                self._close()
+            if not self._waiting:
+                self.is_done = self.is_done or self._is_over()
+                return copied
+            self._begin(self._waiting.popleft())
+
+    def _begin(self, run: dict[str, Any]) -> None:
+        if self._run:
+            self._note(f"run {self._run} ended; run {run['run']} begins")
+        self._run = run["run"]
+        self._tail = Tail(path_of(run, self._wish), self.job["log_keep"])
+        begin(self._tail, self._lines)
+        self._lines = None
+
+    def _close(self) -> None:
+        assert self._tail is not None
+        self._printer.finish()
+        if self._tail.skipped:
+            self._note("some of the output was rotated away before it could be read")
+        self._tail.close()
+        self._tail = None
+
+    def _has_run_ended(self) -> bool:
+        if self._waiting or self._is_over():
+            return True
+        run = self.run_of(self._run)
+        return run is not None and run["outcome"] is not None
+
+    def _is_over(self) -> bool:
+        if self.job["state"] in FINAL:
+            return True
+        run = self.run_of(self._wish.run)
+        return run is not None and run["outcome"] is not None
+
+    def run_of(self, number: int | None) -> dict[str, Any] | None:
+        """What is known of one run."""
+        return next((run for run in self.job["runs"] if run["run"] == number), None)
+
+    def tell_wait(self) -> None:
+        """Say why there is no output, once for each reason."""
+        job = self.job
+        reason = job["reason"] or "None"
+        if job["state"] != "PENDING" or self._tail is not None or reason in ("None", self._told):
             return
-        assert self._fd is not None
-        if os.fstat(self._fd).st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
-            os.lseek(self._fd, 0, os.SEEK_SET)  # emptied under us
-        while piece := os.read(self._fd, 1 << 16):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        self._told = reason
+        self._note(f"job {job['id']} waits ({job['reason']}): {printable(job['reason_text'] or '')}")
 
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def _note(self, text: str) -> None:
+        if not self._wish.is_quiet:
+            sys.stdout.flush()
+            about = f"job {self.job['id']}: " if self._is_one_of_several and not text.startswith("job ") else ""
+            output.note(self._wish.command, about + text)
 
-    def _open(self) -> bool:
-        if self._fd is None:
-            try:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except FileNotFoundError:
-                return False
-        return True
+    def tell_end(self) -> None:
+        """Say how it ended, unless it is COMPLETED."""
+        run = self.run_of(self._wish.run)
+        if self._wish.run is not None and run is not None:
+            if run["outcome"] != "COMPLETED":
+                self._note(f"run {run['run']} is {run['outcome']}: {printable(run['reason_text'] or '')}")
+        elif self.job["state"] != "COMPLETED":
+            self._note(ending(self.job))
 
-
-def tail_offset(fd: int, lines: int) -> int:
-    """Offset of the last this many lines of an open file."""
-    end = at = os.fstat(fd).st_size
-    found = 0
-    while at > 0:
-        step = min(at, 1 << 16)
-        at -= step
-        piece = os.pread(fd, step, at)
-        place = len(piece)
-        while (place := piece.rfind(b"\n", 0, place)) != -1:
-            # A newline at the very end closes the last line and begins none.
-            found += at + place != end - 1
-            if found == lines:
-                return at + place + 1
-        if lines == 0:
-            return end
-    return 0
+    def exit_code(self) -> int:
+        """Its own, or that of the one run which was asked for."""
+        run = self.run_of(self._wish.run)
+        return output.exit_code_of(self.job if run is None else {**run, "state": run["outcome"]})
 
 
-def missing(path: str, job: dict[str, Any]) -> str:
-    """Why there is no output file, in a sentence."""
-    if job["state"] == "PENDING":
-        return f"job {job['id']} has not started: {printable(job['reason_text'] or '')}"
-    return f"there is no file {printable(path)}; it was moved or removed, or the job could not create it"
+class Following:
+    """All the jobs that are followed, and what the daemon says about them."""
+
+    def __init__(self, wish: Wish, is_several: bool) -> None:
+        self._wish = wish
+        self._is_several = is_several
+        self._jobs: dict[str, Followed] = {}
+        self._arrays: list[dict[str, Any]] = []
+        self._is_complete = False
+        """Whether the daemon has told all there will ever be."""
+
+    def until_done(self, client: Client, ids: list[str]) -> None:
+        """Print until all have ended and all is printed. Raises: what the daemon refuses; BrokenPipeError."""
+        news = News(client, ids)
+        poll = select.poll()
+        poll.register(news.fileno(), select.POLLIN)
+        try:
+            # Asked for nothing, it tells when the reader of a pipe has gone.
+            poll.register(sys.stdout.fileno(), 0)
+        except (OSError, ValueError):
+            pass  # no descriptor behind it: nobody can go
+        pause_s = 0.0
+        while not (self._is_complete and all(one.is_done for one in self._jobs.values())):
+            for fd, _ in poll.poll(pause_s * 1000):
+                if fd != news.fileno():
+                    raise BrokenPipeError
+            for answer in news.take():
+                self._learn(answer)
+                pause_s = 0.0
+            most = max([one.copy() for one in self._jobs.values() if not one.is_done], default=0)
+            sys.stdout.flush()
+            pause_s = min(LOOK_S[1], 2 * pause_s or LOOK_S[0])
+            if most:
+                pause_s = 0.0 if most >= ROUND_BYTES else LOOK_S[0]
+        for one in self._jobs.values():
+            one.tell_end()
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        self._arrays = answer["arrays"]
+        self._is_several = self._is_several or bool(self._arrays) or len(answer["jobs"]) > 1
+        for job in answer["jobs"]:
+            one = self._jobs.get(job["id"])
+            if one is None:
+                printer = printer_for(job, len(self._jobs), self._is_several and self._wish.has_prefix)
+                one = self._jobs[job["id"]] = Followed(printer, self._wish, self._is_several)
+            one.learn(job)
+        self._is_complete = answer["done"] or self._is_past(self._wish.run)
+        self._tell_waits()
+
+    def _is_past(self, number: int | None) -> bool:
+        """Whether the one run that is wanted has ended everywhere."""
+        if number is None or self._arrays or not self._jobs:
+            return False
+        runs = [one.run_of(number) for one in self._jobs.values()]
+        return all(run is not None and run["outcome"] is not None for run in runs)
+
+    def _tell_waits(self) -> None:
+        waiting = [one for one in self._jobs.values() if one.job["state"] == "PENDING"]
+        for one in waiting[:3]:
+            one.tell_wait()
+
+    def exit_code(self) -> int:
+        """See `follow`. Raises: NotFound for a run that never was."""
+        for one in self._jobs.values():
+            if self._wish.run is not None and one.run_of(self._wish.run) is None:
+                raise NotFound(
+                    f"job {one.job['id']} has no run {self._wish.run}", f"list its runs with: gshow {one.job['id']}"
+                )
+        codes = [one.exit_code() for one in self._jobs.values()]
+        if len(codes) == 1 and not self._is_several:
+            return codes[0]
+        return int(any(codes) or any(array["state"] != "COMPLETED" for array in self._arrays))

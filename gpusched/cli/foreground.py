@@ -14,6 +14,7 @@ SHARED = (
     *("--gpus", "--vram", "--min-vram", "--gpu-ids", "--cpus", "--mem", "--gpus-linked", "--res", "--licenses"),
     *("--time", "--queue", "--account", "--nice", "--dependency", "--begin"),
     *("--nodelist", "--exclude", "--constraint", "--prefer", "--exclusive", "--qos", "--reservation"),
+    *("--deadline", "--kill-on-invalid-dep", "--ignore-idle", "--notify", "--notify-to"),
     *("--signal", "--grace", "--output", "--error", "--open-mode"),
     *("--partition", "--gres", "--mem-per-cpu"),
     *("--help", "--version", "--completion"),

@@ -10,6 +10,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import mine
 from gpusched.client import connect
 from gpusched.errors import NotFound, Refused, UsageError
+from gpusched.model.units import split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def body(words: list[str]) -> int:
     if output.common(table, values):
         return 0
     request: dict[str, Any] = {
-        "ids": [word for operand in operands for word in operand.split(",") if word],
+        "ids": [word for operand in operands for word in split_ids(operand)],
         "users": [*values.get("users", ()), *mine(values)],
         "names": values.get("names", []),
         "queues": values.get("queues", []),

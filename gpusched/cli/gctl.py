@@ -10,7 +10,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
 
 
 def _split(words: list[str]) -> list[str]:
-    return [word for operand in words for word in operand.split(",") if word]
+    return [word for operand in words for word in split_ids(operand)]
 
 
 def _changes(pairs: list[str]) -> dict[str, Any]:

@@ -1,17 +1,23 @@
-"""glogs: print or follow a job's output."""
+"""glogs: print or follow the output of jobs."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import follow_job, missing, path_of, tail_offset
+from gpusched.cli.follow import Wish, begin, follow, path_of, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
+from gpusched.cli.prefixes import printer_for
 from gpusched.cli.query import quote
+from gpusched.cli.tail import Tail
 from gpusched.client import connect
-from gpusched.errors import NotFound, Refused, UsageError
+from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def main() -> int:
@@ -20,35 +26,77 @@ def main() -> int:
 
 
 def body(words: list[str]) -> int:
-    """Print; with -f returns the job's own code."""
+    """Print; with -f returns a job's own code, of several 0 only if all COMPLETED."""
     table = glogs_table()
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
-    if len(operands) > 1:
-        raise UsageError(f"one job at a time, not {len(operands)}", "for example: glogs -f 42")
-    asked = operands[0] if operands else "@"
+    if "run" in values and "since_run" in values:
+        raise UsageError("--run and --since-run were both given", "give one of them")
+    ids = [word for operand in operands for word in operand.split(",") if word] or ["@"]
+    wish = Wish(
+        "glogs",
+        err=bool(values.get("err")),
+        lines=values.get("lines"),
+        run=values.get("run"),
+        since_run=values.get("since_run"),
+        is_quiet=bool(values.get("quiet")),
+        has_prefix=not values.get("no_prefix"),
+    )
     with connect() as client:
-        job = client.call("GET", f"/v1/jobs/{quote(asked)}")["job"]
-        if values.get("follow") and "run" not in values:
-            return follow_job(client, job["id"], "glogs", bool(values.get("err")), values.get("lines"))
-    runs = {run["run"]: run for run in job["runs"]}
-    number = values.get("run", max(runs, default=0))
-    if number not in runs:
-        if "run" in values:
-            raise NotFound(f"job {job['id']} has no run {number}", f"list its runs with: gshow {job['id']}")
-        raise Refused(missing("", job), f"wait for it with: glogs -f {job['id']}")
-    path = path_of(job, runs[number], bool(values.get("err")))
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise Refused(missing(path, job), f"see where it writes with: gshow {job['id']}") from None
-    try:
-        if "lines" in values:
-            os.lseek(fd, tail_offset(fd, values["lines"]), os.SEEK_SET)
-        while piece := os.read(fd, 1 << 16):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-    finally:
-        os.close(fd)
+        if values.get("follow"):
+            return follow(client, ids, wish)
+        answer = client.call("GET", f"/v1/logs?ids={quote(','.join(ids))}")
+    is_several = len(ids) > 1 or bool(answer["arrays"]) or len(answer["jobs"]) > 1
+    if not answer["jobs"]:
+        names = ", ".join(array["id"] for array in answer["arrays"])
+        raise Refused(f"no task of {names} has started", f"wait for them with: glogs -f {names}")
+    problem: GpuschedError | None = None
+    for place, job in enumerate(answer["jobs"]):
+        try:
+            _print_job(job, place, wish, is_several)
+        except GpuschedError as error:
+            if not is_several:
+                raise
+            # The others have their say first.
+            if problem is not None:
+                output.fail("glogs", problem)
+            problem = error
+    if problem is not None:
+        raise problem
     return 0
+
+
+def _print_job(job: dict[str, Any], place: int, wish: Wish, is_several: bool) -> None:
+    """All that is there of one job. Raises: NotFound for a run that is not; Refused when there is nothing."""
+    runs = selected_runs(job, wish)
+    if not runs and (wish.run is not None or (wish.since_run or 1) > 1):
+        raise NotFound(
+            f"job {job['id']} has no run {wish.run or wish.since_run}", f"list its runs with: gshow {job['id']}"
+        )
+    if not runs:
+        raise Refused(_why_nothing(job), f"wait for it with: glogs -f {job['id']}")
+    printer = printer_for(job, place, is_several and wish.has_prefix)
+    is_missing = True
+    for run in runs:
+        tail = Tail(path_of(run, wish), job["log_keep"])
+        try:
+            begin(tail, wish.lines)
+            tail.copy(printer.write)
+        finally:
+            tail.close()
+        is_missing = is_missing and not tail.was_found
+    printer.finish()
+    sys.stdout.flush()
+    if is_missing:
+        path = printable(path_of(runs[-1], wish))
+        raise Refused(
+            f"there is no file {path}; it was moved or removed, is no regular file, or the job could not create it",
+            f"see where it writes with: gshow {job['id']}",
+        )
+
+
+def _why_nothing(job: dict[str, Any]) -> str:
+    if job["state"] == "PENDING":
+        return f"job {job['id']} has not started: {printable(job['reason_text'] or '')}"
+    return f"job {job['id']} has no output: {printable(job['reason_text'] or job['state'])}"

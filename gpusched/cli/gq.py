@@ -35,6 +35,9 @@ _FIELDS = (
     "reason",
     "reason_text",
     *_STILL,
+    "idle_at",
+    "tasks_left",
+    "throttle",
 )
 _ORDER = {"RUNNING": 0, "COMPLETING": 1, "SUSPENDED": 1, "PENDING": 2}
 
@@ -130,18 +133,24 @@ def _table(client: Client, asked: str, values: Values) -> None:
 
 def _line(row: list[Any], now: float) -> tuple[str, ...]:
     job_id, name, user, state, start_at, end_at, wanted, node, gpus, reason, reason_text = row[:11]
-    suspended_at, suspended_s = row[11:13]
+    suspended_at, suspended_s, idle_at, tasks_left, throttle = row[11:16]
     elapsed = "0:00"
     if start_at is not None and state != "PENDING":
         elapsed = format_duration(max(0.0, (end_at or suspended_at or now) - start_at - suspended_s))
     if state in ("RUNNING", "COMPLETING"):
         where = f"{node}:{','.join(str(gpu['index']) for gpu in gpus)}" if gpus else (node or "")
+        if idle_at is not None:
+            where += f" idle {format_duration(max(0.0, now - idle_at))}"
     elif state == "SUSPENDED":
         where = f"({reason_text})"
     elif reason and reason != "None":
         where = f"({reason}) {reason_text or ''}"
     else:
         where = node or ""
+    if tasks_left:
+        from gpusched.cli.arrays import shown_id  # most queues have none
+
+        job_id = shown_id(job_id, tasks_left, throttle)
     return (
         job_id,
         printable(name, _NAME_WIDTH),

@@ -10,7 +10,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def body(words: list[str]) -> int:
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
-    asked = [word for operand in operands for word in operand.split(",") if word] or ["@"]
+    asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
     with connect() as client:
         if values.get("script"):
             for word in asked:
@@ -60,7 +60,7 @@ def _describe(job: dict[str, Any]) -> str:
         ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
-        ("Output", job["stdout_path"]),
+        ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"])),
         ("Requested", _requested(job)),
         ("Submitted", instant(job["submit_at"])),
         ("Started", instant(job["start_at"])),
@@ -72,6 +72,12 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["tasks"]:
+        pairs.insert(3, ("Tasks", _tasks(job)))
+    if job["sweep"]:
+        pairs.insert(1, ("Values", ", ".join(f"{name}={value}" for name, value in job["sweep"].items())))
+    if job["key"]:
+        pairs.insert(2, ("Key", job["key"]))
     where = _where(job)
     if where:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
@@ -79,6 +85,7 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
+    pairs.extend(_related(job))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))
@@ -88,6 +95,23 @@ def _describe(job: dict[str, Any]) -> str:
         for event in job["events"]
     )
     return "\n".join(lines) + "\n"
+
+
+def _tasks(job: dict[str, Any]) -> str:
+    """How many tasks of an array are in each state, and which have not begun."""
+    text = ", ".join(f"{count} {state}" for state, count in job["tasks"].items())
+    left = f" (not begun: {job['tasks_left']})" if job["tasks_left"] else ""
+    return text + left + (f", at most {job['throttle']} at once" if job["throttle"] else "")
+
+
+def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is to run, runs or ran in its place, and what it runs in the place of."""
+    pairs = [("Fallback", job["fallback"])] if job["fallback"] else []
+    for other in job["related"]:
+        name = "Fallback" if other["relation"] == "fallback" else "Follows"
+        why = f": {other['reason_text']}" if name == "Follows" and other["reason_text"] else ""
+        pairs.append((name, f"job {other['id']} ({other['state']}{why}), output {other['stdout_path']}"))
+    return pairs
 
 
 def _has_reason(job: dict[str, Any]) -> bool:
@@ -126,6 +150,12 @@ def _where(job: dict[str, Any]) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _rotation(launch: dict[str, Any]) -> str:
+    if launch["log_max_mib"] is None:
+        return ""
+    return f", put aside at {format_size_mib(launch['log_max_mib'])}, {launch['log_keep']} kept"
+
+
 def _exit(job: dict[str, Any]) -> str:
     if job["signal"]:
         return f"signal {job['signal']}"
@@ -146,6 +176,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"peak memory {format_size_mib(run['peak_mem_mib'])}" if run["peak_mem_mib"] is not None else "",
         f"peak VRAM {format_size_mib(run['peak_vram_mib'])}" if run["peak_vram_mib"] is not None else "",
         f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
+        f"GPUs idle since {instant(run['idle_at'])}" if run["idle_at"] is not None and not run["end_at"] else "",
         f"energy {run['energy_j'] / 3600:.1f} Wh" if run["energy_j"] is not None else "",
     ]
     lines = [printable(head), f"  {times}"]

@@ -8,6 +8,7 @@ import sys
 from gpusched.cli import output, script
 from gpusched.cli.options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import apply, parse
+from gpusched.cli.repeat import check_resubmission, say_found
 from gpusched.cli.where import GPU_KEYS
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
@@ -47,19 +48,30 @@ _SPEC = [
     "deadline_at",
     "nice",
     "dependency",
+    "never_satisfied",
     "begin_at",
     "hold",
+    "key",
     "retries",
     "backoff_s",
     "backoff_factor",
     "backoff_max_s",
     "retry_on",
     "requeue",
+    "fallback",
+    "ignore_idle",
     "notice",
     "grace_s",
     "stdout",
     "stderr",
     "open_mode",
+    "log_max_mib",
+    "log_keep",
+    "notify",
+    "notify_to",
+    "array",
+    "sweep",
+    "max_fails",
 ]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""
@@ -79,27 +91,34 @@ def body(words: list[str]) -> int:
     given, operands, is_command = parse(table, words)
     if output.common(table, given):
         return 0
-    submission = _what(table, given, operands, is_command)
-    values = submission.pop("values")
-    spec = {**spec_of(values), **submission}
+    if "resubmit" in given:
+        check_resubmission(given, operands)
+        # Only what is typed counts: defaults of new submissions would change what is repeated.
+        submission, values = {}, given
+    else:
+        submission = _what(table, given, operands, is_command)
+        values = submission.pop("values")
+    spec = {**spec_of(values, is_new="resubmit" not in given), **submission}
     request: dict[str, Any] = {"spec": spec}
     if "batch" in given:
         request["batch"] = _batch_lines(given["batch"])
-    if values.get("dry_run"):
-        request["dry_run"] = True
+    for key in ("dry_run", "key_again", "resubmit"):
+        if values.get(key):
+            request[key] = values[key]
     with connect() as client:
         answer = client.call("POST", "/v1/jobs", request)
         if values.get("dry_run"):
             return _print_forecast(answer, values)
-        if "batch" in given:
+        if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]
         if values.get("json") and not values.get("wait"):
-            output.print_json({"job": job})
+            output.print_json({key: answer[key] for key in ("job", "existing", "differs") if key in answer})
         elif values.get("quiet"):
             sys.stdout.write(f"{job['id']}\n")
         elif not values.get("json"):
             sys.stdout.write(f"Submitted job {job['id']}\n")
+        say_found(answer, values)
         sys.stdout.flush()
         if values.get("follow"):
             from gpusched.cli.follow import follow_job  # reads files and waits: nothing a plain gsub needs
@@ -112,13 +131,19 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def spec_of(values: Values) -> dict[str, Any]:
-    """What the options and the caller's surroundings say of the job, as the daemon takes it. Raises: UserError."""
+def spec_of(values: Values, *, is_new: bool = True) -> dict[str, Any]:
+    """What the options, and for a new job the caller's surroundings, say of it. Raises: UserError."""
     # No time limit is a wish; everything else that is None was taken back by a later option.
     spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
-    spec["work_dir"] = os.path.abspath(values["work_dir"]) if "work_dir" in values else _current_folder()
-    spec["env"] = _environment(values)
-    spec["umask"] = _umask()
+    if "work_dir" in values:
+        spec["work_dir"] = os.path.abspath(values["work_dir"])
+    if is_new:
+        if "work_dir" not in spec:
+            spec["work_dir"] = _current_folder()
+        spec["env"] = _environment(values)
+        spec["umask"] = _umask()
+    elif "extra_env" in values:
+        spec["env"] = values["extra_env"]
     if values.get("mem_per_cpu_mib") is not None:
         spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
     _check_texts(spec)

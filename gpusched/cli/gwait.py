@@ -8,9 +8,10 @@ import time
 from gpusched.cli import output
 from gpusched.cli.options import gwait_table
 from gpusched.cli.parse import parse
+from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import DaemonUnreachable, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def body(words: list[str]) -> int:
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
-    ids = [word for operand in operands for word in operand.split(",") if word]
+    ids = [word for operand in operands for word in split_ids(operand)]
     if not ids:
         raise UsageError("no jobs are named", "for example: gwait 41 42   or: gwait @   for your last one")
     with connect() as client:
@@ -91,7 +92,7 @@ def ending(job: dict[str, Any]) -> str:
 def wait_until_done(client: Client, ids: list[str], timeout_s: float | None) -> dict[str, Any]:
     """The daemon's answer once all have ended, or after the timeout. A daemon that restarts is waited for."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    names = ",".join(ids)
+    names = quote(",".join(ids))
     while True:
         left_s = _POLL_S if deadline is None else max(0.0, min(_POLL_S, deadline - time.monotonic()))
         answer = call_patiently(client, f"/v1/wait?ids={names}&timeout_s={left_s:.3f}")

@@ -40,7 +40,7 @@ grun --attach ID""",
     ),
     "gcancel": ("End jobs, or send them a signal.", "gcancel 42", "gcancel [OPTIONS] [IDS...]"),
     "gwait": ("Wait for jobs; the exit code is 0 only if all COMPLETED.", "gwait 41 42", "gwait [OPTIONS] IDS..."),
-    "glogs": ("Print a job's output, live if you like.", "glogs -f 42", "glogs [OPTIONS] [ID]"),
+    "glogs": ("Print the output of jobs, live if you like.", "glogs -f 42", "glogs [OPTIONS] [IDS...]"),
     "gshow": ("Show everything about a job: request, runs, story.", "gshow 42", "gshow [OPTIONS] [IDS...]"),
     "ginfo": (
         "Show nodes, GPUs and queues: free, booked, used, borrowed, lent.",
@@ -70,7 +70,9 @@ is an error.""",
 output and error output are passed on as they are. Ctrl-C while it waits cancels the job. Inside a job the command is
 started at once, with the job's GPUs, and -g and the like make no sense.""",
     "gq": "A number in IDS is a job; @ is your last one.",
-    "glogs": "Without an ID it is your last job's output. With -f the exit code is the job's own.",
+    "glogs": """Without an ID it is your last job's output; an array is all of its tasks that have output. With -f the
+exit code is the job's own; of several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that of
+the run.""",
     "gcancel": "Sends TERM (or the job's own signal) to all its processes, and KILL after the grace.",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.cli.parse import Option, Table, decimal, text, whole, words_of
-from gpusched.model.units import parse_duration_s, parse_size_mib, printable
+from gpusched.model.units import parse_duration_s, parse_size_mib, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,6 +127,11 @@ def since(value: str) -> Values:
     return {"since": parse_since(value)}
 
 
+def ids_of(key: str) -> Reader:
+    """Ids of jobs and tasks separated by commas: `41,42_[1-3,7]`; several uses add up."""
+    return lambda value: {key: split_ids(value)}
+
+
 def choice(key: str, *words: str) -> Reader:
     """One of a few words."""
 
@@ -171,7 +176,13 @@ def _selection() -> list[Option]:
 
 def gsub_table() -> Table:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    from gpusched.cli.arrays import array_options
+    from gpusched.cli.failing import failing_options
+    from gpusched.cli.log_options import log_options
+    from gpusched.cli.notifying import notify_options
+    from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
+    from gpusched.cli.workflow import dependency_options
 
     what, res, when, fail, out, slurm = (
         "What to run",
@@ -226,6 +237,7 @@ def gsub_table() -> Table:
                 section=what,
                 help="one more variable; may be repeated",
             ),
+            *repeat_options(what),
             Option(
                 "-g",
                 "-G",
@@ -298,14 +310,7 @@ def gsub_table() -> Table:
                 section=when,
                 help="go behind others by N points, or before them with N below 0; default 0",
             ),
-            Option(
-                "-d",
-                "--dependency",
-                metavar="LIST",
-                read=text("dependency"),
-                section=when,
-                help="afterok:41, afterany:41:42, afternotok:41, after:41; join with , (all) or ? (any)",
-            ),
+            *dependency_options(when),
             Option(
                 "--begin",
                 metavar="WHEN",
@@ -314,6 +319,7 @@ def gsub_table() -> Table:
                 help="not before: 2h from now as now+2h, 18:00, 2026-12-24T18:00",
             ),
             Option("-H", "--hold", sets={"hold": True}, section=when, help="wait for gctl release"),
+            *array_options(),
             *where_options(res, when),
             Option(
                 "--retries",
@@ -358,6 +364,7 @@ def gsub_table() -> Table:
                 help="repeat for free a run lost to the machine (default)",
             ),
             Option("--no-requeue", sets={"requeue": False}, section=fail, help="do not"),
+            *failing_options(fail),
             Option(
                 "--signal",
                 metavar="[B:]SIG[@S]",
@@ -372,6 +379,7 @@ def gsub_table() -> Table:
                 section=fail,
                 help="between the first signal and KILL when the job is stopped; default 30s",
             ),
+            *notify_options(fail, slurm),
             Option(
                 "-o",
                 "--output",
@@ -379,7 +387,8 @@ def gsub_table() -> Table:
                 read=text("stdout"),
                 section=out,
                 completes="file",
-                help="output; %j id, %x name, %u user, %N node, %5j padded; default gpusched-%j.out",
+                help="output; %j id, %A_%a array and task, %x name, %u user, %N node, %5j padded; "
+                "default gpusched-%j.out, of a task gpusched-%A_%a.out",
             ),
             Option(
                 "-e",
@@ -398,6 +407,7 @@ def gsub_table() -> Table:
                 completes="append truncate",
                 help="append or truncate for all runs; default: each retry gets a file of its own",
             ),
+            *log_options(out),
             Option("-W", "--wait", sets={"wait": True}, section="Output", help="wait and exit with the job's code"),
             Option(
                 "-f",
@@ -436,7 +446,9 @@ def gsub_table() -> Table:
     )
 
 
-ONLY_TYPED = frozenset({"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion"})
+ONLY_TYPED = frozenset(
+    {"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion", "key_again", "resubmit"}
+)
 """What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
 
 
@@ -467,7 +479,7 @@ def gq_table() -> Table:
                 "--job",
                 "--jobs",
                 metavar="IDS",
-                read=words_of("ids"),
+                read=ids_of("ids"),
                 section="Which jobs",
                 help="these; @ is your last one",
             ),
@@ -564,15 +576,35 @@ def gwait_table() -> Table:
 
 def glogs_table() -> Table:
     """glogs"""
+    which = "Which output"
     return Table(
         "glogs",
         [
+            Option("-f", "--follow", sets={"follow": True}, help="wait for more until all have ended, through retries"),
             Option(
-                "-f", "--follow", sets={"follow": True}, help="wait for more until the job has ended, through retries"
+                "-n",
+                "--lines",
+                metavar="N",
+                read=whole("lines", 0, 1_000_000_000),
+                help="only the last N lines of each job",
             ),
-            Option("--run", metavar="N", read=whole("run", 1, 1_000_000), help="of this attempt; default: the last"),
-            Option("--err", sets={"err": True}, help="its error file instead of its output"),
-            Option("-n", "--lines", metavar="N", read=whole("lines", 0, 1_000_000_000), help="only the last N lines"),
+            Option("--no-prefix", sets={"no_prefix": True}, help="do not begin lines with the job they are of"),
+            Option("--quiet", sets={"quiet": True}, help="the output and nothing else, no remarks on stderr"),
+            Option(
+                "--run",
+                metavar="N",
+                read=whole("run", 1, 1_000_000),
+                section=which,
+                help="of this attempt; default: the last",
+            ),
+            Option(
+                "--since-run",
+                metavar="N",
+                read=whole("since_run", 1, 1_000_000),
+                section=which,
+                help="of this attempt and all later ones; 1 is all",
+            ),
+            Option("--err", sets={"err": True}, section=which, help="the error file instead of the output"),
             *_common("--json", "--quiet"),
         ],
     )
@@ -610,7 +642,7 @@ def ghist_table() -> Table:
                 completes=STATES,
                 help="that ended in these states",
             ),
-            Option("-j", "--job", metavar="IDS", read=words_of("ids"), section="Which jobs", help="these"),
+            Option("-j", "--job", metavar="IDS", read=ids_of("ids"), section="Which jobs", help="these"),
             Option(
                 "--since",
                 metavar="WHEN",

@@ -45,7 +45,7 @@ class Setting:
 
     info: SettingInfo
     base: object
-    """bool, int, float, str, tuple (of texts) or Mapping (of numbers)."""
+    """bool, int, float, str, tuple (of texts), NUMBERS (a tuple of them) or Mapping (of numbers)."""
     rule: Rule | None
 
     def read(self, value: Any) -> Any:
@@ -53,12 +53,16 @@ class Setting:
         return _CONVERTERS[self.base](value)
 
 
+NUMBERS = "numbers"
+"""In place of a type: a tuple of whole numbers."""
+
 _KINDS: dict[object, str] = {
     bool: "true or false",
     int: "whole number",
     float: "number",
     str: "text",
     tuple: "list of texts",
+    NUMBERS: "list of whole numbers",
     Mapping: "table of names and numbers",
 }
 
@@ -83,6 +87,8 @@ def _base_of(hint: Any) -> object:
     alternatives = [part for part in typing.get_args(hint) if part is not NoneType]
     if typing.get_origin(hint) not in (tuple, Mapping) and alternatives:
         hint = alternatives[0]
+    if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int:
+        return NUMBERS
     return typing.get_origin(hint) or hint
 
 
@@ -143,6 +149,12 @@ def _to_texts(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
+def _to_numbers(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, (list, tuple)) or any(_to_int(number) is None for number in value):
+        return None
+    return tuple(value)
+
+
 def _to_amounts(value: Any) -> dict[str, float] | None:
     if not isinstance(value, Mapping) or any(_to_float(count) is None for count in value.values()):
         return None
@@ -155,5 +167,6 @@ _CONVERTERS: dict[object, Callable[[Any], Any]] = {
     float: _to_float,
     str: _to_text,
     tuple: _to_texts,
+    NUMBERS: _to_numbers,
     Mapping: _to_amounts,
 }

@@ -108,7 +108,22 @@ class Amounts:
         )
 
 
-Rule = Range | OneOf | Text | Texts | Cells | Amounts
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A list of whole numbers, each from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"a list of whole numbers from {self.low} to {self.high}"
+
+    def admits(self, value: tuple[int, ...]) -> bool:
+        """Whether each is in the range."""
+        return all(self.low <= number <= self.high for number in value)
+
+
+Rule = Numbers | Range | OneOf | Text | Texts | Cells | Amounts
 
 _WEIGHT = Range(0, 1e12)
 _FRACTION = Range(0, 1, above=True)
@@ -166,6 +181,7 @@ RULES: dict[str, Rule] = {
     "limit.environment_mib": Range(0, 1024, above=True),
     "limit.jobs": _COUNT,
     "limit.batch": _COUNT,
+    "limit.array": Range(1, 4_000_000),
     "default.cpus": Range(0, 1 << 20),
     "default.time_limit_s": _LIMIT,
     "default.queue": _WORD,
@@ -176,6 +192,22 @@ RULES: dict[str, Rule] = {
     "interactive.lease_s": Range(1, MAX_SECONDS),
     "interactive.log_mib": Range(0, MAX_MIB),
     "life.max_requeues": Range(0, 10**6),
+    "life.never_satisfied": OneOf(("cancel", "wait")),
+    "life.oom_growth": Range(1, 100),
+    "fault.xid_victim": Numbers(1, 100_000),
+    "fault.xid_drain": Numbers(1, 100_000),
+    "fault.early_s": _WAIT,
+    "fault.early_users": Range(0, 1000),
+    "fault.early_window_s": _SOME_TIME,
+    "idle.after_s": _WAIT,
+    "idle.utilisation": _PART,
+    "idle.window_s": _SOME_TIME,
+    "idle.lower_after_s": _WAIT,
+    "idle.nice": Range(0, 10_000),
+    "idle.then": OneOf(("off", "requeue", "cancel")),
+    "idle.then_after_s": _WAIT,
+    "idle.cpu_cores": _PART,
+    "idle.notice_s": _WAIT,
     "daemon.poll_s": _PACE,
     "daemon.idle_poll_s": _PACE,
     "daemon.log_level": OneOf(("debug", "info", "warning", "error")),
@@ -183,6 +215,13 @@ RULES: dict[str, Rule] = {
     "daemon.log_mib": Range(0.01, MAX_MIB),
     "daemon.log_files": Range(1, 1000),
     "daemon.drop_env": Texts("name patterns"),
+    "alert.admin": Texts("names of targets"),
+    "alert.pending_s": _SOME_TIME,
+    "alert.timeout_s": Range(0, 3600, above=True),
+    "alert.backoff_s": Range(0.01, MAX_SECONDS),
+    "alert.backoff_max_s": Range(0.01, MAX_SECONDS),
+    "alert.give_up_s": _WAIT,
+    "alert.outbox": Range(1, 10**6),
     "placement.strategy": OneOf(STRATEGIES),
     "oversubscribe.cpus": _TIMES,
     "oversubscribe.mem": _TIMES,

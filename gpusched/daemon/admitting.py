@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpusched.errors import Refused
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
+from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_duration
 from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
@@ -53,7 +54,8 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
         mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
-        check_admitted(alike[0], user, turn, len(alike))
+        check_size(alike, turn)
+        check_admitted(alike[0], user, turn, sum(map(jobs_in, alike)))
         check_can_fit(alike[0], turn)
         check_reservation(alike[0], user, turn)
         check_deadline(alike[0], max(turn.now, alike[0].begin_at or turn.now))
@@ -61,17 +63,34 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
         check_dependency(dependency, turn)
 
 
+def jobs_in(spec: JobSpec) -> int:
+    """How many jobs a submission makes: of an array each task is one."""
+    return 1 if spec.array is None else len(tasks_of(spec.array.tasks))
+
+
+def check_size(specs: Sequence[JobSpec], turn: Turn) -> None:
+    """Refuse arrays with more tasks than one may have."""
+    most = turn.settings.limit.array
+    for spec in specs:
+        if spec.array is not None and jobs_in(spec) > most:
+            raise Refused(
+                f"the array has {jobs_in(spec)} tasks; at most {most} are taken",
+                "split it, or raise [limit] array in the config file",
+            )
+
+
 def check_update(before: Job, after: Job, turn: Turn) -> None:
     """Refuse a change of a job that has not ended. Raises: Refused."""
     old, new = before.spec, after.spec
     problem = new.request.contradiction()
     if problem:
-        raise Refused(f"job {after.id} cannot be changed so: {problem}", f"see it with: gshow {after.id}")
+        raise Refused(f"job {after.shown_id} cannot be changed so: {problem}", f"see it with: gshow {after.shown_id}")
     if new.request != old.request:
         check_can_fit(new, turn)
     if _asks(new) != _asks(old):
-        with turn.world.active.with_more(old, before.user, -1):
-            check_admitted(new, after.user, turn)
+        jobs = turn.world.arrays.left(before)
+        with turn.world.active.with_more(old, before.user, -jobs):
+            check_admitted(new, after.user, turn, max(1, jobs))
     is_moved = new.reservation != old.reservation
     if is_moved or (new.reservation in turn.world.calendar and _asks(new) != _asks(old)):
         check_reservation(new, after.user, turn)
@@ -81,8 +100,11 @@ def check_update(before: Job, after: Job, turn: Turn) -> None:
         before.eligible_at,
     ):
         check_deadline(new, max(turn.now, after.eligible_at))
-    if new.dependency and new.dependency != old.dependency:
-        check_dependency(new.dependency, turn, after.id)
+    is_other = new.dependency != old.dependency
+    if new.dependency and is_other:
+        check_dependency(new.dependency, turn)
+    if is_other or new.name != old.name:
+        check_circle(after, turn)
 
 
 def _asks(spec: JobSpec) -> tuple[object, ...]:
@@ -143,8 +165,8 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
         )
 
 
-def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> None:
-    """Refuse a dependency on unknown jobs, or one that closes a circle."""
+def check_dependency(dependency: str, turn: Turn) -> None:
+    """Refuse a dependency on unknown jobs."""
     try:
         wanted = set(parse_dependency(dependency).job_ids)
     except ValueError as error:
@@ -153,10 +175,13 @@ def check_dependency(dependency: str, turn: Turn, job_id: int | None = None) -> 
     for parent_id in sorted(wanted):
         if lookup(parent_id) is None and parent_id not in turn.changes.jobs:
             raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
-    if job_id is not None:
-        cycle = find_cycle({**turn.world.dependency_edges(), job_id: frozenset(wanted)})
-        if cycle:
-            raise Refused(
-                "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
-                f"see what they wait for with: gshow {cycle[0]}",
-            )
+
+
+def check_circle(after: Job, turn: Turn) -> None:
+    """Refuse a changed dependency or name by which jobs would wait for each other."""
+    cycle = find_cycle(turn.world.edges_with(after))
+    if cycle:
+        raise Refused(
+            "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
+            f"see what they wait for with: gshow {cycle[0]}",
+        )

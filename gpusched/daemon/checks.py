@@ -21,6 +21,8 @@ class Check:
     ok: bool
     text: str
     hint: str = ""
+    level: str = ""
+    """`warn` for what costs something and breaks nothing."""
 
 
 def daemon_checks(scheduler: Scheduler) -> list[Check]:
@@ -31,6 +33,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _gpus(scheduler),
         _queues(scheduler),
         _plugins(scheduler),
+        _alerts(scheduler),
         _pace(scheduler),
     ]
 
@@ -96,6 +99,15 @@ def _plugins(scheduler: Scheduler) -> Check:
         return Check("plugins", False, plugins.troubles[-1], "mend the plug-in, then restart the daemon; see its log")
     names = ", ".join(plugins.names)
     return Check("plugins", True, f"loaded: {names}" if names else "none")
+
+
+def _alerts(scheduler: Scheduler) -> Check:
+    waiting = sum(map(len, scheduler.alerts.waiting().values()))
+    trouble = scheduler.alerts.trouble()
+    if trouble is None:
+        return Check("alerts", True, f"{waiting} wait to be told" if waiting else "none waits to be told")
+    text = f"{trouble}; {waiting} wait to be told" if waiting else trouble
+    return Check("alerts", True, text, "jobs go on; mend the target, then try it with: gpusched notify test", "warn")
 
 
 def _pace(scheduler: Scheduler) -> Check:

@@ -3,48 +3,78 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
 
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
+
+from .arrays import TaskLine
 
 FRONT = 128
 """Jobs of a class that one snapshot shows; a plan that uses them all up asks for another turn."""
 
 
-class ClassQueue:
-    """Eligible jobs of one class in their order, and the frozen view of its front."""
+Entry = tuple[float, int]
+"""The instant that age counts from, and the id."""
 
-    __slots__ = ("_entries", "_key", "_view")
+
+class ClassQueue:
+    """Eligible jobs of one class in their order, and the frozen view of its front.
+
+    An array stands in it once, for all of its tasks without a row.
+    """
+
+    __slots__ = ("_arrays", "_entries", "_key", "_view")
 
     def __init__(self, key: ClassKey) -> None:
         self._key = key
-        self._entries: list[tuple[float, int]] = []
+        self._entries: list[Entry] = []
+        self._arrays: dict[Entry, TaskLine] = {}
         self._view: PendingClass | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + sum(map(len, self._arrays.values()))
 
-    def add(self, entry: tuple[float, int]) -> None:
-        """Insert (queued_at, id); nearly always at the end."""
-        insort(self._entries, entry)
+    def __bool__(self) -> bool:
+        return bool(self._entries or self._arrays)
+
+    def add(self, entry: Entry, tasks: TaskLine | None = None) -> None:
+        """Insert a job, nearly always at the end, or an array with its tasks."""
+        if tasks is None:
+            insort(self._entries, entry)
+        else:
+            self._arrays[entry] = tasks
         self._view = None
 
-    def remove(self, entry: tuple[float, int]) -> None:
+    def remove(self, entry: Entry) -> None:
         """Take an entry out that is known to be in."""
-        del self._entries[bisect_left(self._entries, entry)]
+        if self._arrays.pop(entry, None) is None:
+            del self._entries[bisect_left(self._entries, entry)]
         self._view = None
 
-    def position(self, entry: tuple[float, int]) -> int:
+    def position(self, entry: Entry) -> int:
         """How many jobs of the class are before this one."""
-        return bisect_left(self._entries, entry)
+        before = sum(len(tasks) for array, tasks in self._arrays.items() if array < entry)
+        return before + bisect_left(self._entries, entry)
+
+    def _first(self, most: int) -> tuple[PendingJob, ...]:
+        entries: Iterator[Entry] = iter(self._entries)
+        if self._arrays:
+            entries = merge(self._entries, *(_entries_of(at, tasks) for (at, _), tasks in self._arrays.items()))
+        return tuple(PendingJob(job_id, queued_at) for queued_at, job_id in islice(entries, most))
 
     def front(self, most: int) -> PendingClass:
         """As `view`, but showing at most so many jobs."""
-        shown = tuple(PendingJob(job_id, queued_at) for queued_at, job_id in self._entries[:most])
-        return PendingClass(self._key, shown, len(self._entries))
+        return PendingClass(self._key, self._first(most), len(self))
 
     def view(self) -> PendingClass:
         """The front of the class as the policy sees it; the same object until the class changes."""
         if self._view is None:
-            front = tuple(PendingJob(job_id, queued_at) for queued_at, job_id in self._entries[:FRONT])
-            self._view = PendingClass(self._key, front, len(self._entries))
+            self._view = self.front(FRONT)
         return self._view
+
+
+def _entries_of(queued_at: float, tasks: TaskLine) -> Iterator[Entry]:
+    for job_id in tasks:
+        yield queued_at, job_id

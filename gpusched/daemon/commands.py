@@ -17,11 +17,10 @@ from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
-from gpusched.policy.life.dependencies import parse_dependency
 
-from . import reserving, yielding
+from . import keys, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
-from .selection import Caller, Selection, named, own, select
+from .selection import Caller, Selection, named, own, select, with_tasks
 from .turn import Turn
 
 
@@ -32,6 +31,10 @@ class Submit:
     caller: Caller
     specs: Sequence[JobSpec]
     payloads: dict[str, bytes]
+    key_again: str = keys.NEVER
+    """When the key of a single submission makes another job than the one it has: a word of `keys.AGAIN`."""
+    origins: Sequence[str] = ()
+    """The jobs that these repeat, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ Command = (
     | reserving.Unreserve
 )
 
-UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries"})
+UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle"})
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
@@ -120,6 +123,10 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
 
 def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     world, settings, now = turn.world, turn.settings, turn.now
+    if len(command.specs) == 1:
+        found = keys.existing(command.specs[0], command.key_again, command.caller, turn)
+        if found is not None:
+            return found
     room = settings.limit.jobs - len(world.jobs)
     if len(command.specs) > room:
         raise Refused(
@@ -129,16 +136,18 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         )
     specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
-    first = world.next_id
-    for offset, spec in enumerate(specs):
-        job = new_job(first + offset, command.caller, spec, now)
+    ids = []
+    for spec in specs:
+        job = new_job(world.next_id, command.caller, spec, now)
+        world.next_id = job.last_id + 1
+        ids.append(job.id)
         if spec.dependency:
-            turn.world.learn_parents(turn.store, parse_dependency(spec.dependency).job_ids)
+            turn.world.learn_parents(turn.store, [spec.dependency])
         turn.put_job(job)
-        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}"))
-    world.next_id = first + len(command.specs)
+        origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
+        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}{origin}"))
     turn.changes.payloads.update(command.payloads)
-    return {"ids": [first + offset for offset in range(len(command.specs))]}
+    return {"ids": ids}
 
 
 def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
@@ -154,6 +163,7 @@ def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
         queued_at=queued_at,
         eligible_at=queued_at,
         hold="user" if spec.hold else None,
+        tasks_left=None if spec.array is None else spec.array.tasks,
     )
 
 
@@ -167,30 +177,45 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
             raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq")
     else:
         jobs = [job for job in jobs if job.uid == command.caller.uid]
-    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": missing}
+    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": [str(one) for one in missing]}
     for job in jobs:
         if job.state.is_final:
-            answer["ended"].append(job.id)
+            answer["ended"].append(job.shown_id)
         elif command.signal is None:
-            answer["cancelled"].append(job.id)
+            answer["cancelled"].append(job.shown_id)
             if not command.dry_run:
                 turn.cancel(job, by=command.caller.user)
+        elif job.is_array:
+            _signal_tasks(command, job, turn, answer["signalled"])
         elif job.state is JobState.SUSPENDED and command.signal == SIGCONT:
             if len(selection.ids) == 1:
                 raise Refused(
-                    f"job {job.id} is suspended, and a signal does not let it go on",
-                    f"see why with: gq --why {job.id}, or let it go on with: gctl resume {job.id}",
+                    f"job {job.shown_id} is suspended, and a signal does not let it go on",
+                    f"see why with: gq --why {job.shown_id}, or let it go on with: gctl resume {job.shown_id}",
                 )
         elif job.state in (JobState.RUNNING, JobState.SUSPENDED):
-            answer["signalled"].append(job.id)
+            answer["signalled"].append(job.shown_id)
             if not command.dry_run:
                 turn.order(turn.run_of(job).id, SignalOrder(command.signal, command.main_only))
         elif len(selection.ids) == 1:
             raise Refused(
-                f"job {job.id} is {job.state} and has no process to signal",
-                f"end it with: gcancel {job.id}",
+                f"job {job.shown_id} is {job.state} and has no process to signal",
+                f"end it with: gcancel {job.shown_id}",
             )
     return answer
+
+
+def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str]) -> None:
+    for task in turn.world.tasks_of(array):
+        if task.state is JobState.RUNNING and command.signal is not None:
+            signalled.append(task.shown_id)
+            if not command.dry_run:
+                turn.order(turn.run_of(task).id, SignalOrder(command.signal, command.main_only))
+    if not signalled and len(command.selection.ids) == 1:
+        raise Refused(
+            f"no task of array {array.id} is running, so there is no process to signal",
+            f"end it with: gcancel {array.id}",
+        )
 
 
 def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
@@ -198,31 +223,42 @@ def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -
     changed, unchanged = [], []
     for job in jobs:
         if job.state.is_final:
-            raise Refused(f"job {job.id} has ended ({job.state})", f"see it with: gshow {job.id}")
+            raise _has_ended(job)
+    for job in with_tasks(jobs, turn):
         if hold == (job.hold is not None):
-            unchanged.append(job.id)
+            unchanged.append(job.shown_id)
             continue
         after, event = (
             lifecycle.hold(job, turn.now, caller.user) if hold else lifecycle.release(job, turn.now, caller.user)
         )
         turn.put_job(after)
         turn.tell(event)
-        changed.append(job.id)
+        changed.append(job.shown_id)
     return {"changed": changed, "unchanged": unchanged}
 
 
 def _update(command: Update, turn: Turn) -> dict[str, Any]:
     jobs = named(command.caller, command.ids, turn)
     updated = []
+    named_ids = {job.id for job in jobs}
     for job in jobs:
         if job.state.is_final:
-            raise Refused(f"job {job.id} has ended ({job.state})", f"see it with: gshow {job.id}")
+            raise _has_ended(job)
+        if "throttle" in command.changes and job.spec.array is None:
+            raise Refused(
+                f"job {job.shown_id} is no array, so that no number of its tasks can be limited",
+                f"see it with: gshow {job.shown_id}",
+            )
+    for job in with_tasks(jobs, turn):
         if job.state is not JobState.PENDING:
             fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
-            if fixed:
+            if fixed and job.id not in named_ids:
+                # A task that has begun stays as it is; the change is for those that have not.
+                continue
+            if fixed and not (job.is_array and job.state is JobState.RUNNING):
                 raise Refused(
-                    f"{fixed[0]} of job {job.id} cannot change while it is {job.state}",
-                    f"cancel it and submit it anew: gcancel {job.id}",
+                    f"{fixed[0]} of job {job.shown_id} cannot change while it is {job.state}",
+                    f"cancel it and submit it anew: gcancel {job.shown_id}",
                 )
         after = _changed(job, command.changes)
         if not _FILLED_IN.isdisjoint(command.changes):
@@ -233,15 +269,20 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         if after.spec.dependency != before.spec.dependency:
             turn.world.replace_dependency(after)
             if after.spec.dependency:
-                turn.world.learn_parents(turn.store, parse_dependency(after.spec.dependency).job_ids)
+                turn.world.learn_parents(turn.store, [after.spec.dependency])
         turn.put_job(after)
         words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
-        if before.state in (JobState.RUNNING, JobState.SUSPENDED) and "time_limit_s" in command.changes:
+        has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
+        if has_run and "time_limit_s" in command.changes:
             run = turn.run_of(before)
             turn.order(run.id, LimitOrder(after.spec.time_limit_s))
             turn.world.put_run(run)
-    return {"changed": [job.id for job in jobs]}
+    return {"changed": [job.shown_id for job in jobs]}
+
+
+def _has_ended(job: Job) -> Refused:
+    return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
 
 
 def _said(value: object) -> str:
@@ -275,6 +316,8 @@ def _changed(job: Job, changes: dict[str, Any]) -> Job:
     rest = {name: value for name, value in changes.items() if name not in _REQUEST_FIELDS}
     if request_changes:
         rest["request"] = replace(spec.request, **request_changes)
+    if "throttle" in rest and spec.array is not None:
+        rest["array"] = replace(spec.array, throttle=rest.pop("throttle"))
     if "retries" in rest:
         rest["retry"] = replace(spec.retry, retries=rest.pop("retries"))
     job = replace(job, spec=replace(spec, **rest))

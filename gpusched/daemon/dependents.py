@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpusched.model.job import Job
-from gpusched.policy.life.dependencies import Expression, Parent, Satisfied, Verdict, evaluate, parse_dependency
+from gpusched.model.states import JobState
+from gpusched.policy.life.dependencies import (
+    Condition,
+    Expression,
+    Parent,
+    Satisfied,
+    Verdict,
+    evaluate,
+    parse_dependency,
+)
+
+from .counterparts import Counterparts
+from .namesakes import Namesakes
 
 _FREE = Satisfied()
 
@@ -13,10 +25,15 @@ _FREE = Satisfied()
 class Dependents:
     """Jobs with a dependency and their parents, ended ones included; nothing of jobs without one."""
 
-    def __init__(self) -> None:
+    def __init__(self, counterparts: Counterparts) -> None:
+        self._counterparts = counterparts
+        self._tasks: dict[int, set[int]] = {}
+        """Tasks that wait by themselves, by array: what their array waits for, they wait for too."""
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
+        self._namesakes = Namesakes()
+        self._singletons: set[int] = set()
         self._touched: set[int] = set()
         """Jobs whose dependency may have come true, or never will, since somebody asked last."""
 
@@ -38,18 +55,32 @@ class Dependents:
         """Follow the parents of a job that waits, if it names any; `jobs` are the active ones."""
         if not job.spec.dependency or job.id in self._expressions:
             return
-        expression = parse_dependency(job.spec.dependency)
+        if job.array_id is not None and job.run:
+            # It has started once: what its array waited for has come true.
+            return
+        expression = self._counterparts.watch(job, parse_dependency(job.spec.dependency))
         self._expressions[job.id] = expression
         self._touched.add(job.id)
+        if job.array_id is not None:
+            self._tasks.setdefault(job.array_id, set()).add(job.id)
+        if expression.is_singleton:
+            self._singletons.add(job.id)
+            self._namesakes.begin(jobs.values())
+            self._namesakes.follow(job)
         for parent_id in expression.job_ids:
             self._children.setdefault(parent_id, set()).add(job.id)
             parent = jobs.get(parent_id)
             if parent is not None:
-                self._parents[parent_id] = (parent.state, parent.start_at)
+                self._parents[parent_id] = parent_of(parent)
 
     def forget(self, job_id: int) -> None:
         """The job has ended or depends on something else: its parents are followed no more for its sake."""
         expression = self._expressions.pop(job_id, None)
+        self._counterparts.forget(job_id)
+        if job_id in self._singletons:
+            self._singletons.discard(job_id)
+            if not self._singletons:
+                self._namesakes.end()
         for parent_id in expression.job_ids if expression is not None else ():
             children = self._children.get(parent_id)
             if children is None:
@@ -61,34 +92,89 @@ class Dependents:
 
     def follow(self, job: Job) -> None:
         """A job has changed: those that wait for it have to be looked at."""
+        self._counterparts.follow(job)
+        if job.is_array and job.state.is_final:
+            self._tasks.pop(job.id, None)
         children = self._children.get(job.id)
         if children:
-            self._parents[job.id] = (job.state, job.start_at)
+            self._parents[job.id] = parent_of(job)
             self._touched.update(children)
+        if self._singletons:
+            self._touched.update(self._singletons.intersection(self._namesakes.follow(job)))
+
+    def touch_all(self) -> None:
+        """Every job with a dependency has to be looked at again."""
+        self._touched.update(self._expressions)
 
     def take_touched(self) -> list[int]:
         """Jobs to look at since the last call, by id."""
-        touched, self._touched = sorted(self._touched), set()
-        return touched
+        touched, self._touched = self._touched, set()
+        for array_id in touched & self._tasks.keys():
+            touched = touched | (self._tasks[array_id] & self._expressions.keys())
+        return sorted(touched)
 
     def state(self, job_id: int) -> Verdict:
         """Satisfied, Waiting or Never, as of what is known of the parents."""
         expression = self._expressions.get(job_id)
-        return _FREE if expression is None else evaluate(expression, self._parents.get)
+        if expression is None:
+            return _FREE
+        earlier = self._earlier(job_id)
+        return evaluate(expression, self._parents.get, earlier)
+
+    def _earlier(self, job_id: int) -> int | None:
+        """The first earlier job of the same owner and name that a singleton waits for; a task stands where its array
+        does."""
+        if job_id not in self._singletons:
+            return None
+        array_id = next((array_id for array_id, tasks in self._tasks.items() if job_id in tasks), job_id)
+        return self._namesakes.earlier(array_id)
 
     def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
-        """The dependency of a job that has one, and what is known of the jobs that it names."""
+        """The dependency of a job that has one, by jobs alone, and what is known of those.
+
+        `singleton` becomes the end of the next earlier job of the same name, which waits for those before it or
+        runs beside them.
+        """
         expression = self._expressions[job_id]
-        return expression, {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
+        known = {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
+        if not expression.is_singleton:
+            return expression, known
+        earlier = self._earlier(job_id)
+        named = tuple(condition for condition in expression.conditions if condition.job_id)
+        if earlier is not None:
+            named = (*named, Condition("afterany", earlier))
+            known.setdefault(earlier, _UNFINISHED)
+        return Expression(named, expression.is_any), known
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
         return tuple(sorted(self._children.get(job_id, ())))
+
+    def is_singleton(self, job_id: int) -> bool:
+        """Whether the job waits for all earlier ones of its owner and name."""
+        return job_id in self._singletons
 
     def parents(self) -> list[int]:
         """Jobs that others name, by id."""
         return sorted(self._children)
 
     def edges(self) -> dict[int, frozenset[int]]:
-        """Which jobs each waiting job names."""
-        return {job_id: frozenset(expression.job_ids) for job_id, expression in self._expressions.items()}
+        """Which jobs each waiting job names, or has to let go first by `singleton`."""
+        found = {job_id: frozenset(expression.job_ids) for job_id, expression in self._expressions.items()}
+        for line in self._namesakes.lines() if self._singletons else ():
+            before: list[int] = []
+            for job_id in line:
+                if job_id in self._singletons:
+                    found[job_id] |= frozenset(before)
+                    # Whoever comes later waits for this one, and with it for those before.
+                    before = []
+                before.append(job_id)
+        return found
+
+
+_UNFINISHED = Parent(JobState.PENDING)
+
+
+def parent_of(job: Job) -> Parent:
+    """What dependencies look at in a job."""
+    return Parent(job.state, job.start_at, job.end_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from gpusched.daemon import keys
 from gpusched.daemon.admitting import check_submission, completed
 from gpusched.daemon.commands import new_job
 from gpusched.daemon.outlook import Outlook
@@ -26,7 +27,7 @@ class Forecast:
     """The answer of `gsub --dry-run`."""
 
     verdict: str
-    """starts_now, waits or refused."""
+    """starts_now, waits, refused, or exists for a key that has a job."""
     text: str
     reason: str | None = None
     node: str | None = None
@@ -40,17 +41,20 @@ class Forecast:
     """What would make it start now."""
 
 
-def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Callable[[], Forecast]:
+def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = keys.NEVER) -> Callable[[], Forecast]:
     """What submitting this now would do: a question that another thread may answer. Changes nothing."""
-    answer = _at_once(spec, caller, scheduler)
+    answer = _at_once(spec, caller, scheduler, again)
     return (lambda: answer) if isinstance(answer, Forecast) else answer
 
 
-def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast | Callable[[], Forecast]:
+def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
     now = scheduler.now()
     turn = Turn(scheduler.world, scheduler.store, scheduler.settings, scheduler.nodes(now), now)
     spec = completed(spec, caller.user, scheduler.settings)
     try:
+        found = keys.existing(spec, again, caller, turn)
+        if found is not None:
+            return Forecast("exists", f"job {found['ids'][0]} has this key already; nothing would be submitted")
         check_submission([spec], caller.user, turn)
     except Refused as error:
         return Forecast("refused", error.message, "Refused")
@@ -59,8 +63,10 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler) -> Forecast | 
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")
     if spec.dependency:
         expression = parse_dependency(spec.dependency)
-        verdict = evaluate(expression, scheduler.world.lookup_parents(scheduler.store, set(expression.job_ids)))
-        if not isinstance(verdict, Satisfied):
+        world = scheduler.world
+        earlier = world.earlier_namesake(caller.uid, spec.name) if expression.is_singleton else None
+        verdict = evaluate(expression, world.lookup_parents(scheduler.store, set(expression.job_ids)), earlier)
+        if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
     outlook = Outlook.of(scheduler, job)
     return lambda: _look(outlook, job)

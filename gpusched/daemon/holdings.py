@@ -58,6 +58,7 @@ def holding(
         can_requeue=spec.retry.requeue,
         # One that is alone on its nodes would still be alone there.
         can_suspend=not (request.gpus or request.is_exclusive or stands_still),
+        array_id=job.array_id,
         grace_s=grace_s,
         checkpoint_at=checkpoint_at,
     )

@@ -9,10 +9,13 @@ import posixpath
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gpusched.model.execution import Ticket
-from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
+from gpusched.model.tasks import tasks_of
+from gpusched.policy.life.arrays import fill, swept
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,16 @@ class Site:
     node: str
     socket: str
     cluster: str = "gpusched"
+
+
+_NO_PAST: Mapping[str, str] = MappingProxyType({})
+_PAST = frozenset(
+    {
+        *(f"GPUSCHED_PREVIOUS_{name}" for name in ("EXIT_CODE", "SIGNAL", "REASON", "STATE")),
+        *(f"GPUSCHED_{name}" for name in ("FAILED_JOB_ID", "EXIT_CODE", "SIGNAL", "REASON")),
+    }
+)
+"""What may be left over in a captured environment: a job that submits others must not pass its own past on."""
 
 
 def pack_environment(env: Mapping[str, str]) -> bytes:
@@ -48,8 +61,8 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
     values: dict[str, str | int] = {
         "j": job.id,
         "J": job.id,
-        "A": job.id,
-        "a": 0,
+        "A": job.array_id or job.id,
+        "a": job.task or 0,
         "n": 0,
         "t": 0,
         "s": "batch",
@@ -57,6 +70,9 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
         "u": job.user.replace("/", "_"),
         "N": node.partition(".")[0].replace("/", "_"),
     }
+    if job.is_array:
+        # Each of its tasks puts its own here.
+        values.update({"j": "%j", "a": "%a"})
     out = []
     at = 0
     while at < len(pattern):
@@ -89,13 +105,18 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
+    values = {name: value.replace("/", "_") for name, value in _values_of(job).items()}
+
     def place(pattern: str) -> str:
-        path = expand_pattern(pattern, job, node)
+        path = fill(expand_pattern(pattern, job, node), values)
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
         return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
 
     stderr = launch.stderr
+    if job.spec.array is not None:
+        # As in Slurm, the tasks of an array stand together in a listing.
+        default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 
 
@@ -112,12 +133,21 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
 
 
 def job_environment(
-    job: Job, run: Run, base: Mapping[str, str], site: Site, settings: Settings, index_of: Mapping[str, int]
+    job: Job,
+    run: Run,
+    base: Mapping[str, str],
+    site: Site,
+    settings: Settings,
+    index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
 ) -> dict[str, str]:
-    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need."""
+    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need.
+
+    `past` are the variables that tell of earlier runs, see `past`.
+    """
     spec = job.spec
     request = spec.request
-    env = dict(base)
+    env = {key: value for key, value in base.items() if key not in _PAST}
     cpus = max(1, int(request.cpus))
     env.setdefault("OMP_NUM_THREADS", str(cpus))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
@@ -134,8 +164,7 @@ def job_environment(
     env["GPUSCHED_RUN"] = run.id
     env["GPUSCHED_SOCKET"] = site.socket
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
-    if job.restarts and job.exit_code is not None:
-        env["GPUSCHED_PREVIOUS_EXIT_CODE"] = str(job.exit_code)
+    env.update(past)
     for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
         # Left over from an enclosing job: it would name the wrong allocation.
         del env[key]
@@ -164,6 +193,8 @@ def job_environment(
             "SLURM_TASKS_PER_NODE": "1",
         }
     )
+    if spec.array is not None and job.task is not None:
+        env.update(_array_environment(job, spec.array, job.task))
     if request.mem_mib:
         env["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
     if run.gpus:
@@ -175,6 +206,36 @@ def job_environment(
     return env
 
 
+def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
+    """What a task is told of itself and its array; of a sweep, its values under their names."""
+    tasks = tasks_of(array.tasks)
+    first = tasks.ranges[0]
+    facts = {
+        "JOB_ID": str(job.array_id),
+        "TASK_ID": str(task),
+        "TASK_COUNT": str(len(tasks)),
+        "TASK_MIN": str(first[0]),
+        "TASK_MAX": str(tasks.ranges[-1][-1]),
+        "TASK_STEP": str(first.step),
+    }
+    env = {f"{prefix}_ARRAY_{name}": value for prefix in ("GPUSCHED", "SLURM") for name, value in facts.items()}
+    return {**env, **(swept(array, task) if array.sweep else {})}
+
+
+def _values_of(job: Job) -> dict[str, str]:
+    """What a task of a sweep has in the places that are named for it; nothing for any other job."""
+    array = job.spec.array
+    return {} if array is None or not array.sweep or job.task is None else swept(array, job.task)
+
+
+def _script(job: Job, script: bytes | None) -> bytes | None:
+    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
+    values = _values_of(job)
+    if script is None or not values or job.spec.launch.script_name != "wrap":
+        return script
+    return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
+
+
 def make_ticket(
     job: Job,
     run: Run,
@@ -183,6 +244,7 @@ def make_ticket(
     site: Site,
     settings: Settings,
     index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
 ) -> Ticket:
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
@@ -192,9 +254,9 @@ def make_ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
-        argv=launch.argv,
-        script=script,
-        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of),
+        argv=tuple(fill(word, _values_of(job)) for word in launch.argv),
+        script=_script(job, script),
+        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         umask=launch.umask,
         stdout_path=stdout_path,
@@ -208,4 +270,6 @@ def make_ticket(
         has_gpus=bool(run.gpus),
         interactive=spec.interactive,
         log_mib=settings.interactive.log_mib,
+        log_max_mib=launch.log_max_mib,
+        log_keep=launch.log_keep,
     )

@@ -13,12 +13,15 @@ from logging import getLogger
 
 from aiohttp import web
 
+from gpusched.daemon.activity import ActivityReader
+from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
+from gpusched.notify.courier import Courier
 from gpusched.ports import HostSource
 
 log = getLogger("gpusched.daemon")
@@ -32,14 +35,16 @@ _SHUTDOWN_S = 2.0
 class Loop:
     """Turns the scheduler whenever something happened, and at every poll."""
 
-    def __init__(self, scheduler: Scheduler, worker: GpuWorker, host: HostSource) -> None:
+    def __init__(self, scheduler: Scheduler, worker: GpuWorker, host: HostSource, dispatcher: Dispatcher) -> None:
         self._scheduler = scheduler
         self._worker = worker
         self._host = host
+        self._dispatcher = dispatcher
         self._stopping = asyncio.Event()
         self._due: asyncio.Handle | None = None
         self._last_turn = 0.0
         self._estimator = Estimator(scheduler)
+        self._activity = ActivityReader(scheduler)
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -74,6 +79,7 @@ class Loop:
             await _listen(runner, socket_path)
             self._scheduler.engine.set_waker(self.wake)
             loop.add_reader(self._worker.fileno(), self._take_reading)
+            self._dispatcher.watch = self._watch_courier
             self._poll()
             ready()
             await self._stopping.wait()
@@ -109,6 +115,7 @@ class Loop:
         self._releasing = releasing
         if self._scheduler.has_backlog and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
+        self._hand_over()
         self._await_promotion()
 
     def _try_again(self) -> None:
@@ -154,11 +161,31 @@ class Loop:
         # Also without news: this is where a driver that does not answer is noticed.
         self._take_reading()
         self._estimator.poll()
+        self._activity.poll()
+        self._poll_alerts()
         self.wake()
         wait_s = settings.poll_s
         if self._scheduler.awaits_release:
             wait_s = min(wait_s, _RELEASE_POLL_S)
         self._timer = loop.call_later(wait_s, self._poll)
+
+    # --- alerts -----------------------------------------------------------------------------------
+
+    def _watch_courier(self, courier: Courier) -> None:
+        asyncio.get_running_loop().add_reader(courier.fileno(), self._poll_alerts)
+
+    def _poll_alerts(self) -> None:
+        self._guarded(self._dispatcher.poll)
+
+    def _hand_over(self) -> None:
+        self._guarded(self._dispatcher.notice)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            # Whatever is wrong with telling people, jobs go on.
+            log.exception("alerts failed")
 
     def _request_gpus(self) -> None:
         self._last_gpu_poll = asyncio.get_running_loop().time()

@@ -19,6 +19,7 @@ from gpusched.api.identity import user_name
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import load_settings
+from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
 from gpusched.daemon.loop import Loop
@@ -162,7 +163,7 @@ def _serve(settings: Settings, report: _Report) -> None:
     sample = host.read()
     store = SqliteStore.open(paths.database())
     worker = GpuWorker(settings.gpu)
-    engine = None
+    engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
@@ -179,6 +180,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             read_settings=lambda: load_settings(paths.config_file(), os.environ),
             plugins=plugins,
         )
+        dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         # Adopted first: processes of runs that go on are not foreign.
         adopt_open_runs(scheduler.world, engine)
@@ -187,10 +189,13 @@ def _serve(settings: Settings, report: _Report) -> None:
         # What has been imported stays for good: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
-        asyncio.run(_loop(scheduler, worker, host, report))
+        tell_of_restart(scheduler)
+        asyncio.run(_loop(scheduler, worker, host, report, dispatcher))
         scheduler.flush()
         log.info("stopped; runs go on")
     finally:
+        if dispatcher is not None:
+            dispatcher.close()
         if engine is not None:
             engine.close()
         worker.close()
@@ -213,8 +218,20 @@ def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore)
         log.error("gpus: %s", reading.error)
 
 
-async def _loop(scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report) -> None:
-    loop = Loop(scheduler, worker, host)
+def tell_of_restart(scheduler: Scheduler) -> None:
+    """Tell the administrator that this is not the first daemon of its table."""
+    if scheduler.store.next_job_id() == 1:
+        return
+    counts = scheduler.world.counts()
+    jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no unfinished job"
+    text = f"gpuschedd {__version__} has started again on {scheduler.site.node}: {jobs}"
+    scheduler.alerts.tell_admin("daemon_restarted", text, scheduler.now(), scheduler.settings, scheduler.site.node)
+
+
+async def _loop(
+    scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report, dispatcher: Dispatcher
+) -> None:
+    loop = Loop(scheduler, worker, host, dispatcher)
     service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())
     await loop.run(build_app(service), paths.socket_path(), report.ready)
 

@@ -48,7 +48,7 @@ class Outlook:
         scheduler.history.load()
         now = scheduler.now()
         world = scheduler.world
-        arrivals = [Arrival(job.eligible_at, class_key(job), _waits(job)) for job in world.timed_jobs(SEEN_ARRIVALS)]
+        arrivals = [Arrival(at, class_key(job), _waits(job)) for at, job in world.timed_jobs(SEEN_ARRIVALS)]
         arrivals += [
             Arrival(job.eligible_at, class_key(job), _waits(job), dependency, parents)
             for job, dependency, parents in world.dependent_jobs(SEEN_ARRIVALS)

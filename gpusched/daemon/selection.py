@@ -35,14 +35,16 @@ def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
     """Jobs of a selection, final ones only when named by id, and the ids that do not exist."""
     world = turn.world
     if selection.ids:
-        found = {job_id: world.jobs[job_id] for job_id in selection.ids if job_id in world.jobs}
+        found = {job_id: job for job_id in selection.ids if (job := world.find(job_id)) is not None}
         gone = [job_id for job_id in selection.ids if job_id not in found]
         found.update({job.id: job for job in turn.finished(gone)})
         missing = [job_id for job_id in selection.ids if job_id not in found]
         jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
     else:
         missing = []
-        jobs = sorted(world.jobs.values(), key=lambda job: job.id)
+        # What is done to an array is done to its tasks.
+        jobs = [job for job in world.jobs.values() if job.array_id is None or selection.states]
+        jobs.sort(key=lambda job: job.id)
     return [job for job in jobs if _matches(job, selection)], missing
 
 
@@ -55,10 +57,22 @@ def _matches(job: Job, selection: Selection) -> bool:
     )
 
 
+def with_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
+    """These jobs, behind each array its tasks that have rows and have not ended; each once."""
+    found: dict[int, Job] = {}
+    for job in jobs:
+        found[job.id] = job
+        if job.is_array:
+            found.update({task.id: task for task in turn.world.tasks_of(job)})
+    return list(found.values())
+
+
 def own(caller: Caller, job: Job) -> None:
     """Refuse what belongs to somebody else. Raises: Forbidden."""
     if caller.uid != job.uid:
-        raise Forbidden(f"job {job.id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me")
+        raise Forbidden(
+            f"job {job.shown_id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me"
+        )
 
 
 def named(caller: Caller, ids: tuple[int, ...], turn: Turn) -> list[Job]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from time import perf_counter
 from typing import Any
@@ -42,7 +43,7 @@ from gpusched.model.execution import (
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
-from gpusched.model.states import JobState, RunState
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.cycle import decide
@@ -52,8 +53,15 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .accounting import charge
+from .alerting import Alerts
+from .fallbacks import follow_failures
+from .gpu_faults import GpuFaults
+from .gpu_watch import GpuWatch
+from .growing import grow
 from .history import Estimates, History
+from .idling import IdleWatch
 from .launch import Site, make_ticket, output_paths
+from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
 from .turn import Turn
@@ -106,6 +114,8 @@ class Scheduler:
         """Called after a commit with the ids of all jobs whose row changed."""
         self.history = History(store)
         self.estimates = Estimates(store)
+        self.idle = IdleWatch()
+        self.gpu_faults = GpuFaults()
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self._clock = clock
@@ -123,6 +133,8 @@ class Scheduler:
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
+        self.alerts = Alerts(store, self.world, settings)
+        self._gpu_watch = GpuWatch()
         self._resume_releases()
 
     # --- what the edges call --------------------------------------------------------------------
@@ -156,6 +168,10 @@ class Scheduler:
         self._reading = reading
         self._look_again = True
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
+        self.idle.observe(reading, self.world, self.settings)
+        self.gpu_faults.observe(reading)
+        for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
+            self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""
@@ -167,6 +183,12 @@ class Scheduler:
         now = self._clock.now()
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+
+    def files_of(self, run: str) -> tuple[str, ...]:
+        """Logs of an open run."""
+        found = self.world.open_runs.get(run)
+        paths = () if found is None else (found.stdout_path, found.stderr_path)
+        return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
         """The nodes with other settings; none while their GPUs cannot be read."""
@@ -206,8 +228,9 @@ class Scheduler:
         )
 
     def next_due(self) -> float | None:
-        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation's edge."""
-        return min((at for at in (self.world.next_due(), self._windows.edge_at) if at is not None), default=None)
+        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation, an alarm."""
+        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due())
+        return min((at for at in dues if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
@@ -277,6 +300,7 @@ class Scheduler:
         self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
         for listener in self.settings_listeners:
             listener(self.settings)
+        self.world.touch_dependencies()
         self._look_again = True
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
@@ -291,6 +315,7 @@ class Scheduler:
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
+        self.gpu_faults.carry_out(turn)
         self._finish_releases(turn)
         self._stop_runs_of_lost_gpus(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
@@ -298,18 +323,28 @@ class Scheduler:
             self._look_again = True
         self._settle_dependencies(turn)
         self._end_what_is_too_late(turn)
+        follow_failures(turn)
+        self.idle.carry_out(turn, self.alerts.gpu_idle)
+        self.alerts.ring(turn, self.plan)
 
         self._step("decide")
         launches: list[tuple[Job, Run]] = []
         if self._look_again or turn.changes.jobs or turn.changes.drains or turn.changes.reservations:
             # A confirmed start alone changes nothing that the last plan was made of.
             launches = self._plan(turn)
+            # A start lets those go that waited for it alone.
+            while launches and self._settle_dependencies(turn):
+                if not (more := self._plan(turn)):
+                    break
+                launches += more
             self._look_again = False
+        self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
             if turn.changes:
                 self.store.commit(turn.changes)
                 self.trouble = None
+                self.alerts.committed(turn.changes, self.world, self.settings)
         else:
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
@@ -358,6 +393,7 @@ class Scheduler:
         self._look_again = True
         self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
+        self.alerts.reload(self.store, self.world, self.settings)
         self._resume_releases()
 
     @staticmethod
@@ -369,6 +405,7 @@ class Scheduler:
             or changes.usage
             or changes.reservations
             or changes.estimates
+            or changes.alerts
         ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 
     # --- apply ----------------------------------------------------------------------------------
@@ -453,7 +490,8 @@ class Scheduler:
                 continue
             job = self.world.jobs[run.job_id]
             self.world.end_release(run)
-            job, story = lifecycle.finish(job, run, self.settings, turn.now)
+            run = self.gpu_faults.judge(job, run, turn)
+            job, story = lifecycle.finish(job, run, self.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
             for uuid, state in states.items():
@@ -477,16 +515,37 @@ class Scheduler:
         except GpuschedError as error:
             return error
 
-    def _settle_dependencies(self, turn: Turn) -> None:
-        while hopeless := self.world.settle_dependencies(turn.now):
-            for job, verdict in hopeless:
-                after, story = lifecycle.never_satisfied(job, turn.now, verdict.text)
-                turn.put_job(after)
-                turn.tell(*story)
+    def _settle_dependencies(self, turn: Turn) -> bool:
+        """Let go what may start now and end what never can; whether anything was lined up."""
+        before = self.world.lined_up
+        is_moving = True
+        while is_moving:
+            is_moving = turn.settle_arrays()
+            for job, verdict in self.world.settle_dependencies(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+            for job, text in self.world.settle_counterparts(turn.now):
+                if lifecycle.ends_unsatisfied(job, self.settings):
+                    is_moving = True
+                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
+        return self.world.lined_up != before
+
+    @staticmethod
+    def _give_up_job(turn: Turn, job: Job, code: ReasonCode, text: str) -> None:
+        if job.is_array:
+            turn.stop_array(job, code, text)
+            return
+        after, story = lifecycle.give_up(job, turn.now, code, text)
+        turn.put_job(after)
+        turn.tell(*story)
 
     def _end_what_is_too_late(self, turn: Turn) -> None:
         late = self.world.too_late(turn.now)
         for job in late:
+            if job.is_array:
+                turn.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
+                continue
             after, story = lifecycle.past_deadline(job, turn.now)
             turn.put_job(after)
             turn.tell(*story)
@@ -505,7 +564,8 @@ class Scheduler:
                 break
             self.plan = decide(snapshot, self.settings, self.extensions)
             for start in self.plan.starts:
-                job = self.world.jobs[start.job_id]
+                job = self.world.find(start.job_id)
+                assert job is not None
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
@@ -531,7 +591,8 @@ class Scheduler:
             text = "its script or environment is missing from the database"
             self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
             return None
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of)
+        past = past_environment(job, run, self.store)
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

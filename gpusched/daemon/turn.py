@@ -10,9 +10,9 @@ from gpusched.model.execution import Order, StopOrder
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.draft import Layout
-from gpusched.policy.life import lifecycle
+from gpusched.policy.life import arrays, lifecycle
 from gpusched.ports import Changes, JobFilter, Store
 
 from .world import World
@@ -34,11 +34,21 @@ class Turn:
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
         self.before: dict[int, Job | None] = {}
         """Rows of the changed jobs as they were before this turn; None for a new job."""
+        self.keys: dict[tuple[int, str], int] = {}
+        """Jobs that this turn has made, by owner and key."""
 
     def put_job(self, job: Job) -> None:
-        """Record a new or changed job."""
+        """Record a new or changed job; a task of an array that had no row gets its own."""
+        if job.array_id is not None and job.id not in self.world.jobs:
+            array = self.world.array_of_unsplit(job.id)
+            if array is not None and job.task is not None:
+                self.put_job(arrays.split(array, (job.task,), job.start_at))
+                self.world.arrays.split(job)
         if job.id not in self.before:
-            self.before[job.id] = self.world.jobs.get(job.id)
+            before = self.before[job.id] = self.world.jobs.get(job.id)
+            # The tasks of an array have its key, and are not what it stands for.
+            if job.spec.key is not None and before is None and job.array_id is None:
+                self.keys[job.uid, job.spec.key] = job.id
         self.changes.jobs[job.id] = job
         self.world.put_job(job, self.now)
 
@@ -79,12 +89,48 @@ class Turn:
         return here + (self.store.jobs(JobFilter(ids=frozenset(rest))) if rest else [])
 
     def cancel(self, job: Job, by: str) -> None:
-        """End a pending job at once; ask the engine to end a running one."""
+        """End a pending job at once; ask the engine to end a running one; of an array, all tasks."""
+        if job.is_array:
+            self.stop_array(job, ReasonCode.CANCELLED_BY_USER, f"cancelled by {by}")
+            for one in self.world.tasks_of(job):
+                self.cancel(one, by)
+            return
         after, events = lifecycle.cancel(job, self.now, by)
         self.put_job(after)
         self.tell(*events)
         if after.state is JobState.COMPLETING and run_id(job.id, job.run) in self.world.open_runs:
             self.order(run_id(job.id, job.run), StopOrder("cancel"))
+
+    def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
+        """Give up the tasks that have no row; the others are left alone. It ends when those have."""
+        for job_id in self.world.awaited():
+            task = self.world.find(job_id) if job_id not in self.world.jobs else None
+            if task is not None and task.array_id == array.id and array.state is JobState.PENDING:
+                # Somebody waits for this one: what became of it has to be told by a row.
+                after, events = lifecycle.give_up(task, self.now, code, text)
+                self.put_job(after)
+                self.tell(*events)
+        after, story = arrays.stop(self.world.jobs[array.id], self.now, code, text)
+        self.put_job(after)
+        self.tell(*story)
+
+    def settle_arrays(self) -> bool:
+        """End the arrays whose tasks have all ended, stop those with too many failures; whether there were any."""
+        moved = False
+        world = self.world
+        for array_id in world.arrays.take_touched():
+            array = world.jobs[array_id]
+            group = world.arrays.group(array_id)
+            after, story = arrays.settle(array, group.ended, bool(group.open), self.now)
+            if after is array:
+                continue
+            moved = True
+            self.put_job(after)
+            self.tell(*story)
+            if after.state is JobState.COMPLETING:
+                for task in world.tasks_of(after):
+                    self.cancel(task, "--max-fails")
+        return moved
 
     def resolve_device(self, target: str) -> str:
         """Node name or GPU UUID of what a person typed: `node`, `3`, `node:3`, a UUID or its beginning."""

@@ -6,7 +6,7 @@ from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration
-from gpusched.policy.life.dependencies import Satisfied
+from gpusched.policy.life.dependencies import Never, Satisfied
 
 from .world import World
 
@@ -15,10 +15,19 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     """The reason of a pending job, in the order in which things would have to change for it to start."""
     if job.hold is not None:
         code = ReasonCode.JOB_HELD_ADMIN if job.hold == "admin" else ReasonCode.JOB_HELD_USER
-        return Reason(code, f"held; let it go with: gctl release {job.id}")
+        return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
+    facts = {"dependency": job.spec.dependency}
+    if isinstance(verdict, Never):
+        return Reason(ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text, facts)
     if not isinstance(verdict, Satisfied):
-        return Reason(ReasonCode.DEPENDENCY, verdict.text, {"dependency": job.spec.dependency})
+        return Reason(ReasonCode.DEPENDENCY, verdict.text, facts)
+    if verdict.at > max(now, job.eligible_at):
+        text = f"begins in {format_duration(verdict.at - now)}, {verdict.text}"
+        return Reason(ReasonCode.DEPENDENCY, text, {**facts, "eligible_at": verdict.at})
+    if job.spec.array is not None and world.waits_for_counterparts(job):
+        text = "waits for the tasks of the same numbers to complete"
+        return Reason(ReasonCode.DEPENDENCY, text, {"dependency": job.spec.dependency})
     if job.eligible_at > now:
         return _by_time(job, now)
     key = world.class_of(job.id)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
@@ -17,7 +16,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
 from gpusched.model.states import JobState
 from gpusched.policy.ahead.prediction import planned_s
-from gpusched.policy.life import lifecycle
+from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
     Expression,
     Lookup,
@@ -32,8 +31,10 @@ from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
+from .arrays import Arrays
 from .classes import FRONT, ClassQueue
-from .dependents import Dependents
+from .counterparts import CORR, Counterparts
+from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
 from .tally import JobCounts
@@ -86,11 +87,15 @@ class World:
         self.active = JobCounts()
         """How many jobs wait or run, for the limits on their number."""
         self.next_id = 1
+        self.lined_up = 0
+        """How often a job was put into the line of its class."""
         self._classes: dict[ClassKey, ClassQueue] = {}
         self._class_of: dict[int, ClassKey] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
         self._timed = Alarms()
-        self._dependents = Dependents()
+        self.arrays = Arrays()
+        self._counterparts = Counterparts(self.arrays)
+        self._dependents = Dependents(self._counterparts)
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Alarms()
         self._stopping_at: dict[int, float] = {}
@@ -110,9 +115,9 @@ class World:
         known = {job.id: job for job in jobs}
         world.jobs.update(known)
         for job in jobs:
-            world.active.add(job.spec, job.user)
-        named = (parse_dependency(job.spec.dependency).job_ids for job in jobs if job.spec.dependency)
-        world.learn_parents(store, chain.from_iterable(named))
+            world.active.add(job.spec, job.user, world.arrays.left(job))
+        world.arrays.load(store, jobs)
+        world.learn_parents(store, [job.spec.dependency for job in jobs if job.spec.dependency])
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
@@ -141,6 +146,7 @@ class World:
         """Take in a new or changed job; a final one leaves the memory."""
         self._unqueue(job.id)
         self._count(job)
+        self.arrays.follow(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
             self._stopping_at.pop(job.id, None)
@@ -161,11 +167,13 @@ class World:
         before = self.jobs.get(job.id)
         after = None if job.state.is_final else job
         if before is not None and after is not None and before.spec is after.spec:
+            if before.tasks_left != after.tasks_left:
+                self.active.add(after.spec, after.user, self.arrays.left(after) - self.arrays.left(before))
             return
         if before is not None:
-            self.active.add(before.spec, before.user, -1)
+            self.active.add(before.spec, before.user, -self.arrays.left(before))
         if after is not None:
-            self.active.add(after.spec, after.user)
+            self.active.add(after.spec, after.user, self.arrays.left(after))
 
     def _follow_run(self, job: Job, now: float) -> None:
         """A job that is stopped, suspended or given another limit holds its run's resources in another way."""
@@ -180,19 +188,23 @@ class World:
     def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
         if job.hold or not isinstance(verdict, Satisfied):
             return
-        if job.eligible_at > now:
-            self._timed.set(job.eligible_at, job.id)
+        eligible_at = max(job.eligible_at, verdict.at)
+        if eligible_at > now:
+            self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
             return
         self._line_up(job)
 
     def _line_up(self, job: Job) -> None:
+        self.lined_up += 1
+        if job.is_array and not self.arrays.line(job.id):
+            return
         key = self._key(job)
         self._class_of[job.id] = key
         queue = self._classes.get(key)
         if queue is None:
             queue = self._classes[key] = ClassQueue(key)
-        queue.add((job.queued_at, job.id))
+        queue.add((job.queued_at, job.id), self.arrays.line(job.id) if job.is_array else None)
 
     def _unqueue(self, job_id: int) -> None:
         key = self._class_of.pop(job_id, None)
@@ -228,7 +240,12 @@ class World:
 
     def _still_waits(self, at: float, job_id: int) -> bool:
         job = self.jobs.get(job_id)
-        return job is not None and job.state is JobState.PENDING and job.eligible_at == at
+        return job is not None and job.state is JobState.PENDING and self.ready_at(job) == at
+
+    def ready_at(self, job: Job) -> float:
+        """When time alone lets a waiting job go: its begin time, its backoff, a delay after another's start."""
+        verdict = self.dependency_state(job)
+        return max(job.eligible_at, verdict.at) if isinstance(verdict, Satisfied) else job.eligible_at
 
     def _await_deadline(self, job: Job) -> None:
         last_start_at = lifecycle.last_start_at(job)
@@ -247,13 +264,13 @@ class World:
         due = {job_id: self.jobs[job_id] for job_id in self._deadlines.until(now) if job_id in self.jobs}
         return [due[job_id] for job_id in sorted(due) if lifecycle.misses_deadline(due[job_id], now)]
 
-    def timed_jobs(self, most: int) -> list[Job]:
-        """Waiting jobs whose begin time or backoff is over next, soonest first."""
-        found = {}
+    def timed_jobs(self, most: int) -> list[tuple[float, Job]]:
+        """Waiting jobs whose begin time or backoff is over next, and when, soonest first."""
+        found: dict[int, tuple[float, Job]] = {}
         for at, job_id in self._timed.soonest(most):
             job = self.jobs.get(job_id)
             if job is not None and job.hold is None and job_id not in self._class_of and self._still_waits(at, job_id):
-                found[job_id] = job
+                found[job_id] = at, job
         return list(found.values())
 
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
@@ -293,29 +310,72 @@ class World:
                 self._line_up(self.jobs[job_id])
 
     def class_of(self, job_id: int) -> ClassKey | None:
-        """The class an eligible job waits in; None when it is not eligible."""
-        return self._class_of.get(job_id)
+        """The class an eligible job waits in, of a task without a row that of its array; None when not eligible."""
+        return self._class_of.get(job_id) or self._class_of.get(self.arrays.array_of(job_id) or 0)
 
     def position_in_class(self, job: Job) -> int:
         """How many jobs of its class are before an eligible job."""
-        return self._classes[self._class_of[job.id]].position((job.queued_at, job.id))
+        key = self.class_of(job.id)
+        assert key is not None
+        position = self._classes[key].position((job.queued_at, job.id))
+        if job.id not in self._class_of and job.array_id is not None and job.task is not None:
+            # Its array stands before it with all of its tasks.
+            left = self.arrays.group(job.array_id).left
+            position += left.position(job.task) - len(left)
+        return max(0, position)
+
+    # --- tasks of arrays ------------------------------------------------------------------------
+
+    def find(self, job_id: int) -> Job | None:
+        """An active job, or a task of an active array that has no row yet."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            array = self.array_of_unsplit(job_id)
+            if array is not None:
+                number = arrays.task_number(array, job_id)
+                assert number is not None
+                return arrays.task(array, number)
+        return job
+
+    def array_of_unsplit(self, job_id: int) -> Job | None:
+        """The array of a task that has no row yet; None when this is the id of anything else."""
+        array_id = self.arrays.array_of(job_id)
+        if array_id is None:
+            return None
+        array = self.jobs[array_id]
+        return array if arrays.task_number(array, job_id) in self.arrays.group(array_id).left else None
+
+    def tasks_of(self, array: Job) -> list[Job]:
+        """Its tasks that have a row and have not ended, by id."""
+        if array.id not in self.arrays:
+            return []
+        return [self.jobs[job_id] for job_id in sorted(self.arrays.group(array.id).open)]
 
     # --- dependencies ---------------------------------------------------------------------------
 
-    def learn_parents(self, store: Store, ids: Iterable[int]) -> None:
+    def learn_parents(self, store: Store, dependencies: Iterable[str]) -> None:
         """Remember the states of jobs that others are about to depend on, ended ones included."""
-        self._dependents.learn(self._look_up(store, self._dependents.unknown(ids)))
+        conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
+        self._dependents.learn(self._look_up(store, self._dependents.unknown({one.job_id for one in conditions} - {0})))
+        self._learn_counterparts(store, {one.job_id for one in conditions if one.kind == CORR})
+
+    def _learn_counterparts(self, store: Store, ids: Iterable[int]) -> None:
+        for job_id in ids:
+            found = store.jobs(JobFilter(ids=frozenset({job_id}))) if not self._counterparts.knows(job_id) else []
+            array = self.jobs.get(job_id) or (found[0] if found else None)
+            if array is not None and array.is_array:
+                self._counterparts.learn(array, store.jobs(JobFilter(arrays=frozenset({job_id}))))
 
     def lookup_parents(self, store: Store, ids: Iterable[int]) -> Lookup:
         """A lookup for `evaluate` that knows these jobs."""
         return self._look_up(store, set(ids)).get
 
     def _look_up(self, store: Store, ids: set[int]) -> dict[int, Parent]:
-        found = {job_id: self.jobs[job_id] for job_id in ids if job_id in self.jobs}
+        found = {job_id: job for job_id in ids if (job := self.find(job_id)) is not None}
         ended = frozenset(ids - found.keys())
         if ended:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
-        return {job_id: (job.state, job.start_at) for job_id, job in found.items()}
+        return {job_id: parent_of(job) for job_id, job in found.items()}
 
     def _forget_dependency(self, job_id: int) -> None:
         if job_id in self._dependents:
@@ -334,6 +394,10 @@ class World:
         """Jobs that name this one in their dependency, by id."""
         return self._dependents.children_of(job_id)
 
+    def awaited(self) -> list[int]:
+        """Jobs that others name in their dependency, by id."""
+        return self._dependents.parents()
+
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
         """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""
         found: list[tuple[Job, Expression, dict[int, Parent]]] = []
@@ -345,9 +409,24 @@ class World:
                 found.append((job, *self._dependents.watched(job_id)))
         return found
 
-    def dependency_edges(self) -> dict[int, frozenset[int]]:
-        """Which jobs each waiting job names."""
-        return self._dependents.edges()
+    def earlier_namesake(self, uid: int, name: str) -> int | None:
+        """The first unfinished job of this owner and name: what `singleton` would wait for. Looks at every job."""
+        same = (job.id for job in self.jobs.values() if job.uid == uid and job.spec.name == name)
+        return min(same, default=None)
+
+    def edges_with(self, changed: Job) -> dict[int, frozenset[int]]:
+        """Which jobs each waiting job has to let go first, if this one were changed so. Looks at every job."""
+        edges = self._dependents.edges()
+        wanted = parse_dependency(changed.spec.dependency) if changed.spec.dependency else None
+        edges[changed.id] = frozenset() if wanted is None else frozenset(wanted.job_ids)
+        for job in self.jobs.values():
+            if job.id == changed.id or job.uid != changed.uid or job.spec.name != changed.spec.name:
+                continue
+            if job.id < changed.id and wanted is not None and wanted.is_singleton:
+                edges[changed.id] |= {job.id}
+            elif job.id > changed.id and self._dependents.is_singleton(job.id):
+                edges[job.id] |= {changed.id}
+        return edges
 
     def settle_dependencies(self, now: float) -> list[tuple[Job, Never]]:
         """Queue the jobs whose dependency became satisfied; return those for which it never can be."""
@@ -357,13 +436,40 @@ class World:
             if job is None or job.state is not JobState.PENDING:
                 continue
             state = self.dependency_state(job)
+            if not isinstance(state, Satisfied) or max(job.eligible_at, state.at) > now:
+                self._unqueue(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-                continue
-            if isinstance(state, Satisfied) and job_id not in self._class_of:
+            elif isinstance(state, Satisfied) and job_id not in self._class_of:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
         return hopeless
+
+    def waits_for_counterparts(self, job: Job) -> bool:
+        """Whether none of the tasks left of an array, or not this task, may start by what it follows elsewhere."""
+        array_id = job.array_id or job.id
+        if array_id not in self.arrays or (job.array_id is not None and job.id in self.jobs):
+            return False
+        ready = self.arrays.group(array_id).ready
+        return ready is not None and (job.task not in ready if job.task is not None else not ready)
+
+    def settle_counterparts(self, now: float) -> list[tuple[Job, str]]:
+        """Queue the tasks that the tasks of the same number elsewhere let start; return those that never can."""
+        for array_id in self._counterparts.take_touched():
+            array = self.jobs.get(array_id)
+            if array is not None and array.state is JobState.PENDING:
+                self._unqueue(array_id)
+                self._enqueue(array, self.dependency_state(array), now)
+        hopeless = []
+        for array_id, numbers in self._counterparts.take_hopeless().items():
+            for number, parent in numbers.items():
+                text = f"depends on the success of task {parent}_{number}, which did not complete"
+                hopeless.append((arrays.task(self.jobs[array_id], number), text))
+        return hopeless
+
+    def touch_dependencies(self) -> None:
+        """Have every dependency looked at by the next `settle_dependencies`: what follows from them has changed."""
+        self._dependents.touch_all()
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -409,6 +515,10 @@ class World:
         """How many jobs are in each active state."""
         tally = {"pending": 0, "running": 0, "suspended": 0, "completing": 0}
         for job in self.jobs.values():
+            if job.is_array:
+                if job.state is JobState.PENDING:
+                    tally["pending"] += self.arrays.left(job)
+                continue
             word = job.state.value.lower()
             if word in tally:
                 tally[word] += 1

@@ -46,7 +46,7 @@ class Requeue:
 
 def apply(command: Suspend | Resume | Requeue, turn: Turn) -> dict[str, Any]:
     """Apply one command: to all of its jobs or, with an error, to none."""
-    jobs = named(command.caller, command.ids, turn)
+    jobs = _running_tasks(named(command.caller, command.ids, turn), turn)
     if isinstance(command, Suspend):
         return _suspend(jobs, command.caller, turn)
     if isinstance(command, Resume):
@@ -54,28 +54,42 @@ def apply(command: Suspend | Resume | Requeue, turn: Turn) -> dict[str, Any]:
     return _requeue(jobs, command.caller, turn)
 
 
+def _running_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
+    """These jobs, in place of each array its tasks that run. Raises: Refused when an array has none."""
+    found: dict[int, Job] = {}
+    for job in jobs:
+        if not job.is_array:
+            found[job.id] = job
+            continue
+        tasks = [task for task in turn.world.tasks_of(job) if task.state in (JobState.RUNNING, JobState.SUSPENDED)]
+        if not tasks:
+            raise Refused(f"no task of array {job.shown_id} is running", f"see it with: gq -j {job.shown_id}")
+        found.update({task.id: task for task in tasks})
+    return list(found.values())
+
+
 def _suspend(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
     for job in jobs:
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             raise Refused(
-                f"job {job.id} is {job.state} and has nothing to suspend",
+                f"job {job.shown_id} is {job.state} and has nothing to suspend",
                 _instead(job, "keep it from starting with: gctl hold"),
             )
         if job.suspended_by == "policy":
             raise Refused(
-                f"job {job.id} stands still already, to make room, and goes on by itself",
-                f"see for whom with: gshow {job.id}",
+                f"job {job.shown_id} stands still already, to make room, and goes on by itself",
+                f"see for whom with: gshow {job.shown_id}",
             )
     changed, unchanged, kept = [], [], []
     for job in jobs:
         if job.state is JobState.SUSPENDED:
-            unchanged.append(job.id)
+            unchanged.append(job.shown_id)
             continue
-        changed.append(job.id)
+        changed.append(job.shown_id)
         run = turn.run_of(job)
         if run.gpus:
-            kept.append({"id": job.id, "gpus": len(run.gpus)})
-        text = f"suspended by {caller.user}; let it go on with: gctl resume {job.id}"
+            kept.append({"id": job.shown_id, "gpus": len(run.gpus)})
+        text = f"suspended by {caller.user}; let it go on with: gctl resume {job.shown_id}"
         _stand_still(job, "user", text, turn)
     return {"changed": changed, "unchanged": unchanged, "kept": kept}
 
@@ -84,19 +98,20 @@ def _resume(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
     for job in jobs:
         if job.suspended_by == "policy":
             raise Refused(
-                f"job {job.id} stands still to make room ({job.reason_text}) and goes on by itself",
-                f"to have it wait in line instead: gctl requeue {job.id}",
+                f"job {job.shown_id} stands still to make room ({job.reason_text}) and goes on by itself",
+                f"to have it wait in line instead: gctl requeue {job.shown_id}",
             )
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             raise Refused(
-                f"job {job.id} is {job.state}, not suspended", _instead(job, "see what it waits for with: gq --why")
+                f"job {job.shown_id} is {job.state}, not suspended",
+                _instead(job, "see what it waits for with: gq --why"),
             )
     changed, unchanged = [], []
     for job in jobs:
         if job.state is JobState.RUNNING:
-            unchanged.append(job.id)
+            unchanged.append(job.shown_id)
             continue
-        changed.append(job.id)
+        changed.append(job.shown_id)
         _go_on(job, f"resumed by {caller.user}", turn)
     return {"changed": changed, "unchanged": unchanged}
 
@@ -104,23 +119,28 @@ def _resume(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
 def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
     for job in jobs:
         if job.state is JobState.PENDING:
-            raise Refused(f"job {job.id} is {job.state}: it waits already", f"see what for with: gq --why {job.id}")
+            raise Refused(
+                f"job {job.shown_id} is {job.state}: it waits already", f"see what for with: gq --why {job.shown_id}"
+            )
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
-            raise Refused(f"job {job.id} is {job.state} and cannot be requeued", f"see it with: gshow {job.id}")
+            raise Refused(
+                f"job {job.shown_id} is {job.state} and cannot be requeued", f"see it with: gshow {job.shown_id}"
+            )
         if not job.spec.retry.requeue:
             raise Refused(
-                f"job {job.id} was submitted with --no-requeue", f"end it and submit it anew: gcancel {job.id}"
+                f"job {job.shown_id} was submitted with --no-requeue",
+                f"end it and submit it anew: gcancel {job.shown_id}",
             )
     for job in jobs:
         after, story = yielding.requeue(job, turn.now, caller.user)
         turn.put_job(after)
         turn.tell(*story)
         turn.order(turn.run_of(job).id, StopOrder("preempt"))
-    return {"changed": [job.id for job in jobs]}
+    return {"changed": [job.shown_id for job in jobs]}
 
 
 def _instead(job: Job, while_pending: str) -> str:
-    return f"{while_pending} {job.id}" if job.state is JobState.PENDING else f"see it with: gshow {job.id}"
+    return f"{while_pending} {job.shown_id}" if job.state is JobState.PENDING else f"see it with: gshow {job.shown_id}"
 
 
 def carry_out(plan: Plan, turn: Turn) -> bool:

@@ -57,6 +57,8 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
             "lease_s": foreground.lease_s,
             "log_bytes": int(ticket.log_mib * (1 << 20)),
         },
+        "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
+        "log_keep": ticket.log_keep,
     }
 
 

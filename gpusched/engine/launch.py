@@ -12,9 +12,12 @@ from gpusched.engine import spool as files
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from typing import Any
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeVar
 
     from gpusched.engine.streams import Streams
+
+    _Result = TypeVar("_Result")
 else:
     import _signal as signal
 
@@ -43,11 +46,32 @@ class Logs:
 
     __slots__ = ("error", "error_from", "output", "output_from")
 
+    is_copied = False
+    """Whether the job writes into pipes rather than into the files themselves."""
+
     def __init__(self, output: int, error: int) -> None:
         self.output = output
         self.error = error
         self.output_from = os.fstat(output).st_size
         self.error_from = os.fstat(error).st_size
+
+    def job_ends(self) -> tuple[int, int]:
+        """What the job gets as its output and error."""
+        return self.output, self.error
+
+    def begin(self) -> None:
+        """The job has started."""
+
+    def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
+        """Copy what the job writes until a signal is pending, where `is_copied`."""
+
+    def drain(self) -> None:
+        """Copy what is left when nobody of the run can write any more."""
+
+    def tails(self) -> list[tuple[int, int]]:
+        """Where the last words of this run are: files, and the offset at which each begins to be of this run."""
+        output = (self.output, self.output_from)
+        return [output] if self.error == self.output else [output, (self.error, self.error_from)]
 
     def close(self) -> None:
         """Release them."""
@@ -77,14 +101,18 @@ def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) ->
         _make_checkpoint_file(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
-    logs = _enter_as(ticket, uid, gid) if foreign else _enter(ticket)
+    logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
     try:
-        if foreign:
-            return _fork_as(ticket, argv, logs, uid, gid, streams), logs
-        return _spawn(ticket, argv, logs, streams), logs
+        if ticket["log_max_bytes"] is not None and streams is None:
+            from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
+
+            logs = RotatedLogs(logs, ticket, (ticket["user"], uid, gid) if foreign else None)
+        pid = _fork_as(ticket, argv, logs, uid, gid, streams) if foreign else _spawn(ticket, argv, logs, streams)
     except LaunchError:
         logs.close()
         raise
+    logs.begin()
+    return pid, logs
 
 
 def _group_of(uid: int) -> int:
@@ -146,21 +174,22 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.umask(before)
 
 
-def _enter_as(ticket: dict[str, Any], uid: int, gid: int) -> Logs:
+def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Result:
+    """Touch files with the rights of a user. Raises: LaunchError."""
     # Only the effective ids change, and only here: the real ones stay root's, so that the user can
     # neither trace nor signal this process meanwhile.
     groups = os.getgroups()
     own_gid = os.getegid()
     try:
-        os.initgroups(ticket["user"], gid)
+        os.initgroups(user, gid)
     except OSError as error:
-        raise LaunchError(f"cannot take the groups of user {ticket['user']}: {_text(error)}") from None
+        raise LaunchError(f"cannot take the groups of user {user}: {_text(error)}") from None
     try:
         os.setegid(gid)
         os.seteuid(uid)
-        return _enter(ticket)
+        return action()
     except OSError as error:
-        raise LaunchError(f"cannot become user {ticket['user']} (uid {uid}): {_text(error)}") from None
+        raise LaunchError(f"cannot become user {user} (uid {uid}): {_text(error)}") from None
     finally:
         os.seteuid(0)
         os.setegid(own_gid)
@@ -188,8 +217,9 @@ def _open_log(path: str, ticket: dict[str, Any], what: str) -> int:
 
 def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams | None) -> int:
     env: dict[str, str] = ticket["env"]
+    output, error_output = logs.job_ends()
     # Standard input is /dev/null in the fork server already.
-    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, logs.output, 1), (os.POSIX_SPAWN_DUP2, logs.error, 2)]
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)]
     leads: dict[str, Any] = {"setpgroup": 0}
     if streams is not None:
         actions = streams.file_actions()
@@ -232,8 +262,9 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
             else:
                 os.setpgid(0, 0)
             if streams is None:
-                os.dup2(logs.output, 1)
-                os.dup2(logs.error, 2)
+                output, error_output = logs.job_ends()
+                os.dup2(output, 1)
+                os.dup2(error_output, 2)
             else:
                 streams.enter()
             os.umask(ticket["umask"])

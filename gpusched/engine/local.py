@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
 from gpusched.engine.codec import event_from, order_line, ticket_facts
+from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import Launcher
 from gpusched.engine.remains import Lost, kill_remains
@@ -207,6 +208,17 @@ class LocalEngine:
         """See `ports.Engine`."""
         found = ((w.run, files.checkpoint_at(self._spool, w.run)) for w in self._runs if w.phase is Phase.RUNNING)
         return {run: at for run, at in found if at is not None}
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        """See `ports.Engine`."""
+        found: dict[str, float] = {}
+        for run in runs:
+            watched = self._runs.get(run)
+            if watched is not None and watched.supervisor is not None and watched.phase is Phase.RUNNING:
+                cpu_s = tree_cpu_s(watched.supervisor)
+                if cpu_s is not None:
+                    found[run] = cpu_s
+        return found
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """See `ports.Engine`. To be called inside the running event loop; None detaches from it."""

@@ -107,6 +107,8 @@ class SimulatedEngine:
     """Signals that were delivered to living runs, for tests."""
     saved_at: dict[str, float] = field(default_factory=dict)
     """When runs have saved their work, for tests to say."""
+    cpu_s_of: dict[str, float] = field(default_factory=dict)
+    """CPU time that runs have used, for tests to say."""
     _runs: dict[str, SimulatedRun] = field(default_factory=dict)
     _revoked: set[str] = field(default_factory=set)
     _events: list[EngineEvent] = field(default_factory=list)
@@ -207,6 +209,10 @@ class SimulatedEngine:
     def checkpoints(self) -> Mapping[str, float]:
         """See `ports.Engine`."""
         return {run: at for run, at in self.saved_at.items() if run in self._runs and self._runs[run].end is None}
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        """See `ports.Engine`."""
+        return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in self._runs}
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """See `ports.Engine`; time alone wakes nobody, whoever moves the clock asks for the events."""

@@ -154,6 +154,8 @@ class Supervisor:
                 self.wait()
         if self.session is not None:
             self.session.drain()
+        if self.logs is not None:
+            self.logs.drain()
         self.finish(launch_error)
         self.close()
         if self.session is not None:
@@ -251,10 +253,11 @@ class Supervisor:
             due += [] if at is None else [at]
             self.listen(self.session, min(due) - time.monotonic() if due else None)
             return
-        if due:
-            info = signal.sigtimedwait(AWAITED, max(0.0, min(due) - time.monotonic()))
-        else:
-            info = signal.sigwaitinfo(AWAITED)
+        left_s = max(0.0, min(due) - time.monotonic()) if due else None
+        if self.logs is not None and self.logs.is_copied:
+            self.logs.wait(AWAITED, left_s)
+            left_s = 0.0
+        info = signal.sigwaitinfo(AWAITED) if left_s is None else signal.sigtimedwait(AWAITED, left_s)
         if info is not None:
             self.heed((info.si_signo,))
 
@@ -525,10 +528,7 @@ class Supervisor:
         """Whether the tail of the job's output shows that GPU memory ran out."""
         if not self.ticket["has_gpus"] or self.logs is None:
             return False
-        logs = self.logs
-        return tail_shows_oom(logs.output, logs.output_from) or (
-            logs.error != logs.output and tail_shows_oom(logs.error, logs.error_from)
-        )
+        return any(tail_shows_oom(fd, begin) for fd, begin in self.logs.tails())
 
 
 def tail_shows_oom(log_fd: int, begin: int) -> bool:

@@ -191,6 +191,7 @@ class Device:
             vram_reserved_mib=reserved_mib,
             vram_used_mib=used_mib,
             utilisation=None if rates is None else min(1.0, rates.gpu / 100),
+            memory_utilisation=None if rates is None else min(1.0, rates.memory / 100),
             temperature_c=self._temperature(),
             power_w=None if power_mw is None else power_mw / 1000,
             processes=processes,

@@ -14,9 +14,10 @@ when it changes:
         {"name": "T4", "vram": "16GiB", "lost": true}]}
 
 Keys of a GPU, all but `vram` optional: `name`, `vram`, `uuid`, `vram_used` (default: what the processes
-hold; null: unknown), `utilisation` (0 to 1), `temperature_c`, `power_w`, `processes` (null: no list),
-`lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`, `display_active`,
-`unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the NUMA node).
+hold; null: unknown), `utilisation` and `memory_utilisation` (0 to 1; null: unknown), `temperature_c`, `power_w`,
+`processes` (null: no list), `lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`,
+`display_active`, `unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the
+NUMA node), `xids` (a list of numbers of faults so far; those that are new in the file are told of once).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
 pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
 
@@ -31,6 +32,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpusched.errors import UsageError
@@ -68,6 +70,8 @@ class SimulatedSource:
         self._stamp: tuple[int, int, int] | None = None
         self._world: _World = _World()
         self._broken: str | None = None
+        self._told: dict[str, int] = {}
+        """How many faults of each GPU have been told of."""
         if self._path is None:
             self._world = _World(gpus=_parse_groups(text))
         else:
@@ -88,7 +92,14 @@ class SimulatedSource:
         if world.init_error is not None:
             return GpuReading(at, "simulated", error=faults.sentence(world.init_error))
         note = f"the GPUs are simulated: {self._text}"
-        return GpuReading(at, "simulated", world.gpus, self._broken, world.driver_version, (note,))
+        return GpuReading(
+            at, "simulated", self._with_new_faults(world.gpus), self._broken, world.driver_version, (note,)
+        )
+
+    def _with_new_faults(self, gpus: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+        """Each fault in one reading alone, as the driver tells of it."""
+        told, self._told = self._told, {gpu.uuid: len(gpu.xids) for gpu in gpus}
+        return tuple(replace(gpu, xids=gpu.xids[told.get(gpu.uuid, 0) :]) if gpu.xids else gpu for gpu in gpus)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -163,6 +174,7 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
             vram_total_mib=vram_mib,
             vram_used_mib=0,
             utilisation=0.0,
+            memory_utilisation=0.0,
             temperature_c=_IDLE_TEMPERATURE_C,
             power_w=_IDLE_POWER_W,
             processes=(),
@@ -255,6 +267,7 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         vram_total_mib=total_mib,
         vram_used_mib=entry.size("vram_used", held_mib),
         utilisation=entry.number("utilisation", 0.0),
+        memory_utilisation=entry.number("memory_utilisation", 0.0),
         temperature_c=entry.number("temperature_c", _IDLE_TEMPERATURE_C),
         power_w=entry.number("power_w", _IDLE_POWER_W),
         processes=processes,
@@ -268,7 +281,10 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         error=entry.text("error"),
         link_group=entry.integer("link_group"),
         numa=entry.integer("numa"),
+        xids=tuple(entry.list_of("xids")),
     )
+    if not all(type(xid) is int and xid > 0 for xid in sample.xids):
+        raise ValueError(f"'xids' of {entry.what} is not a list of numbers from 1")
     entry.end()
     if sample.is_lost or sample.error:
         # As with a real card in this state: its identity is remembered, nothing is measured.
@@ -282,6 +298,7 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
             error=sample.error or faults.sentence(15),
             link_group=sample.link_group,
             numa=sample.numa,
+            xids=sample.xids,
         )
     return sample
 

@@ -13,7 +13,7 @@ from gpusched.gpu.card import Card
 from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
-from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, GpuState, GpuView
+from gpusched.model.cluster import SUSPECT, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
@@ -119,7 +119,7 @@ class GpuTracker:
     def _view(self, uuid: str, card: Card, now: float) -> GpuView:
         drained = self._drains.get(uuid)
         why_not = (
-            (None if drained is None else f"drained: {drained}")
+            (drained if drained is None or drained.startswith(SUSPECT) else f"drained: {drained}")
             or card.fault(now, self._stale_after_s)
             or card.obstacle()
             or card.suspicion()
@@ -158,6 +158,8 @@ class GpuTracker:
         fault = card.fault(now, self._stale_after_s)
         if card.is_lost:
             return GpuState.LOST, fault
+        if self._drains.get(uuid, "").startswith(SUSPECT):
+            return GpuState.SUSPECT, self._drains[uuid].removeprefix(SUSPECT)
         if uuid in self._drains:
             return GpuState.DRAINING if shares else GpuState.DRAINED, self._drains[uuid]
         if fault is not None:

@@ -15,6 +15,7 @@ from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
 _PROCESS_FIELDS = tuple(field.name for field in fields(GpuProcess))
 _SAMPLE_FIELDS = tuple(field.name for field in fields(GpuSample))
 _SAMPLE_PROCESSES = _SAMPLE_FIELDS.index("processes")
+_SAMPLE_XIDS = _SAMPLE_FIELDS.index("xids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +65,5 @@ def _unpack_sample(values: list[Any]) -> GpuSample:
     listed = values[_SAMPLE_PROCESSES]
     if listed is not None:
         values[_SAMPLE_PROCESSES] = tuple(GpuProcess(*process) for process in listed)
+    values[_SAMPLE_XIDS] = tuple(values[_SAMPLE_XIDS])
     return GpuSample(*values)

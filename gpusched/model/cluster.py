@@ -53,6 +53,10 @@ class GpuSample:
     """Cards with the same number are linked with each other (NVLink); None has no link, or nobody knows."""
     numa: int | None = None
     """NUMA node next to the card; None when unknown."""
+    memory_utilisation: float | None = None
+    """Share of time in which its memory was read or written, 0 to 1."""
+    xids: tuple[int, ...] = ()
+    """Numbers of the faults that the driver has told of since the last reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,10 @@ class GpuState:
     SUSPECT = "suspect"
     LOST = "lost"
     UNKNOWN = "unknown"
+
+
+SUSPECT = "suspect: "
+"""How the message of a drained GPU begins when it was drained for what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +186,8 @@ class Allocation:
     """Accepts to be preempted: it is run again later."""
     can_suspend: bool = False
     """Accepts to stand still and go on: it holds no GPU."""
+    array_id: int | None = None
+    """Of a task: the id of its array."""
     grace_s: float = 30.0
     """How long it takes to end it, at most."""
     checkpoint_at: float | None = None

@@ -44,6 +44,10 @@ class Ticket:
     """It runs in the foreground: it waits for its client before it starts, and has a terminal or pipes."""
     log_mib: float = 16.0
     """Of a run in the foreground: so much of its output is kept in the output file."""
+    log_max_mib: int | None = None
+    """Put an output file aside when it has grown to this size; None lets it grow."""
+    log_keep: int = 3
+    """How many of those put aside are kept."""
 
 
 @dataclass(frozen=True, slots=True)

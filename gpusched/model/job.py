@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.tasks import tasks_of
 
 NICE_MIN, NICE_MAX = -10_000, 10_000
 
@@ -155,6 +156,10 @@ class Launch:
     """Between the first signal and KILL; None is the setting `grace_s`."""
     gpu_ids: str | None = None
     """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None is the setting `gpu_ids`."""
+    log_max_mib: int | None = None
+    """An output file that has grown to this size is put aside and a new one begun; None lets it grow."""
+    log_keep: int = 3
+    """How many files put aside are kept, the newest ones; with 0 the file is emptied instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +234,10 @@ class JobSpec:
     """Its name in the pipeline."""
     ignore_idle: bool = False
     """Its GPUs may be idle as long as it likes."""
+    never_satisfied: str | None = None
+    """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
+    fallback_of: int | None = None
+    """Id of the failed job that it runs as the fallback of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +287,18 @@ class Job:
     """Of a task: its number in the array."""
     tasks_left: str | None = None
     """Of an array: the numbers of the tasks that have no row of their own yet."""
+    fallback_id: int | None = None
+    """Of a job that has failed: the id of its fallback."""
 
     @property
     def is_array(self) -> bool:
         """Whether this row stands for tasks rather than for something that runs."""
         return self.spec.array is not None and self.array_id is None
+
+    @property
+    def last_id(self) -> int:
+        """The last id that it uses up: an array has one for each of its tasks, right behind its own."""
+        return self.id + (len(tasks_of(self.spec.array.tasks)) if self.spec.array and self.is_array else 0)
 
     @property
     def shown_id(self) -> str:
@@ -347,6 +363,10 @@ class Run:
     """How long the run stood still; the time limit does not count it, nor does usage unless it kept GPUs."""
     stdout_path: str | None = None
     stderr_path: str | None = None
+    idle_at: float | None = None
+    """Since when its GPUs do nothing, once its owner has been told; None while they work."""
+    idle_step: int = 0
+    """What was done about its idle GPUs so far, see `policy.life.idling`; never lowered."""
 
     @property
     def id(self) -> str:

@@ -143,6 +143,7 @@ class LimitSettings:
     environment_mib: float = setting(1.0, "Largest captured environment, in MiB.")
     jobs: int = setting(1_000_000, "Most jobs waiting or running at once.")
     batch: int = setting(100_000, "Most jobs in one submission.")
+    array: int = setting(1_000_000, "Most tasks of one array.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,56 @@ class LifeSettings:
     max_requeues: int = setting(
         5, "How often a run lost to the machine is repeated for free before the job ends as NODE_FAIL."
     )
+    never_satisfied: str = setting(
+        "cancel",
+        "What becomes of a job whose dependency can never come true: `cancel` ends it, `wait` keeps it pending "
+        "until it is changed or cancelled; --kill-on-invalid-dep overrules it.",
+    )
+    oom_growth: float = setting(
+        1.5, "A slice whose GPU memory ran out is retried so many times larger, or on a larger card; 1 for the same."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSettings:
+    """What faults of a GPU, by their XID number, and failures on it mean for runs and for the card."""
+
+    xid_victim: tuple[int, ...] = setting(
+        (48, 74, 79, 94, 95, 109, 119), "Faults of the hardware: a run that fails on the card is repeated for free."
+    )
+    xid_drain: tuple[int, ...] = setting(
+        (48, 64, 74, 79, 95, 109, 119), "Faults after which nothing is placed on the card until `gctl undrain`."
+    )
+    early_s: float = setting(10.0, "A run that fails within so many seconds speaks against its card.")
+    early_users: int = setting(
+        2,
+        "Users whose runs fail so one after the other, with none that survives between them, before the card is "
+        "suspect; 0 for never. With one user alone it never is.",
+    )
+    early_window_s: float = setting(3600.0, "Time in which that must happen, in seconds.")
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSettings:
+    """GPUs of running jobs that do nothing: when their owner is told, and what comes after."""
+
+    after_s: float = setting(
+        1800.0, "GPUs of a run that do nothing for so long are marked and told of, in seconds; 0 for never."
+    )
+    utilisation: float = setting(
+        0.02, "Highest mean utilisation of the busiest GPU of a run that still counts as nothing, 0 to 1."
+    )
+    window_s: float = setting(60.0, "Time over which utilisation is averaged, in seconds.")
+    lower_after_s: float = setting(3600.0, "Time of doing nothing after which `nice` is added, in seconds.")
+    nice: int = setting(500, "Added to the nice value of the job, once for each run, for its next one; 0 for nothing.")
+    then: str = setting(
+        "off",
+        "What becomes of a run whose processes do nothing either: `off`, `requeue` (not those of --no-requeue), or "
+        "`cancel`.",
+    )
+    then_after_s: float = setting(7200.0, "Time of doing nothing after which that is done, in seconds.")
+    cpu_cores: float = setting(0.1, "CPU time of a run, in cores, up to which its processes count as doing nothing.")
+    notice_s: float = setting(120.0, "Least time between the first signal and KILL when a run is ended for it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +247,23 @@ class DaemonSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Whom to tell what, and how hard to try. Whom a user's own jobs tell is in the user's `notify.toml`."""
+
+    admin: tuple[str, ...] = setting(
+        (),
+        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts and of "
+        "trouble with the database.",
+    )
+    pending_s: float = setting(86400.0, "Time a job waits before `--notify pending` tells of it, in seconds.")
+    timeout_s: float = setting(20.0, "Longest time that one try to reach a target may take, in seconds.")
+    backoff_s: float = setting(5.0, "Wait before the second try; it doubles from try to try, in seconds.")
+    backoff_max_s: float = setting(600.0, "Longest wait between two tries, in seconds.")
+    give_up_s: float = setting(86400.0, "Age of an alert at which no further try is made, in seconds.")
+    outbox: int = setting(1000, "Most alerts of one user that may wait to be told; further ones are dropped.")
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSettings:
     """One queue, `[queue.NAME]`. Queues form a tree; jobs are submitted to any of its leaves."""
 
@@ -222,6 +290,7 @@ class QueueSettings:
     max_jobs: int | None = setting(None, "Most jobs that may wait or run in it.")
     max_jobs_per_user: int | None = setting(None, "Most jobs of one user that may wait or run in it.")
     preemptible: bool = setting(True, "Whether its jobs on borrowed GPUs can be preempted by the lender.")
+    ignore_idle: bool = setting(False, "GPUs of its jobs, and of queues below it, may do nothing, see [idle].")
     users: tuple[str, ...] = setting(
         (),
         "Users who may submit to it, beside those of `accounts`. When both are empty the queue above decides; "
@@ -244,6 +313,7 @@ class QosSettings:
     min_run_s: float | None = setting(
         None, "Time that its runs are safe from preemption; [preempt] min_run_s when unset."
     )
+    ignore_idle: bool = setting(False, "GPUs of its jobs may do nothing, see [idle].")
     usage_factor: float = setting(1.0, "What its usage counts for fair share: 0 nothing, 2 double.")
     max_gpus: float | None = setting(None, "Most GPUs that all its jobs together may hold.")
     max_gpus_per_user: float | None = setting(None, "Most GPUs that the jobs of one user may hold.")
@@ -280,8 +350,11 @@ class Settings:
     limit: LimitSettings = field(default_factory=LimitSettings)
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
+    fault: FaultSettings = field(default_factory=FaultSettings)
+    idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     interactive: InteractiveSettings = field(default_factory=InteractiveSettings)
+    alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)
     preempt: PreemptSettings = field(default_factory=PreemptSettings)

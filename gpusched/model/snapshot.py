@@ -39,6 +39,8 @@ class ClassKey:
     """Of the most urgent job that waits for one of these to end; None when there is none."""
     can_requeue: bool = True
     can_suspend: bool = False
+    throttle: tuple[int, int] | None = None
+    """Of tasks of an array with a limit: the array's id, and how many of its tasks may run at once."""
     predicted_s: int | None = None
     """How long a job without a time limit is planned to run, learned from earlier ones; it may run on."""
 

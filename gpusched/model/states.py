@@ -85,6 +85,7 @@ class ReasonCode(str, Enum):
     RESERVATION = "Reservation"
     BAD_CONSTRAINTS = "BadConstraints"
     PREEMPTING = "Preempting"
+    JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
     QUEUE_MAX = "QueueMaxLimit"
     QUEUE_MAX_PER_USER = "QueueMaxPerUserLimit"
     QUEUE_MAX_PER_JOB = "QueueMaxPerJobLimit"
@@ -109,6 +110,9 @@ class ReasonCode(str, Enum):
     GPU_FAILED = "GpuFailed"
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
+    GPU_IDLE = "GpuIdle"
     DEADLINE = "DeadLine"
+    TASK_FAILED = "TaskFailed"
+    MAX_FAILS = "MaxFails"
 
     __str__ = str.__str__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 MAX_TASK = 4_000_000
@@ -113,6 +114,12 @@ def _range(word: str, text: str, most: int) -> range:
     if high > most:
         raise ValueError(f"task {high} is above {most}, the highest number that a task may have")
     return range(low, low + (high - low) // by * by + 1, by)
+
+
+@lru_cache(maxsize=4096)
+def tasks_of(text: str) -> TaskSet:
+    """The set that a text of the job table stands for."""
+    return parse_tasks(text) if text else TaskSet()
 
 
 def _first(part: range) -> int:

@@ -120,6 +120,19 @@ def parse_job_id(text: str) -> int:
     return int(text)
 
 
+def split_ids(text: str) -> list[str]:
+    """`41,42_[1-3,7],43` as words; a comma inside brackets joins."""
+    words, word, depth = [], "", 0
+    for char in text:
+        if char == "," and depth <= 0:
+            words.append(word)
+            word = ""
+            continue
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        word += char
+    return [one for one in (*words, word) if one]
+
+
 def printable(text: str, width: int | None = None) -> str:
     """Make user-supplied text safe for a terminal: control and undecodable characters are escaped.
 

@@ -16,14 +16,16 @@ for the rest of the cycle. So the cost is that of the starts and the classes, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, Plan, PreemptMode, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
-from gpusched.policy.calendar.inside import Inside
+from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
@@ -75,7 +77,8 @@ class Cycle:
                 self.quotas.leave(one.first.queue, one.amount)
         self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
         self.ceilings = Ceilings(self.layout, settings, snapshot.allocations)
-        self.preemption = Preemption(held, self.quotas, settings, self.ranking.capacity, self.now)
+        others = {job_id: one for job_id, one in held.items() if not self.inside.holds(one.first)}
+        self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
         self.starts: list[Start] = []
@@ -83,6 +86,8 @@ class Cycle:
         self.blocked: dict[ClassKey, Blocked] = {}
         self.reservations: list[Kept] = []
         """Those made for jobs, in the order in which they were made."""
+        self._tasks = Counter(one.first.array_id for one in held.values() if one.first.array_id is not None)
+        """How many tasks run of each array."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
         self._idle = Draft(self.layout)
         self._hopeless: set[object] = set()
@@ -92,18 +97,29 @@ class Cycle:
     def start(self, head: Head, booking: Booking) -> None:
         """Start the first job in line here."""
         key = head.key
-        if key.reservation is None:
-            self.draft.book(booking)
-            self.profile.start(Ending(head.job.id, self.now, self.end_of(key), booking))
-        else:
-            self.inside.start(key.reservation, booking)
+        taken = booking if key.reservation is None else licenses_of(booking)
+        if key.reservation is None or taken.licenses:
+            self.draft.book(taken)
+            self.profile.start(Ending(head.job.id, self.now, self.end_of(key), taken))
+        self.inside.start(key.reservation, booking)
         self.ceilings.add(booking)
         amount = footprint(self.layout, booking)
         self.guards.started(key, booking, amount)
         self.quotas.add(key.queue, key.user, key.qos, amount)
         self.ranking.started(key, booking)
+        if key.throttle is not None:
+            self._tasks[key.throttle[0]] += 1
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
         self.line.advance()
+
+    def why_throttled(self, key: ClassKey) -> Reason | None:
+        """Why no more tasks of the same array may run; None when they may."""
+        if key.throttle is None or self._tasks[key.throttle[0]] < key.throttle[1]:
+            return None
+        array, limit = key.throttle
+        text = f"array {array} may run {limit} task{'s' if limit > 1 else ''} at once"
+        facts = {"array": array, "limit": limit, "held": self._tasks[array]}
+        return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, facts)
 
     def block(self, head: Head, reason: Reason | None = None) -> None:
         """The first job in line stays: so does its class."""
@@ -131,6 +147,12 @@ class Cycle:
         self.keep(head, need, guard, _preempting(self.preemption, head) or reason)
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)
+
+    def let_victims_go(self) -> None:
+        """What those leave who make room can be kept for others from then on."""
+        chosen = self.preemption.chosen
+        ends_at = {job_id: self.preemption.ends_at(job_id) for job_id in chosen}
+        self.profile.end_early(ends_at, {one.job_id for one in chosen.values() if one.mode == PreemptMode.SUSPEND})
 
     @property
     def has_reservations_left(self) -> bool:
@@ -166,11 +188,32 @@ class Cycle:
             if head is not None and self.preemption.may_preempt(head.key, one.first):
                 continue
             booking = _taken_up_again(one)
-            if self.draft.has_room(booking) and self.profile.admits(booking, inf):
+            if not self.draft.has_room(booking):
+                continue
+            cores = Resources(cpus=one.first.suspended_cpus)
+            if self._is_behind(one, cores, head) or self._is_limited(one, cores):
+                continue
+            if self.profile.admits(booking, inf):
                 self.draft.book(booking)
+                self.quotas.add(one.first.queue, one.first.user, one.first.qos, cores, jobs=0)
                 self.profile.start(Ending(one.first.job_id, self.now, inf, booking))
                 self.resumes.append(Resume(one.first.job_id))
                 self._suspended.remove(one)
+
+    def _is_behind(self, one: Held, cores: Resources, head: Head | None) -> bool:
+        """Whether the queue of the next job in line goes before that of a suspended job."""
+        if head is None or not self.quotas.is_capacity:
+            return False
+        theirs = self.quotas.rank(head.key.queue, head.wanted)
+        return theirs < self.quotas.rank(one.first.queue, one.amount + cores)
+
+    def _is_limited(self, one: Held, cores: Resources) -> bool:
+        """Whether a limit of its queue or QOS keeps a suspended job from going on."""
+        first = one.first
+        self.quotas.remove(first.queue, first.user, first.qos, one.amount)
+        denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
+        self.quotas.add(first.queue, first.user, first.qos, one.amount)
+        return denial is not None
 
 
 def _taken_up_again(one: Held) -> Booking:
@@ -194,6 +237,10 @@ def take_in_order(cycle: Cycle) -> None:
 def take(cycle: Cycle, head: Head) -> None:
     """Start the first job in line, make or keep room for it, or let it wait."""
     key = head.key
+    throttled = cycle.why_throttled(key)
+    if throttled is not None:
+        cycle.block(head, throttled)
+        return
     denial = cycle.quotas.why_not(key, head.wanted)
     need = Need.of(key.request, key.uid)
     if denial is not None:
@@ -225,8 +272,8 @@ def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking
     key = head.key
     end_at = cycle.end_of(key)
     concerns = cycle.profile.concerns(end_at)
-    mark = need.signature, key.queue if guard else None, concerns
-    if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], 0)):
+    mark = need.signature, guard, concerns
+    if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], ())):
         return None
     avoid = cycle.guards.avoid(key, head.wanted)
     if not concerns and not avoid and not cycle.extensions.scores:
@@ -238,7 +285,7 @@ def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking
         avoid = avoid | cycle.profile.cards_kept(end_at)
     places = options(cycle.draft, need, cycle.ceilings, avoid=avoid, guard=guard)
     if not places:
-        cycle.give_up((*mark[:2], 0))
+        cycle.give_up((*mark[:2], ()))
     places.sort()
     if cycle.extensions.scores:
         places.sort(key=lambda place: -cycle.extensions.score(key, cycle.layout.nodes[place.booking.node]))
@@ -255,18 +302,18 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
     if not cycle.waits_for_others(need, guard):
         cycle.block(head, _turned_down(cycle, need, guard))
         return
-    leaving = "leaving", need.signature, key.queue if guard else None, len(preemption.claimed)
+    leaving = "leaving", need.signature, guard, len(preemption.claimed)
     if not cycle.is_hopeless(leaving):
         if preemption.frees_soon(key, cycle.draft, need, guard):
             cycle.claim(head, need, guard)
             return
         cycle.give_up(leaving)
-    if _may_preempt_at_all(cycle, head, need):
+    if _may_preempt_at_all(cycle, head, need, guard):
         if preemption.choose(head.job.id, key, need, cycle.draft, guard):
-            cycle.profile.end_early({job_id: preemption.ends_at(job_id) for job_id in preemption.chosen})
+            cycle.let_victims_go()
             cycle.claim(head, need, guard)
             return
-        cycle.give_up(("preempt", need.signature, key.queue, key.qos, key.inherited))
+        cycle.give_up(_preempt_mark(key, need, guard))
     if cycle.has_reservations_left:
         cycle.keep(head, need, guard)
     else:
@@ -294,18 +341,22 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
     if cycle.preemption.frees_soon(key, cycle.draft, need, guard):
         cycle.claim(head, need, guard, reason)
         return True
-    if not _may_preempt_at_all(cycle, head, need):
+    if not _may_preempt_at_all(cycle, head, need, guard):
         return False
     if not cycle.preemption.choose(head.job.id, key, need, cycle.draft, guard):
         return False
-    cycle.profile.end_early({job_id: cycle.preemption.ends_at(job_id) for job_id in cycle.preemption.chosen})
+    cycle.let_victims_go()
     cycle.claim(head, need, guard, reason)
     return True
 
 
-def _may_preempt_at_all(cycle: Cycle, head: Head, need: Need) -> bool:
+def _preempt_mark(key: ClassKey, need: Need, guard: Guard | None) -> object:
+    return "preempt", need.signature, key.queue, key.qos, key.inherited, guard
+
+
+def _may_preempt_at_all(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> bool:
     key = head.key
-    if cycle.preemption.is_off or cycle.is_hopeless(("preempt", need.signature, key.queue, key.qos, key.inherited)):
+    if cycle.preemption.is_off or cycle.is_hopeless(_preempt_mark(key, need, guard)):
         return False
     names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
     by_qos = any((qos := cycle.settings.qos.get(name)) is not None and qos.preempts for name in names)
@@ -331,7 +382,7 @@ def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
         return
     guard = cycle.guards.of(head.key, head.wanted)
     booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
-    if booking is None:
+    if booking is None or not cycle.profile.leaves_licenses(booking.licenses, cycle.end_of(head.key)):
         text = f"waits for others inside reservation {name}"
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return

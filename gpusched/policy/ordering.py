@@ -43,6 +43,7 @@ class Priority:
 def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | None = None) -> ClassKey:
     """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
     spec = job.spec
+    limit = None if spec.array is None else spec.array.throttle
     return ClassKey(
         uid=job.uid,
         account=spec.account,
@@ -58,6 +59,7 @@ def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | Non
         inherited=inherited,
         can_requeue=spec.retry.requeue,
         can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
+        throttle=None if limit is None else (job.array_id or job.id, limit),
         predicted_s=predicted_s if spec.time_limit_s is None else None,
     )
 

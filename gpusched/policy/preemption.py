@@ -8,7 +8,7 @@ cycle are left alone. Among the sets of victims that make enough room the one is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.resources import NOTHING, Resources
@@ -28,6 +28,26 @@ class Held:
     first: Allocation
     bookings: tuple[Booking, ...]
     amount: Resources
+
+    def given_up(self, mode: str) -> tuple[Resources, int]:
+        """What its queue and user hold less when it makes room, and how many jobs: one that is suspended stays one."""
+        if mode == PreemptMode.SUSPEND:
+            return Resources(cpus=self.amount.cpus), 0
+        return self.amount, 1
+
+    def leave(self, draft: Draft, mode: str) -> None:
+        """Release what it leaves when it makes room: of one that is suspended only the cores."""
+        for booking in self.bookings:
+            draft.release(booking)
+            if mode == PreemptMode.SUSPEND:
+                draft.book(replace(booking, millicpus=0))
+
+    def stay(self, draft: Draft, mode: str) -> None:
+        """Undo `leave`."""
+        for booking in self.bookings:
+            if mode == PreemptMode.SUSPEND:
+                draft.release(replace(booking, millicpus=0))
+            draft.book(booking)
 
 
 def held_by_job(layout: Layout, allocations: Iterable[Allocation]) -> dict[int, Held]:
@@ -64,6 +84,11 @@ class Victim:
     def job_id(self) -> int:
         """Of the running job."""
         return self.held.first.job_id
+
+    @property
+    def amount(self) -> Resources:
+        """What it gives up."""
+        return self.held.given_up(self.mode)[0]
 
     def cost(self, settings: Settings) -> tuple[bool, bool, int, bool, float, int]:
         """Sorts those first that are to go first."""
@@ -104,20 +129,20 @@ class Preemption:
         self._release_leaving(trial)
         return find(trial, need, guard=guard) is not None
 
-    def _leaving(self) -> Iterable[Held]:
-        return (*self._stopping, *(self._held[job_id] for job_id in self.chosen))
+    def _leaving(self) -> Iterable[tuple[Held, str]]:
+        stopping = ((one, PreemptMode.REQUEUE) for one in self._stopping)
+        return (*stopping, *((self._held[job_id], one.mode) for job_id, one in self.chosen.items()))
 
     def _without_leaving(self) -> Quotas:
         """What is held when all that are being stopped have ended."""
         quotas = self._quotas.copy()
-        for one in self._leaving():
-            quotas.remove(one.first.queue, one.first.user, one.first.qos, one.amount)
+        for one, mode in self._leaving():
+            quotas.remove(one.first.queue, one.first.user, one.first.qos, *one.given_up(mode))
         return quotas
 
     def _release_leaving(self, draft: Draft) -> None:
-        for one in self._leaving():
-            for booking in one.bookings:
-                draft.release(booking)
+        for one, mode in self._leaving():
+            one.leave(draft, mode)
         for booking in self.claimed:
             draft.book(booking)
 
@@ -134,7 +159,7 @@ class Preemption:
             if (mine := settings.qos.get(name)) is not None
         )
 
-    def victims(self, key: ClassKey, amount: Resources) -> list[Victim]:
+    def victims(self, key: ClassKey, amount: Resources, *, may_suspend: bool = True) -> list[Victim]:
         """All that may be asked, those first that are to go first."""
         if self.is_off:
             return []
@@ -144,11 +169,13 @@ class Preemption:
             one = held.first
             if one.is_stopping or one.is_suspended or job_id in self.chosen or self._is_protected(one):
                 continue
-            takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount)
+            mode = self._mode(one, may_suspend)
+            lost, _ = held.given_up(mode)
+            takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, lost)
             cuts = not takes_back and reclaims
-            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, held.amount, may_cut=True)
+            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, lost, may_cut=True)
             if takes_back or cuts or self.may_preempt(key, one):
-                found.append(Victim(held, takes_back or cuts, cuts, self._mode(one), self._lost(held)))
+                found.append(Victim(held, takes_back or cuts, cuts, mode, self._lost(held)))
         found.sort(key=lambda victim: victim.cost(self._settings))
         return found
 
@@ -158,8 +185,8 @@ class Preemption:
         least_s = self._settings.preempt.min_run_s if own is None else own
         return self._now - one.start_at < least_s
 
-    def _mode(self, one: Allocation) -> str:
-        if self._settings.preempt.mode == "suspend" and one.can_suspend:
+    def _mode(self, one: Allocation, may_suspend: bool) -> str:
+        if may_suspend and self._settings.preempt.mode == "suspend" and one.can_suspend:
             return PreemptMode.SUSPEND
         return PreemptMode.REQUEUE if one.can_requeue else PreemptMode.CANCEL
 
@@ -174,15 +201,32 @@ class Preemption:
         victims = self.victims(key, amount)
         if not victims:
             return ()
+        best = self._cheapest(victims, key, amount, need, draft, guard)
+        if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
+            # Their cores are not enough: what else they hold they leave only by ending.
+            victims = self.victims(key, amount, may_suspend=False)
+            best = self._cheapest(victims, key, amount, need, draft, guard)
+        for victim in best:
+            self._quotas.leave(victim.held.first.queue, victim.amount)
+            text = f"made room for job {job_id} ({self._why(key, victim)})"
+            self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
+        return best
+
+    def _cheapest(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+    ) -> tuple[Victim, ...]:
+        """Of the sets that make enough room the one that costs least."""
         best: tuple[Victim, ...] = ()
         for group in self._groups(victims, need):
             picked = self._pick(group, key, amount, need, draft, guard)
             if picked and (not best or self._price(picked) < self._price(best)):
                 best = picked
-        for victim in best:
-            self._quotas.leave(victim.held.first.queue, victim.held.amount)
-            text = f"made room for job {job_id} ({self._why(key, victim)})"
-            self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
 
     def _groups(self, victims: Sequence[Victim], need: Need) -> Iterable[Sequence[Victim]]:
@@ -203,39 +247,62 @@ class Preemption:
         draft: Draft,
         guard: Guard | None,
     ) -> tuple[Victim, ...]:
-        """One after the other until it fits, then back with those that are not needed, the dearest first."""
+        """Enough of them, and none that would then stand before the claimant in line and take its place back."""
+        left = list(victims)
+        while True:
+            picked, quotas = self._enough(left, key, amount, need, draft, guard)
+            if not quotas.is_capacity:
+                return picked
+            mine = quotas.rank(key.queue, amount)
+            first = [one for one in picked if quotas.rank(one.held.first.queue, one.held.amount) < mine]
+            if not first:
+                return picked
+            left = [one for one in left if one not in first]
+
+    def _enough(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+    ) -> tuple[tuple[Victim, ...], Quotas]:
+        """One after the other until it fits, then back with those that are not needed, the dearest first.
+
+        With what is held without them.
+        """
         trial = draft.copy()
         self._release_leaving(trial)
         borrowed, limits = self._quotas.copy(), self._without_leaving()
         picked: list[Victim] = []
         for victim in victims:
             one = victim.held.first
-            lost = victim.held.amount
+            lost, jobs = victim.held.given_up(victim.mode)
             if victim.is_reclaimed:
                 # Every victim leaves its queue with less; none is pushed below its own guarantee.
                 is_borrowed = borrowed.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
                 if not is_borrowed and not self.may_preempt(key, one):
                     continue
                 borrowed.leave(one.queue, lost)
-            limits.remove(one.queue, one.user, one.qos, lost)
-            for booking in victim.held.bookings:
-                trial.release(booking)
+            limits.remove(one.queue, one.user, one.qos, lost, jobs)
+            victim.held.leave(trial, victim.mode)
             picked.append(victim)
             if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
                 break
         else:
-            return ()
+            return (), limits
         for victim in sorted(picked, key=lambda one: one.cost(self._settings), reverse=True):
             one, mark = victim.held.first, trial.checkpoint()
-            for booking in victim.held.bookings:
-                trial.book(booking)
-            limits.add(one.queue, one.user, one.qos, victim.held.amount)
+            lost, jobs = victim.held.given_up(victim.mode)
+            victim.held.stay(trial, victim.mode)
+            limits.add(one.queue, one.user, one.qos, lost, jobs)
             if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
                 picked.remove(victim)
             else:
                 trial.rollback(mark)
-                limits.remove(one.queue, one.user, one.qos, victim.held.amount)
-        return tuple(picked)
+                limits.remove(one.queue, one.user, one.qos, lost, jobs)
+        return tuple(picked), limits
 
     def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:
         """Of a whole set: few that are not borrowed, of low tier, few that lose for good, little work, few."""

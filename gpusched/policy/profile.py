@@ -16,12 +16,13 @@ Predictability, Workloads, and User Runtime Estimates (2001), for conservative b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
-from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.draft import Booking, Counts, Draft, Layout
+from gpusched.policy.filters import has_counts
 from gpusched.policy.placement import Guard, Need, find, fits
 
 Instant = tuple[float, int]
@@ -43,17 +44,29 @@ class Ending:
     booking: Booking
 
 
+def _suspended(one: Ending, at: float) -> Iterator[Ending]:
+    """The cores are free then; nobody knows when a job that stands still has ended and leaves the rest."""
+    booking = one.booking
+    if booking.millicpus:
+        yield replace(
+            one, end_at=min(one.end_at, at), booking=Booking(booking.node, booking.uid, booking.millicpus, 0, ())
+        )
+    if booking.mem_mib or booking.parts or booking.resources or booking.licenses:
+        yield replace(one, end_at=inf, booking=replace(booking, millicpus=0))
+
+
 def endings(layout: Layout, allocations: Iterable[Allocation], now: float) -> list[Ending]:
     """The running jobs of a snapshot. Those on nodes that are gone give nothing back."""
     found = []
     for held in allocations:
         booking = layout.booking(held.uid, held)
         if booking is not None:
-            found.append(Ending(held.job_id, held.start_at, _end_of(held, now), booking))
+            found.append(Ending(held.job_id, held.start_at, end_of(held, now), booking))
     return found
 
 
-def _end_of(held: Allocation, now: float) -> float:
+def end_of(held: Allocation, now: float) -> float:
+    """When a running job is taken to end."""
     if held.expected_end_at is not None:
         return held.expected_end_at
     # One that has run on for longer than was predicted may run for ever.
@@ -135,15 +148,21 @@ class Profile:
         for kept in self._passed_by(ending.end_at):
             kept.state.book(ending.booking)
 
-    def end_early(self, ends_at: Mapping[int, float]) -> None:
-        """Running jobs are about to be stopped, each to have ended by its instant.
+    def end_early(self, ends_at: Mapping[int, float], suspended: Collection[int] = ()) -> None:
+        """Running jobs are about to be stopped, each to have ended by its instant; some are only suspended.
 
         What was kept before stays where it is: it only has more room than it knows of.
         """
-        self._running = [
-            replace(one, end_at=min(one.end_at, ends_at[one.job_id])) if one.job_id in ends_at else one
-            for one in self._running
-        ]
+        running: list[Ending] = []
+        for one in self._running:
+            end_at = ends_at.get(one.job_id)
+            if end_at is None:
+                running.append(one)
+            elif one.job_id not in suspended:
+                running.append(replace(one, end_at=min(one.end_at, end_at)))
+            else:
+                running.extend(_suspended(one, end_at))
+        self._running = running
 
     def _passed_by(self, end_at: float) -> list[Kept]:
         """What a job that runs from now until then could be in the way of."""
@@ -153,9 +172,13 @@ class Profile:
         """Cards that a job which runs until then had better leave alone."""
         return frozenset().union(*(kept.cards for kept in self._passed_by(end_at)))
 
-    def concerns(self, end_at: float) -> int:
-        """How many reservations a job that runs until then could be in the way of."""
-        return len(self._passed_by(end_at))
+    def concerns(self, end_at: float) -> tuple[int, ...]:
+        """Which reservations, by number, a job that runs until then could be in the way of."""
+        return tuple(number for number, kept in enumerate(self.kept) if end_at > kept.pass_until)
+
+    def leaves_licenses(self, licenses: Counts, end_at: float) -> bool:
+        """Whether so many can be used from now until then without those that are kept."""
+        return all(has_counts(kept.state.free_licenses, licenses) for kept in self._passed_by(end_at))
 
     def admits(self, booking: Booking, end_at: float) -> bool:
         """Whether all that is kept still fits at its time if this is started now and runs until then.

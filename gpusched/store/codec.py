@@ -14,6 +14,7 @@ from json import JSONEncoder, loads
 from operator import attrgetter
 from typing import Any
 
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.job import (
     Alerting,
@@ -77,6 +78,7 @@ STATE_COLUMNS = (
     "array_id",
     "task",
     "tasks_left",
+    "fallback_id",
 )
 JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
 RUN_COLUMNS = tuple(Run.__dataclass_fields__)
@@ -94,6 +96,7 @@ RESERVATION_COLUMNS = (
     "made_at",
 )
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
+ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 _SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
@@ -163,7 +166,17 @@ def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in pairs)
 
 
-EXTRAS = ("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle")
+EXTRAS = (
+    "array",
+    "fallback",
+    "alerting",
+    "interactive",
+    "snapshot",
+    "step",
+    "ignore_idle",
+    "never_satisfied",
+    "fallback_of",
+)
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
 _NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
@@ -268,6 +281,7 @@ def state_row(job: Job) -> tuple[Any, ...]:
         job.array_id,
         job.task,
         job.tasks_left,
+        job.fallback_id,
     )
 
 
@@ -291,7 +305,7 @@ class JobReader:
         job_id, uid, user, submit_at = row[:_SPEC_FROM]
         state, queued_at, eligible_at, start_at, end_at, hold, run, *rest = row[_STATE_FROM:]
         failures, requeues, exit_code, signal, reason, reason_text, cancel_at, *making_room = rest
-        preempt_at, is_front, suspended_at, suspended_by, array_id, task, tasks_left = making_room
+        preempt_at, is_front, suspended_at, suspended_by, array_id, task, tasks_left, fallback_id = making_room
         return Job(
             id=job_id,
             uid=uid,
@@ -319,6 +333,7 @@ class JobReader:
             array_id=array_id,
             task=task,
             tasks_left=tasks_left,
+            fallback_id=fallback_id,
         )
 
     def _spec(self, row: Row) -> JobSpec:
@@ -384,6 +399,8 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.suspended_s,
         _pack_or_none(run.stdout_path),
         _pack_or_none(run.stderr_path),
+        run.idle_at,
+        run.idle_step,
     )
 
 
@@ -464,6 +481,28 @@ def estimate_row(estimate: Estimate) -> tuple[Any, ...]:
 def read_estimate(row: Row) -> Estimate:
     """The estimate of ESTIMATE_COLUMNS."""
     return Estimate(*row)
+
+
+def alert_row(alert: Alert) -> tuple[Any, ...]:
+    """ALERT_COLUMNS of a row of the outbox."""
+    parts = {name: getattr(alert, name) for name in ALERT_COLUMNS}
+    parts["key"] = pack_text(alert.key)
+    for name in _ALERT_LISTS:
+        parts[name] = _ENCODER.encode(parts[name])
+    return tuple(parts.values())
+
+
+def read_alert(row: Row) -> Alert:
+    """The alert of ALERT_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+    parts = dict(zip(ALERT_COLUMNS, row, strict=True))
+    parts["key"] = unpack_text(parts["key"])
+    for name in _ALERT_LISTS:
+        parts[name] = tuple(loads(parts[name]))
+    parts["facts"] = tuple((name, value) for name, value in parts["facts"])
+    return Alert(**parts)
+
+
+_ALERT_LISTS = ("counts_as", "facts", "targets", "settled")
 
 
 def event_row(event: JobEvent) -> tuple[Any, ...]:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.snapshot import Usage
-from gpusched.model.states import RunState
+from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes, JobFilter
 
 
@@ -34,6 +35,7 @@ class MemoryStore:
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
+        self._alerts: dict[str, Alert] = {}
         self._last_of: dict[int, int] = {}
         self._next_id = 1
 
@@ -58,6 +60,10 @@ class MemoryStore:
         """The newest this many by job id, newest first."""
         return [self._estimates[job_id] for job_id in sorted(self._estimates, reverse=True)[:limit]]
 
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
+        return sorted(self._alerts.values(), key=lambda alert: (alert.at, alert.key))
+
     def next_job_id(self) -> int:
         """One above every id ever used."""
         return self._next_id
@@ -73,7 +79,7 @@ class MemoryStore:
                 self._active.pop(job.id, None)
             else:
                 self._active[job.id] = job
-            self._next_id = max(self._next_id, job.id + 1)
+            self._next_id = max(self._next_id, job.last_id + 1)
             self._last_of[job.uid] = max(self._last_of.get(job.uid, 0), job.id)
         for run in changes.runs.values():
             self._runs.setdefault(run.job_id, {})[run.number] = run
@@ -97,6 +103,11 @@ class MemoryStore:
             else:
                 self._reservations[name] = entry
         self._estimates.update(changes.estimates)
+        for key, alert in changes.alerts.items():
+            if alert is None:
+                self._alerts.pop(key, None)
+            else:
+                self._alerts[key] = alert
 
     def _refusal(self, changes: Changes) -> str | None:
         """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
@@ -121,6 +132,13 @@ class MemoryStore:
         for job_id in changes.estimates:
             if job_id not in self._jobs and job_id not in changes.jobs:
                 return f"an estimate of job {job_id}, which is none"
+        for alert in changes.alerts.values():
+            if alert is None:
+                continue
+            if alert.job_id is not None and alert.job_id not in self._jobs and alert.job_id not in changes.jobs:
+                return f"an alert about job {alert.job_id}, which is none"
+            if not alert.key or alert.state not in ("armed", "waiting", "told"):
+                return f"an alert {alert.key!r} that is {alert.state}"
         return None
 
     def changed(self) -> bool:
@@ -132,7 +150,8 @@ class MemoryStore:
         found = [
             job
             for job in self._jobs.values()
-            if (not wanted.ids or job.id in wanted.ids)
+            if (not (wanted.ids or wanted.arrays) or job.id in wanted.ids or job.array_id in wanted.arrays)
+            and not (wanted.leaves_out_arrays and job.tasks_left == "")
             and (not wanted.states or job.state in wanted.states)
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
@@ -153,6 +172,24 @@ class MemoryStore:
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
         return list(self._events.get(job_id, ()))
+
+    def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
+        """Ended tasks of these arrays."""
+        wanted = set(array_ids)
+        kinds: dict[tuple[int, JobState], list[int | None]] = {}
+        for job in self._jobs.values():
+            if job.array_id in wanted and job.state.is_final:
+                kinds.setdefault((job.array_id, job.state), []).append(job.exit_code)
+        return [
+            (array_id, state, len(codes), max((code for code in codes if code is not None), default=None))
+            for (array_id, state), codes in sorted(kinds.items())
+        ]
+
+    def array_around(self, job_id: int) -> Job | None:
+        """The array that this id belongs to as that of a task."""
+        before = [job for job in self._jobs.values() if job.is_array and job.id < job_id]
+        array = max(before, key=lambda job: job.id, default=None)
+        return array if array is not None and job_id <= array.last_id else None
 
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
@@ -194,6 +231,11 @@ class MemoryStore:
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
         return self._last_of.get(uid)
+
+    def job_of_key(self, uid: int, key: str) -> Job | None:
+        """Newest job of this user that was submitted with this key."""
+        found = (job for job in self._jobs.values() if (job.uid, job.spec.key, job.array_id) == (uid, key, None))
+        return max(found, key=lambda job: job.id, default=None)
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory of a node."""

@@ -13,11 +13,13 @@ from json import dumps
 from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady
+from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.snapshot import Usage
+from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures
 from gpusched.store import statements as sql
@@ -92,6 +94,10 @@ class SqliteStore:
         """The newest this many by job id, newest first."""
         return self._rows(codec.read_estimate, sql.ESTIMATES, (limit,))
 
+    def load_alerts(self) -> list[Alert]:
+        """The outbox, oldest first."""
+        return self._rows(codec.read_alert, sql.ALERTS)
+
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
         found = self._rows(_first, sql.LARGEST_ID_EVER)
@@ -123,6 +129,11 @@ class SqliteStore:
                     db.execute(sql.PUT_RESERVATION, codec.reservation_row(entry))
             if changes.estimates:
                 db.executemany(sql.PUT_ESTIMATE, map(codec.estimate_row, changes.estimates.values()))
+            for key, alert in changes.alerts.items():
+                if alert is None:
+                    db.execute(sql.DROP_ALERT, (codec.pack_text(key),))
+                else:
+                    db.execute(sql.PUT_ALERT, codec.alert_row(alert))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)
@@ -148,6 +159,10 @@ class SqliteStore:
                         spec = specs[id(job.spec)] = codec.spec_row(job.spec)
                     rows.append(codec.job_row(job, spec))
             db.executemany(sql.PUT_JOB, rows)
+            last_id = max(job.last_id for job in jobs.values())
+            if last_id not in jobs:
+                # Tasks that have no row yet have their ids all the same.
+                db.execute(sql.USE_IDS_UP, (last_id,))
 
     def changed(self) -> bool:
         """Whether somebody else wrote to the table since the last call."""
@@ -182,6 +197,16 @@ class SqliteStore:
         """The job's story, oldest first."""
         return self._rows(codec.read_event, sql.EVENTS_OF_JOB, (job_id,))
 
+    def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
+        """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
+        wanted = dumps(sorted(array_ids))
+        return self._rows(lambda row: (row[0], JobState(row[1]), row[2], row[3]), sql.TASK_TALLIES, (wanted,))
+
+    def array_around(self, job_id: int) -> Job | None:
+        """The array that this id belongs to as that of a task, whether or not the task has a row."""
+        found = self._rows(codec.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
+        return found[0] if found and job_id <= found[0].last_id else None
+
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
         found = self._rows(_first, sql.PAYLOAD, (sha,))
@@ -210,6 +235,11 @@ class SqliteStore:
         """Newest job of this user."""
         found = self._rows(_first, sql.LAST_JOB_OF_USER, (uid,))[0]
         return None if found is None else int(found)
+
+    def job_of_key(self, uid: int, key: str) -> Job | None:
+        """Newest job of this user that was submitted with this key."""
+        found = self._rows(codec.JobReader().job, sql.JOB_OF_KEY, (uid, codec.pack_text(key)))
+        return found[0] if found else None
 
     # --- upkeep -----------------------------------------------------------------------------------
 
@@ -293,8 +323,14 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
     """Of the words that a filter names; a list goes as one JSON document."""
     conditions: list[str] = []
     values: list[str | float] = []
+    named = [(column, ids) for column, ids in (("id", wanted.ids), ("array_id", wanted.arrays)) if ids]
+    if named:
+        either = " OR ".join(f"{column} IN (SELECT value FROM json_each(?))" for column, _ in named)
+        conditions.append(f"({either})")
+        values.extend(dumps(sorted(ids)) for _, ids in named)
+    if wanted.leaves_out_arrays:
+        conditions.append("tasks_left IS NOT ''")
     for column, words in (
-        ("id", sorted(wanted.ids)),
         ("state", sorted(state.value for state in wanted.states)),
         ("user", sorted(map(codec.pack_text, wanted.users))),
         ("name", sorted(map(codec.pack_text, wanted.names))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusched.store.codec import (
+    ALERT_COLUMNS,
     ESTIMATE_COLUMNS,
     EVENT_COLUMNS,
     IDENTITY_COLUMNS,
@@ -38,10 +39,13 @@ PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
 PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
 DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
 PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
+PUT_ALERT = _upsert("alerts", ALERT_COLUMNS, ALERT_COLUMNS[:1])
+DROP_ALERT = "DELETE FROM alerts WHERE key = ?"
 
 USAGE = f"SELECT {', '.join(USAGE_COLUMNS)} FROM usage ORDER BY account, user"
 RESERVATIONS = f"SELECT {', '.join(RESERVATION_COLUMNS)} FROM reservations ORDER BY name"
 ESTIMATES = f"SELECT {', '.join(ESTIMATE_COLUMNS)} FROM estimates ORDER BY job_id DESC LIMIT ?"
+ALERTS = f"SELECT {', '.join(ALERT_COLUMNS)} FROM alerts ORDER BY at, key"
 ACTIVE_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE end_at IS NULL ORDER BY id"
 OPEN_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE end_at IS NULL ORDER BY job_id, number"
 JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
@@ -53,7 +57,18 @@ RUNS_OF_JOBS = (
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
+TASK_TALLIES = """
+    SELECT array_id, state, count(*), max(exit_code) FROM jobs
+    WHERE array_id IN (SELECT value FROM json_each(?)) AND end_at IS NOT NULL GROUP BY array_id, state
+"""
+ARRAY_BEFORE = (
+    f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE id < ? AND tasks_left IS NOT NULL ORDER BY id DESC LIMIT 1"
+)
+USE_IDS_UP = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'jobs'"
 LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
+JOB_OF_KEY = (
+    f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
+)
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"

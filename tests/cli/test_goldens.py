@@ -127,7 +127,7 @@ def test_what_mistakes_get(known: Shell) -> None:
     (known.work / "empty.sh").write_text("")
     (known.work / "bare.sh").write_text("true\n")
     (known.work / "dos.sh").write_text("#!/bin/sh\r\ntrue\r\n")
-    (known.work / "mail.sh").write_text("#!/bin/sh\n#SBATCH --mail-type=ALL\n")
+    (known.work / "mail.sh").write_text("#!/bin/sh\n#SBATCH --mail-type=STAGE_OUT\n")
     shown = []
     for line in MISTAKES.splitlines():
         command, *words = line.split()

@@ -36,8 +36,10 @@ TERMS = {
     "pipeline": "p1",
     "step": "train",
     "ignore_idle": True,
+    "never_satisfied": "wait",
+    "fallback_of": 6,
 }
-PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3"}
+PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 
 
 def test_nodes_and_terms_survive(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_answers_carry_what_the_document_promises(daemon: Daemon) -> None:
         operation = operations.get("get")
         if operation is None or path == "/v1/openapi.json":
             continue
-        query = f"?ids={job_id}" if path == "/v1/wait" else "?states=all" if path == "/v1/jobs" else ""
+        query = f"?ids={job_id}" if path in ("/v1/wait", "/v1/logs") else "?states=all" if path == "/v1/jobs" else ""
         answer = daemon.call("GET", path.replace("{id}", job_id) + query)
         assert answer["schema_version"] == 1
         promised = re.findall(r"[a-z_]+", operation["responses"]["200"]["description"].removeprefix("carries "))

@@ -71,7 +71,7 @@ def test_cancel_sends_term_then_kill(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/sh", "-c", script, grace_s=0.3)
     wait_until(lambda: "ready" in daemon.output(job_id), what="the job to set its trap")
     answer = daemon.call("POST", "/v1/jobs/cancel", {"ids": [job_id]})
-    assert answer["cancelled"] == [int(job_id)]
+    assert answer["cancelled"] == [job_id]
     (job,) = daemon.wait(job_id)
     assert (job["state"], job["reason"]) == ("CANCELLED", "CancelledByUser")
     assert "got TERM" in daemon.output(job_id)
@@ -82,7 +82,7 @@ def test_a_signal_is_delivered_without_ending_the_job(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/bash", "-c", script)
     wait_until(lambda: "ready" in daemon.output(job_id), what="the job to set its trap")
     body = {"ids": [job_id], "signal": int(signal.SIGUSR1), "main_only": True}
-    assert daemon.call("POST", "/v1/jobs/cancel", body)["signalled"] == [int(job_id)]
+    assert daemon.call("POST", "/v1/jobs/cancel", body)["signalled"] == [job_id]
     (job,) = daemon.wait(job_id)
     assert (job["state"], job["exit_code"]) == ("FAILED", 5)
     assert "got USR1" in daemon.output(job_id)
@@ -126,7 +126,7 @@ def test_a_held_job_waits_until_it_is_released(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/true", hold=True)
     job = daemon.job(job_id)
     assert (job["state"], job["reason"]) == ("PENDING", "JobHeldUser")
-    assert daemon.call("POST", "/v1/jobs/release", {"ids": [job_id]})["changed"] == [int(job_id)]
+    assert daemon.call("POST", "/v1/jobs/release", {"ids": [job_id]})["changed"] == [job_id]
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
 
 

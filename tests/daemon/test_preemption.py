@@ -63,7 +63,7 @@ def is_still(daemon: Daemon, job_id: str) -> bool:
 
 def test_a_job_that_makes_room_may_save_its_work_within_its_grace(daemon: Daemon) -> None:
     job_id = submit(daemon, SAVES, grace_s=30, retries=1)
-    assert ask(daemon, "requeue", job_id)["changed"] == [int(job_id)]
+    assert ask(daemon, "requeue", job_id)["changed"] == [job_id]
     job = wait_run(daemon, job_id, 2)
     assert (daemon.home / "saved").read_text() == f"saved {job_id}.1\n"
     assert (job["failures"], job["restarts"]) == (0, 1)

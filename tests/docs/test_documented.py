@@ -86,6 +86,7 @@ def toml_blocks() -> list[tuple[str, str]]:
         (f"{page.relative_to(ROOT)}-{number}", block)
         for page in pages
         for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.S))
+        if not block.startswith("# notify.toml")
     ]
 
 

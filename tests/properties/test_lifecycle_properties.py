@@ -178,7 +178,7 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.job.state is JobState.PENDING)
     @rule()
     def give_up_on_dependency(self) -> None:
-        self.become(*lifecycle.never_satisfied(self.job, self.now, "job 3 failed"))
+        self.become(*lifecycle.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "job 3 failed"))
 
     @precondition(lambda self: self.job.state.is_final)
     @rule()
@@ -187,7 +187,7 @@ class JobLife(RuleBasedStateMachine):
         attempts = [
             lambda: lifecycle.cancel(self.job, self.now, "ann"),
             lambda: lifecycle.hold(self.job, self.now, "ann"),
-            lambda: lifecycle.never_satisfied(self.job, self.now, "x"),
+            lambda: lifecycle.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x"),
             lambda: lifecycle.start_run(self.job, placement, "boot", self.now),
         ]
         if self.run is not None:

@@ -131,3 +131,51 @@ def test_a_reserved_job_is_not_delayed_by_one_that_passes_between_windows():
     assert outcome.reserved[1] == ("n1:0,1", HOUR)
     assert outcome.reserved[3] == ("n1:0", 3 * HOUR)
     assert NOW > 0
+
+
+def test_a_member_waits_for_a_job_from_before_the_window_that_still_holds_its_card():
+    held = [running(9, "n1:0", user="eve", uid=9)]
+    outcome = Scenario(TWO, [wants(1, 1, limit=MINUTE, **TUTOR)], held, windows=[course(-HOUR, HOUR)]).outcome()
+    assert outcome.starts == {}
+    assert "waits for others inside" in outcome.text(1)
+
+
+MATLAB = (("matlab", 1),)
+ONE_LICENSE = settings(license={"matlab": 1})
+
+
+def test_a_member_waits_for_a_license_that_is_used_outside():
+    held = [running(9, "n1:1", licenses=MATLAB)]
+    waiting = [wants(1, 1, limit=MINUTE, licenses=MATLAB, **TUTOR)]
+    assert Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome().starts == {}
+
+
+def test_a_license_that_a_member_uses_is_not_free_outside():
+    outside = wants(2, 1, limit=MINUTE, licenses=MATLAB)
+    held = [running(9, "n1:0", ends_in=MINUTE, reservation="course", user="tutor", uid=7, licenses=MATLAB)]
+    later = Scenario(TWO, [outside], held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
+    assert later.reserved == {2: ("n1:1", MINUTE)}
+    both = [wants(1, 1, limit=MINUTE, licenses=MATLAB, **TUTOR), outside]
+    assert Scenario(TWO, both, (), ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome().starts == {1: "n1:0"}
+
+
+def test_a_member_leaves_a_license_that_is_kept_for_an_earlier_job():
+    held = [running(9, "n1:1", ends_in=MINUTE)]
+    waiting = [
+        wants(1, 1, limit=MINUTE, licenses=MATLAB),
+        wants(2, 1, limit=HOUR, licenses=MATLAB, **TUTOR),
+        wants(3, 1, limit=MINUTE, licenses=MATLAB, **TUTOR),
+    ]
+    outcome = Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
+    assert outcome.reserved == {1: ("n1:1", MINUTE)}
+    assert outcome.starts == {3: "n1:0"}
+
+
+def test_a_member_is_not_asked_to_make_room_for_a_job_that_could_not_have_its_card():
+    rules = settings(qos={"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}, preempt={"min_run_s": 0.0})
+    held = [
+        running(8, "n1:1", qos="urgent", ends_in=HOUR),
+        running(9, "n1:0", ends_in=HOUR, reservation="course", user="tutor", uid=7, qos="low"),
+    ]
+    outcome = Scenario(TWO, [wants(1, 1, qos="urgent")], held, rules, windows=[course(-HOUR, 2 * HOUR)]).outcome()
+    assert outcome.preempts == {}

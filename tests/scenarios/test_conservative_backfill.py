@@ -142,3 +142,15 @@ def test_a_time_limit_counts_and_not_the_prediction():
     waiting = [wants(1, 4, limit=HOUR), wants(2, 1, limit=2 * HOUR)]
     scenario = Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=HOUR)])
     assert decide(snapshot_with(scenario, job2=60), Settings()).starts == ()
+
+
+def test_a_job_passes_the_reservations_that_it_ends_before_whatever_kept_a_longer_one_waiting():
+    nodes = [node("n1", gpus=2), node("n2", gpus=2)]
+    held = [running(8, "n1:0", ends_in=2 * HOUR), running(9, "n2:0,1", ends_in=HOUR / 2)]
+    waiting = [
+        wants(1, 2, limit=HOUR, nodelist=("n1",)),
+        wants(2, 1, limit=3 * HOUR),
+        wants(3, 2, limit=HOUR, nodelist=("n2",)),
+        wants(4, 1, limit=HOUR),
+    ]
+    assert Scenario(nodes, waiting, held, keeping(10)).outcome().starts == {4: "n1:1"}

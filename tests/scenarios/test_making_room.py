@@ -182,3 +182,32 @@ def test_a_suspended_job_goes_on_after_those_that_could_suspend_it():
 def test_a_suspended_job_stays_so_while_there_is_no_room():
     held = [has(8, "n1", cpus=0.0, is_suspended=True, suspended_cpus=4.0), has(9, "n1", cpus=1.0)]
     assert Scenario(CPU_ONLY, [], held, rules(mode="suspend")).outcome().plan.resumes == ()
+
+
+MEMORY = {
+    "suspended when its cores are enough": (8, {8: ("suspend", 1)}),
+    "ended when its memory is needed, which it would keep": (32, {8: ("requeue", 1)}),
+}
+
+
+@pytest.mark.parametrize(("gib", "preempted"), MEMORY.values(), ids=MEMORY)
+def test_a_job_is_not_suspended_for_what_it_would_keep(gib, preempted):
+    held = [has(8, "n1", cpus=4.0, mem_mib=40 * 1024, can_suspend=True)]
+    job = wants(1, cpus=2, mem_mib=gib * 1024, qos="urgent")
+    assert Scenario(CPU_ONLY, [job], held, rules(mode="suspend")).outcome().preempts == preempted
+
+
+def test_a_job_that_wants_the_node_alone_has_nobody_suspended_there():
+    held = [has(8, "n1", cpus=4.0, can_suspend=True)]
+    job = wants(1, cpus=1, is_exclusive=True, qos="urgent")
+    assert Scenario(CPU_ONLY, [job], held, rules(mode="suspend")).outcome().preempts == {8: ("requeue", 1)}
+
+
+def test_nobody_is_promised_the_memory_that_a_suspended_job_keeps():
+    held = [has(8, "n1", cpus=4.0, mem_mib=40 * 1024, can_suspend=True)]
+    urgent = wants(1, cpus=4, qos="urgent", limit=MINUTE)
+    large = wants(2, cpus=1, mem_mib=32 * 1024, limit=MINUTE)
+    rule = settings(qos=TIERS, preempt={"min_run_s": 60.0, "mode": "suspend"}, priority={"backfill_depth": 5})
+    outcome = Scenario(CPU_ONLY, [urgent, large], held, rule).outcome()
+    assert outcome.preempts == {8: ("suspend", 1)}
+    assert outcome.reserved[2] == ("n1", None)

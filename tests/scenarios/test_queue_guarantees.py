@@ -237,3 +237,52 @@ def test_a_queue_may_have_its_own_order():
     assert list(Scenario([node(gpus=1)], jobs, settings=chosen).outcome().starts) == [2]
     jobs = [asks(1, 1, "plain", limit=2 * HOUR), asks(2, 1, "plain", limit=HOUR)]
     assert list(Scenario([node(gpus=1)], jobs, settings=chosen).outcome().starts) == [1]
+
+
+URGENT = {"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}
+
+
+def test_no_job_is_asked_to_make_room_that_would_take_its_place_back():
+    chosen = settings(queue={"lab": {"guaranteed_gpus": 1.0}, "guests": {}}, qos=URGENT, preempt={"min_run_s": 60.0})
+    machine = [node(gpus=1)]
+    mine = Scenario(machine, [asks(1, 1, "guests", qos="urgent")], [has(9, "n1:0", "lab", qos="low")], chosen)
+    assert mine.outcome().preempts == {}
+    borrowed = Scenario(machine, [asks(9, 1, "lab", qos="low")], [has(1, "n1:0", "guests", qos="urgent")], chosen)
+    assert borrowed.outcome().preempts == {1: ("requeue", 9)}
+
+
+def test_the_next_victim_is_asked_instead_of_one_that_would_take_its_place_back():
+    queues = {"lab": {"guaranteed_gpus": 1.0}, "guests": {}}
+    chosen = settings(queue=queues, qos=URGENT, preempt={"min_run_s": 60.0})
+    held = [has(8, "n1:0", "lab", qos="low", since=HOUR), has(9, "n1:1", "guests", qos="low", since=2 * HOUR)]
+    outcome = Scenario([node(gpus=2)], [asks(1, 1, "guests", qos="urgent")], held, chosen).outcome()
+    assert outcome.preempts == {9: ("requeue", 1)}
+
+
+def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
+    queues = {"gpus": {"guaranteed_gpus": 2.0}, "cores": {"guaranteed_cpus": 2.0}}
+    chosen = settings(queue=queues, preempt={"min_run_s": 60.0})
+    held = [has(1, "n1:0", "cores", cpus=2.0), has(2, "n1:1", "gpus", cpus=4.0)]
+    outcome = Scenario([node(gpus=4, cpus=8.0)], [asks(3, 1, "gpus", cpus=4)], held, chosen).outcome()
+    assert outcome.preempts == {}
+
+
+STANDS_STILL = {"cpus": 0.0, "is_suspended": True, "suspended_cpus": 4.0}
+
+
+def test_a_suspended_job_does_not_take_back_the_cores_that_its_queue_had_borrowed():
+    queues = {"lab": {"guaranteed_cpus": 4.0}, "guests": {}}
+    chosen = settings(queue=queues, preempt={"mode": "suspend", "min_run_s": 60.0})
+    held = [has(8, "n1", "guests", can_suspend=True, **STANDS_STILL)]
+    outcome = Scenario([node(cpus=4.0)], [asks(1, 0, "lab", cpus=4)], held, chosen).outcome()
+    assert outcome.starts == {1: "n1"}
+    assert outcome.plan.resumes == ()
+
+
+@pytest.mark.parametrize(("most", "goes_on"), [(4.0, False), (8.0, True)])
+def test_a_suspended_job_goes_on_only_below_the_maximum_of_its_queue(most, goes_on):
+    chosen = settings(queue={"guests": {"max_cpus": most}}, preempt={"mode": "suspend"})
+    held = [has(7, "n1", "guests", cpus=4.0), has(8, "n1", "guests", **STANDS_STILL)]
+    outcome = Scenario([node(cpus=8.0)], [asks(1, 0, "guests", cpus=1)], held, chosen).outcome()
+    assert [one.job_id for one in outcome.plan.resumes] == ([8] if goes_on else [])
+    assert outcome.starts == {}

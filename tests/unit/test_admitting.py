@@ -164,7 +164,7 @@ def test_moving_a_job_within_its_full_queue_is_no_new_job() -> None:
     lab = a_lab()
     ids = [lab.submit(queue="short", hold=True) for _ in range(3)]
     (answer,) = lab.ask(Update(ANN, (ids[0],), {"time_limit_s": 5}))
-    assert answer["changed"] == [ids[0]]
+    assert answer["changed"] == [str(ids[0])]
     other = lab.submit(hold=True)
     (answer,) = lab.ask(Update(ANN, (other,), {"queue": "short"}))
     assert "has 3" in answer.message
@@ -185,7 +185,7 @@ def test_an_update_is_refused_what_a_submission_is() -> None:
     # What is not touched is not judged anew, whatever the settings say by now.
     lab.scheduler.settings = replace(lab.settings, queue={"other": QueueSettings("other")})
     (answer,) = lab.ask(Update(ANN, (job_id,), {"name": "renamed"}))
-    assert answer["changed"] == [job_id]
+    assert answer["changed"] == [str(job_id)]
 
 
 @given(data=st.data())

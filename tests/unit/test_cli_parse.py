@@ -63,7 +63,11 @@ def test_the_last_one_wins_but_lists_and_variables_add_up() -> None:
     ("words", "says", "hint"),
     [
         (["--retrys", "3"], "unknown option '--retrys'", "did you mean --retries?"),
-        (["--re"], "'--re' is short for --requeue, --res, --reservation, --retries, --retry-on", "gsub --help"),
+        (
+            ["--re"],
+            "'--re' is short for --requeue, --res, --reservation, --resubmit, --retries, --retry-on",
+            "gsub --help",
+        ),
         (["-Z"], "unknown option '-Z'", "gsub --help"),
         (["-HZ"], "unknown option '-Z'", "gsub --help"),
         (["--time"], "--time needs a value", "gsub --help"),

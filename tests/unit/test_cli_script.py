@@ -71,10 +71,9 @@ def test_a_directive_without_options_is_none(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("#SBATCH --mail-type=ALL", "unknown option '--mail-type'"),
+        ("#SBATCH --switches=1", "unknown option '--switches'"),
         ("#SBATCH --comment='two words'", "unknown option '--comment'"),
         ("#SBATCH --wckey=submitit", "unknown option '--wckey'"),
-        ("#SBATCH --array=0-7", "unknown option '--array'"),
         ("#SBATCH --nodes=2-4", "is a range"),
         ("#SBATCH --exclusive=user", "takes no value"),
         ("#SBATCH --job-name  second name", "'name' is not an option"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import queue
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
+from support import wait_until
 
 from gpusched.gpu import device
 from gpusched.gpu.nvml import Gateway, NvmlSource
@@ -447,3 +449,29 @@ def test_the_kernel_is_asked_for_the_numa_node_first(tmp_path: Any, monkeypatch:
     assert set(opened) == {"/sys/bus/pci/devices/0000:3b:00.0/numa_node"}
     (tmp_path / "numa_node").unlink()
     assert sysfs_numa("00000000:3B:00.0") is None
+
+
+def test_faults_that_the_driver_tells_of_come_with_the_next_reading(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = gpu()
+    made = bench(card)
+    module = sys.modules["pynvml"]
+    events: queue.Queue[SimpleNamespace] = queue.Queue()
+
+    def wait(event_set: object, timeout_ms: int) -> SimpleNamespace:
+        try:
+            return events.get(timeout=0.01)
+        except queue.Empty:
+            raise module.NVMLError(10) from None
+
+    monkeypatch.setattr(module, "nvmlEventSetCreate", lambda: "set", raising=False)
+    monkeypatch.setattr(module, "nvmlDeviceRegisterEvents", lambda handle, kinds, event_set: None, raising=False)
+    monkeypatch.setattr(module, "nvmlEventSetWait_v2", wait, raising=False)
+    monkeypatch.setattr(module, "nvmlEventSetFree", lambda event_set: None, raising=False)
+    assert one(made).xids == ()
+    events.put(SimpleNamespace(device=card, eventType=8, eventData=79))
+    heard: list[int] = []
+    wait_until(lambda: bool(heard.extend(one(made).xids) or heard), what="the fault")
+    assert heard == [79]
+    made.source.close()

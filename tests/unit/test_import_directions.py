@@ -25,8 +25,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gpu": frozenset({"ports", "model", "errors"}),
     "engine": frozenset({"ports", "model", "errors"}),
     "config": frozenset({"paths", "policy", "ports", "model", "errors"}),
+    "notify": frozenset({"paths", "config", "policy", "ports", "model", "errors"}),
     "daemon": frozenset(
-        {"api", "client", "paths", "config", "store", "gpu", "engine", "policy", "plugins", "ports", "model", "errors"}
+        {
+            *("api", "client", "paths", "config", "store", "gpu", "engine", "notify", "policy", "plugins"),
+            *("ports", "model", "errors"),
+        }
     ),
     "api": frozenset(
         {
@@ -47,7 +51,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("quickjson", "model", "errors", "docs", "bench"),
+            *("notify", "quickjson", "model", "errors", "docs", "bench"),
         }
     ),
 }

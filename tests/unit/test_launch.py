@@ -117,8 +117,11 @@ def test_threads_follow_the_cores_unless_the_user_chose() -> None:
 
 
 def test_a_repeated_run_knows_its_past() -> None:
-    job = replace(a_job(), run=3, exit_code=9)
-    env = job_environment(job, a_run(number=3), {}, SITE, Settings(), {})
+    job = replace(a_job(), run=3)
+    base = {"GPUSCHED_PREVIOUS_SIGNAL": "of the job that submitted this one"}
+    past = {"GPUSCHED_PREVIOUS_EXIT_CODE": "9"}
+    env = job_environment(job, a_run(number=3), base, SITE, Settings(), {}, past)
+    assert "GPUSCHED_PREVIOUS_SIGNAL" not in env
     assert (env["SLURM_RESTART_COUNT"], env["GPUSCHED_PREVIOUS_EXIT_CODE"]) == ("2", "9")
 
 

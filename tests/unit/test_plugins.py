@@ -163,3 +163,9 @@ def test_the_documented_example_works(monkeypatch, capsys):
     plugins.job_changed(waiting[0], job(1, state=JobState.COMPLETED, end_at=1.0))
     assert capsys.readouterr().out == "job 1 of ann: COMPLETED\n"
     assert plugins.troubles == []
+
+
+def test_a_filter_against_one_users_jobs_does_not_keep_the_equal_jobs_of_others():
+    plugins = loaded(gpusched_filter=lambda key: "not for ann" if key.user == "ann" else None)
+    waiting = [job(1, request=Request(gpus=1)), job(2, request=Request(gpus=1), user="bob", uid=2)]
+    assert [start.job_id for start in plan(plugins, *waiting).starts] == [2]

@@ -6,9 +6,11 @@ import pytest
 
 from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.policy.life.dependencies import (
+    KINDS,
     Condition,
     Expression,
     Never,
+    Parent,
     Satisfied,
     Waiting,
     evaluate,
@@ -16,11 +18,11 @@ from gpusched.policy.life.dependencies import (
     parse_dependency,
 )
 
-PENDING = (JobState.PENDING, None)
-RUNNING = (JobState.RUNNING, 5.0)
-COMPLETED = (JobState.COMPLETED, 5.0)
-FAILED = (JobState.FAILED, 5.0)
-CANCELLED_UNSTARTED = (JobState.CANCELLED, None)
+PENDING = Parent(JobState.PENDING)
+RUNNING = Parent(JobState.RUNNING, 5.0)
+COMPLETED = Parent(JobState.COMPLETED, 5.0, 9.0)
+FAILED = Parent(JobState.FAILED, 5.0, 9.0)
+CANCELLED_UNSTARTED = Parent(JobState.CANCELLED, None, 9.0)
 
 READABLE = {
     "afterok:1": Expression((Condition("afterok", 1),)),
@@ -29,6 +31,12 @@ READABLE = {
     "afterok:1?afternotok:2": Expression((Condition("afterok", 1), Condition("afternotok", 2)), is_any=True),
     "AfterOK: 1 , after : 2": Expression((Condition("afterok", 1), Condition("after", 2))),
     "after:7,after:7": Expression((Condition("after", 7),)),
+    "after:7+10:8": Expression((Condition("after", 7, 600), Condition("after", 8))),
+    "after:7 + 0": Expression((Condition("after", 7),)),
+    "aftercorr:1": Expression((Condition("aftercorr", 1),)),
+    "singleton": Expression((Condition("singleton"),)),
+    "Singleton,afterok:3": Expression((Condition("singleton"), Condition("afterok", 3))),
+    "afterok:1,2,3": Expression((Condition("afterok", 1), Condition("afterok", 2), Condition("afterok", 3))),
 }
 
 
@@ -54,9 +62,12 @@ UNREADABLE = {
     "afterok:1,": "''",
     "afterok:1,afterany:2?after:3": "mixes ',' (all of) and '?' (any of)",
     "afterok:1_4": "'1_4'",
-    "after:1+30": "'1+30'",
-    "singleton": "'singleton'",
-    "aftercorr:1": "'aftercorr'",
+    "afterok:1+30": "'1+30'",
+    "after:1+": "'1+'",
+    "after:1+x": "'1+x'",
+    "after:1+999999999": "'1+999999999'",
+    "singleton:1": "'singleton:1'",
+    "singleton,2": "'2'",
     "expand:1": "'expand'",
     "afterok:99999999999999999999": "'99999999999999999999'",
 }
@@ -73,7 +84,7 @@ def test_what_cannot_be_read_is_quoted(text, part):
 ONE_JOB = {
     "after, not started": ("after:1", PENDING, Waiting("waits for job 1 to start", (1,))),
     "after, started": ("after:1", RUNNING, Satisfied()),
-    "after, waiting for its second run": ("after:1", (JobState.PENDING, 5.0), Satisfied()),
+    "after, waiting for its second run": ("after:1", Parent(JobState.PENDING, 5.0), Satisfied()),
     "after, cancelled before it started": ("after:1", CANCELLED_UNSTARTED, Satisfied()),
     "afterany, running": ("afterany:1", RUNNING, Waiting("waits for job 1 to end", (1,))),
     "afterany, completed": ("afterany:1", COMPLETED, Satisfied()),
@@ -87,7 +98,7 @@ ONE_JOB = {
     ),
     "afterok, completing": (
         "afterok:1",
-        (JobState.COMPLETING, 5.0),
+        Parent(JobState.COMPLETING, 5.0),
         Waiting("waits for job 1 to complete", (1,)),
     ),
     "afternotok, pending": ("afternotok:1", PENDING, Waiting("waits for job 1 to fail", (1,))),
@@ -97,6 +108,20 @@ ONE_JOB = {
         Never("depends on the failure of job 1, which ended as COMPLETED", 1),
     ),
     "afternotok, cancelled": ("afternotok:1", CANCELLED_UNSTARTED, Satisfied()),
+    "aftercorr, completed": ("aftercorr:1", COMPLETED, Satisfied()),
+    "aftercorr, failed": (
+        "aftercorr:1",
+        FAILED,
+        Never("depends on the success of job 1, which ended as FAILED", 1),
+    ),
+    "ten minutes after, not started": ("after:1+10", PENDING, Waiting("waits for job 1 to start", (1,))),
+    "ten minutes after, started": ("after:1+10", RUNNING, Satisfied(605.0, "10 min after the start of job 1")),
+    "ten minutes after, over": ("after:1+10", FAILED, Satisfied(605.0, "10 min after the start of job 1")),
+    "ten minutes after, cancelled before it started": (
+        "after:1+10",
+        CANCELLED_UNSTARTED,
+        Satisfied(609.0, "10 min after the end of job 1, which was never started"),
+    ),
     "a job that is gone": (
         "afterany:1",
         None,
@@ -112,10 +137,10 @@ def test_one_job(text, parent, verdict):
 
 @pytest.mark.parametrize("state", sorted(FINAL_STATES))
 def test_every_final_state_decides_every_kind(state):
-    for kind in ("after", "afterany", "afterok", "afternotok"):
-        verdict = evaluate(parse_dependency(f"{kind}:1"), {1: (state, 5.0)}.get)
+    for kind in KINDS:
+        verdict = evaluate(parse_dependency(f"{kind}:1"), {1: Parent(state, 5.0, 9.0)}.get)
         assert not isinstance(verdict, Waiting)
-    is_ok = isinstance(evaluate(parse_dependency("afterok:1"), {1: (state, 5.0)}.get), Satisfied)
+    is_ok = isinstance(evaluate(parse_dependency("afterok:1"), {1: Parent(state, 5.0, 9.0)}.get), Satisfied)
     assert is_ok is (state is JobState.COMPLETED)
 
 
@@ -133,6 +158,37 @@ SEVERAL = {
 @pytest.mark.parametrize(("text", "parents", "kind"), SEVERAL.values(), ids=SEVERAL)
 def test_several_jobs(text, parents, kind):
     assert isinstance(evaluate(parse_dependency(text), parents.get), kind)
+
+
+DELAYS = {
+    "all of them: the latest instant counts": ("after:1+10,after:2+20", 1205.0),
+    "any of them: the first instant counts": ("after:1+10?after:2+20", 605.0),
+    "any of them, and one has ended": ("after:1+10?afterok:2", 0.0),
+    "all of them, and one has ended": ("after:1+10,afterok:2", 605.0),
+}
+
+
+@pytest.mark.parametrize(("text", "at"), DELAYS.values(), ids=DELAYS)
+def test_delays(text, at):
+    verdict = evaluate(parse_dependency(text), {1: RUNNING, 2: COMPLETED}.get)
+    assert isinstance(verdict, Satisfied)
+    assert verdict.at == at
+
+
+def test_singleton_waits_while_there_is_an_earlier_job():
+    expression = parse_dependency("singleton")
+    assert expression.is_singleton
+    assert expression.job_ids == ()
+    assert evaluate(expression, {}.get) == Satisfied()
+    assert evaluate(expression, {}.get, 7) == Waiting("waits for job 7, which has the same name, to end", (7,))
+
+
+def test_singleton_goes_with_others():
+    both, either = parse_dependency("singleton,afterok:1"), parse_dependency("singleton?afterok:1")
+    assert isinstance(evaluate(both, {1: COMPLETED}.get, 7), Waiting)
+    assert isinstance(evaluate(both, {1: FAILED}.get, None), Never)
+    assert isinstance(evaluate(either, {1: COMPLETED}.get, 7), Satisfied)
+    assert isinstance(evaluate(either, {1: FAILED}.get, 7), Waiting)
 
 
 def test_the_sentence_names_what_is_still_open():

@@ -19,7 +19,7 @@ from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Wind
 from gpusched.model.states import JobState
 from gpusched.policy.ahead.estimates import UNKNOWN, StartRange, forecast_starts
 from gpusched.policy.ahead.future import Arrival, Future, by_limit
-from gpusched.policy.life.dependencies import parse_dependency
+from gpusched.policy.life.dependencies import Parent, parse_dependency
 from gpusched.policy.ordering import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 
@@ -150,8 +150,8 @@ def follows(arrivals: list[Arrival], wanted: list[int], gpus: int = 4) -> dict[i
     return {job_id: at - NOW for job_id, at in found.items()}
 
 
-RUNS = (JobState.RUNNING, NOW - 600)
-WAITS = (JobState.PENDING, None)
+RUNS = Parent(JobState.RUNNING, NOW - 600)
+WAITS = Parent(JobState.PENDING)
 
 
 def test_jobs_follow_those_that_they_wait_for() -> None:

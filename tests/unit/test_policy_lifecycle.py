@@ -557,7 +557,9 @@ def test_a_running_job_is_held_for_its_next_run():
 
 
 def test_a_job_whose_dependency_cannot_come_true_is_cancelled():
-    one, events = lifecycle.never_satisfied(job(7), NOW, "depends on the success of job 3")
+    one, events = lifecycle.give_up(
+        job(7), NOW, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "depends on the success of job 3"
+    )
     assert (one.state, one.reason, one.end_at) == (
         JobState.CANCELLED,
         ReasonCode.DEPENDENCY_NEVER_SATISFIED,
@@ -565,7 +567,7 @@ def test_a_job_whose_dependency_cannot_come_true_is_cancelled():
     )
     assert events[0].text == "CANCELLED: depends on the success of job 3"
     with pytest.raises(BrokenInvariant):
-        lifecycle.never_satisfied(job(7, state=JobState.RUNNING), NOW, "x")
+        lifecycle.give_up(job(7, state=JobState.RUNNING), NOW, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x")
 
 
 # --- making room --------------------------------------------------------------------------------------

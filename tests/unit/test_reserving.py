@@ -228,7 +228,7 @@ def test_changes_of_a_job_inside(changes: dict[str, Any], text: str | None) -> N
     job_id = lab.submit(request=request(gpus=1), time_limit_s=60, reservation="course")
     (answer,) = lab.ask(Update(ANN, (job_id,), changes))
     if text is None:
-        assert answer == {"changed": [job_id]}
+        assert answer == {"changed": [str(job_id)]}
     else:
         assert text in answer.message
 
@@ -241,7 +241,7 @@ def test_a_job_of_a_reservation_that_is_gone_can_still_be_changed() -> None:
     reason = lab.scheduler.reason_for(lab.job(job_id))
     assert reason is not None
     assert reason.text.endswith("let the job run outside with: gctl update JOB reservation=")
-    assert lab.ask(Update(ANN, (job_id,), {"time_limit_s": 120})) == [{"changed": [job_id]}]
+    assert lab.ask(Update(ANN, (job_id,), {"time_limit_s": 120})) == [{"changed": [str(job_id)]}]
     lab.ask(Update(ANN, (job_id,), {"reservation": None}))
     assert lab.job(job_id).state is JobState.RUNNING
 

@@ -154,7 +154,7 @@ def test_a_recorded_cancel_is_sent_again_after_a_restart(monkeypatch: pytest.Mon
     job_id = lab.submit()
     lab.turn()
     (answer,) = lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
-    assert answer["cancelled"] == [job_id]
+    assert answer["cancelled"] == [str(job_id)]
     orders: list[Any] = []
     monkeypatch.setattr(SimulatedEngine, "adopt", lambda _, runs: orders.extend(run.pending_order for run in runs))
     adopt_open_runs(lab.scheduler.world, lab.engine)

@@ -274,13 +274,13 @@ def test_an_owner_suspends_and_resumes_and_nothing_is_given_away() -> None:
     waiting = one.submit(request=request(cpus=1))
     one.turn(10)
     (answer,) = one.ask(Suspend(ANN, (job_id,)))
-    assert answer == {"changed": [job_id], "unchanged": [], "kept": [{"id": job_id, "gpus": 1}]}
+    assert answer == {"changed": [str(job_id)], "unchanged": [], "kept": [{"id": str(job_id), "gpus": 1}]}
     assert (state(one, job_id), state(one, waiting)) == (JobState.SUSPENDED, JobState.PENDING)
     one.turn(100)
     assert (state(one, job_id), state(one, waiting)) == (JobState.SUSPENDED, JobState.PENDING)
-    assert one.ask(Suspend(ANN, (job_id,)))[0]["unchanged"] == [job_id]
-    assert one.ask(Resume(ANN, (job_id,))) == [{"changed": [job_id], "unchanged": []}]
-    assert one.ask(Resume(ANN, (job_id,))) == [{"changed": [], "unchanged": [job_id]}]
+    assert one.ask(Suspend(ANN, (job_id,)))[0]["unchanged"] == [str(job_id)]
+    assert one.ask(Resume(ANN, (job_id,))) == [{"changed": [str(job_id)], "unchanged": []}]
+    assert one.ask(Resume(ANN, (job_id,))) == [{"changed": [], "unchanged": [str(job_id)]}]
     assert state(one, job_id) is JobState.RUNNING
     assert one.scheduler.world.open_runs["1.1"].suspended_s == pytest.approx(100, abs=1)
 
@@ -290,7 +290,7 @@ def test_a_requeued_job_begins_anew_before_others_of_its_kind() -> None:
     ids = [one.submit() for _ in range(3)]
     one.turn(10)
     (answer,) = one.ask(Requeue(ANN, (ids[0],)))
-    assert answer == {"changed": [ids[0]]}
+    assert answer == {"changed": [str(ids[0])]}
     one.turn()
     assert [(state(one, job_id), one.job(job_id).run) for job_id in ids] == [
         (JobState.RUNNING, 2),
@@ -305,10 +305,10 @@ def test_a_suspended_job_may_be_requeued_cancelled_signalled_and_given_another_l
     ids = [one.submit() for _ in range(2)]
     one.turn()
     one.ask(Suspend(ANN, tuple(ids)))
-    assert one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=10))[0]["signalled"] == [ids[0]]
+    assert one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=10))[0]["signalled"] == [str(ids[0])]
     (answer,) = one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=18))
     assert f"gctl resume {ids[0]}" in answer.hint
-    assert one.ask(Update(ANN, (ids[0],), {"time_limit_s": 50})) == [{"changed": [ids[0]]}]
+    assert one.ask(Update(ANN, (ids[0],), {"time_limit_s": 50})) == [{"changed": [str(ids[0])]}]
     one.ask(Requeue(ANN, (ids[0],)), Cancel(ANN, Selection(ids=(ids[1],))))
     one.turn()
     assert (state(one, ids[0]), one.job(ids[0]).run) == (JobState.RUNNING, 2)

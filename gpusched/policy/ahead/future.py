@@ -176,7 +176,7 @@ class Future:
                 continue
             for job in begun:
                 self._running[job.id] = self._begun(key, job, places[job.id])
-                self._states[job.id] = JobState.RUNNING, self.now
+                self._states[job.id] = Parent(JobState.RUNNING, self.now)
             rest = tuple(job for job in waiting.jobs if job.id not in places)
             total = waiting.total - len(begun)
             if total:
@@ -211,6 +211,7 @@ class Future:
             reservation=key.reservation,
             can_requeue=key.can_requeue,
             can_suspend=key.can_suspend,
+            array_id=None if key.throttle is None else key.throttle[0],
             grace_s=self._settings.life.grace_s,
         )
 
@@ -255,7 +256,7 @@ class Future:
             if run.comes_back:
                 self._queue_again(job_id, run)
             else:
-                self._states[job_id] = JobState.COMPLETED, run.pieces[0].start_at
+                self._states[job_id] = Parent(JobState.COMPLETED, run.pieces[0].start_at, self.now)
         self._let_follow(over)
         while self._arrivals and self._arrivals[-1].at <= self.now:
             arrival = self._arrivals.pop()
@@ -279,8 +280,9 @@ class Future:
             if isinstance(verdict, Waiting):
                 continue
             self._followers.remove(one)
-            if isinstance(verdict, Satisfied) and one.at > self.now:
-                self._arrivals = sorted([*self._arrivals, one], key=_latest_first)
+            if isinstance(verdict, Satisfied) and max(one.at, verdict.at) > self.now:
+                later = replace(one, at=max(one.at, verdict.at))
+                self._arrivals = sorted([*self._arrivals, later], key=_latest_first)
             elif isinstance(verdict, Satisfied):
                 self._enqueue(one.key, one.job)
                 found = True

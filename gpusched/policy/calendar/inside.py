@@ -7,7 +7,7 @@ from math import inf
 from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import ClassKey, Snapshot, Window
 from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.profile import NO_JOB, Ending
+from gpusched.policy.profile import NO_JOB, Ending, end_of
 from gpusched.policy.shortage import about
 
 _NOBODY = -1
@@ -22,8 +22,10 @@ class Inside:
         self._open: dict[str, Window] = {}
         self._drafts: dict[str, Draft] = {}
         self._next: dict[str, float] = {}
+        self._everywhere = Draft(layout)
+        """All that runs, inside and outside: one that was there before a window opened may still hold its cards."""
         self.now: list[Ending] = []
-        """Windows in force, as if they were jobs that run until the window closes."""
+        """Windows in force, as if they were jobs that run until the window closes, and the licenses used inside."""
         self.later: list[tuple[Booking, float, float]] = []
         """Windows that open later, with their instants."""
         for window in snapshot.windows:
@@ -37,22 +39,32 @@ class Inside:
                 self._drafts[window.name] = _draft_inside(window, layout)
                 if booking is not None:
                     self.now.append(Ending(NO_JOB, window.start_at, window.end_at, booking))
-        for held in snapshot.allocations:
-            booking = layout.booking(held.uid, held) if self.holds(held) else None
-            if booking is not None and held.reservation is not None:
+        for held in snapshot.allocations if self._open else ():
+            booking = layout.booking(held.uid, held)
+            if booking is None:
+                continue
+            self._everywhere.book(booking)
+            if held.reservation is not None and self.holds(held):
                 self._drafts[held.reservation].book(booking)
+                if held.licenses:
+                    self.now.append(Ending(NO_JOB, held.start_at, end_of(held, snapshot.now), licenses_of(booking)))
 
     def holds(self, held: Allocation) -> bool:
         """Whether a running job is inside a window in force, and so holds nothing outside."""
         return held.reservation in self._open
 
     def draft(self, name: str) -> Draft:
-        """What is free inside a window in force."""
-        return self._drafts[name]
+        """What is free inside a window in force; for looking."""
+        free = self._drafts[name].copy()
+        free.limit_to(self._everywhere)
+        return free
 
-    def start(self, name: str, booking: Booking) -> None:
-        """A member starts inside."""
-        self._drafts[name].book(booking)
+    def start(self, name: str | None, booking: Booking) -> None:
+        """A job starts, a member inside or any other outside."""
+        if name is not None:
+            self._drafts[name].book(booking)
+        if self._open:
+            self._everywhere.book(booking)
 
     def why_not(self, name: str, key: ClassKey, end_at: float, now: float) -> str | None:
         """A sentence when a job may not run inside this reservation now."""
@@ -69,6 +81,11 @@ class Inside:
             limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"
             return f"reservation {name} ends in {left}, and {limit}"
         return None
+
+
+def licenses_of(booking: Booking) -> Booking:
+    """What a member takes of what no window keeps."""
+    return Booking(booking.node, booking.uid, 0, 0, (), licenses=booking.licenses)
 
 
 def _booking_of(window: Window, layout: Layout) -> Booking | None:

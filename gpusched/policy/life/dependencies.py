@@ -1,24 +1,38 @@
 """Dependencies in Slurm's words: `afterok:1:2,afterany:3`, and `?` in place of `,` for "any of".
 
-after      has started, or was cancelled before it could
+after      has started, or was cancelled before it could; `after:1+10` ten minutes later
 afterany   has ended
 afterok    has COMPLETED
 afternotok has ended in any other way
+aftercorr  as afterok; of an array, the task with the same number
+singleton  every earlier unfinished job of the same user and name has ended
+
+A job has ended when it will not run again: one that is retried or requeued has not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.model.states import JobState
-from gpusched.model.units import parse_job_id
+from gpusched.model.units import MAX_SECONDS, parse_job_id
 
-KINDS = ("after", "afterany", "afterok", "afternotok")
-_LATER = ("aftercorr", "afterburstbuffer", "expand", "singleton")
+KINDS = ("after", "afterany", "afterok", "afternotok", "aftercorr")
+SINGLETON = "singleton"
+_UNKNOWN_HERE = ("afterburstbuffer", "expand")
 
-Parent = tuple[JobState, float | None]
-"""State of a job and the start of its last run, if it has had one."""
+
+class Parent(NamedTuple):
+    """What a dependency looks at in a job that it names."""
+
+    state: JobState
+    start_at: float | None = None
+    """Of its last run, if it has had one."""
+    end_at: float | None = None
+    """Set when the state is final."""
+
 
 Lookup = Callable[[int], Parent | None]
 """What is known of a job; None when it does not exist any more."""
@@ -26,10 +40,12 @@ Lookup = Callable[[int], Parent | None]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One job and what must have become of it."""
+    """One job and what must have become of it; `singleton` names none and has 0."""
 
     kind: str
-    job_id: int
+    job_id: int = 0
+    delay_s: int = 0
+    """With `after`: so long after the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +58,21 @@ class Expression:
     @property
     def job_ids(self) -> tuple[int, ...]:
         """The jobs that are named, each once, ascending."""
-        return tuple(sorted({condition.job_id for condition in self.conditions}))
+        return tuple(sorted({condition.job_id for condition in self.conditions if condition.job_id}))
+
+    @property
+    def is_singleton(self) -> bool:
+        """Whether earlier jobs of the same user and name count."""
+        return any(condition.kind == SINGLETON for condition in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
 class Satisfied:
-    """The job may start."""
+    """The job may start, from the instant `at` on."""
+
+    at: float = 0.0
+    text: str = ""
+    """What `at` is reckoned from, when there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,43 +100,59 @@ def parse_dependency(text: str) -> Expression:
         raise ValueError(f"{text!r} mixes ',' (all of) and '?' (any of); use one of them")
     conditions: list[Condition] = []
     for term in text.replace("?", ",").split(","):
-        conditions.extend(_parse_term(term.strip(), text))
+        conditions.extend(_parse_term(term.strip(), text, conditions))
     return Expression(tuple(dict.fromkeys(conditions)), "?" in text)
 
 
-def _parse_term(term: str, text: str) -> list[Condition]:
+def _parse_term(term: str, text: str, before: list[Condition]) -> list[Condition]:
     kind, colon, rest = term.partition(":")
     kind = kind.strip().lower()
-    if kind in _LATER:
-        raise ValueError(f"the dependency {kind!r} in {text!r} is not supported; there are {', '.join(KINDS)}")
+    if kind == SINGLETON and not colon:
+        return [Condition(SINGLETON)]
+    if kind.isdigit() and before and before[-1].job_id:
+        # `afterok:1,2` goes on with the word before, as tools that write it mean it.
+        kind, colon, rest = before[-1].kind, ":", term
+    if kind in _UNKNOWN_HERE:
+        known = ", ".join((*KINDS, SINGLETON))
+        raise ValueError(f"the dependency {kind!r} in {text!r} is not supported; there are {known}")
     if kind not in KINDS or not colon:
         raise ValueError(
             f"{term!r} in the dependency {text!r} cannot be read; write it as afterok:41 or afterany:41:42"
         )
-    return [Condition(kind, _parse_id(word.strip(), kind, text)) for word in rest.split(":")]
+    return [_parse_job(word.strip(), kind, text) for word in rest.split(":")]
 
 
-def _parse_id(word: str, kind: str, text: str) -> int:
-    if "+" in word:
-        raise ValueError(f"a delay as in {word!r} is not supported in the dependency {text!r}; use --begin for times")
-    if "_" in word:
+def _parse_job(word: str, kind: str, text: str) -> Condition:
+    number, plus, minutes = word.partition("+")
+    delay_s = 0
+    if plus:
+        if kind != "after":
+            raise ValueError(f"{word!r} in the dependency {text!r}: only after: takes minutes, as in after:41+10")
+        digits = minutes.strip()
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 9 or int(digits) * 60 > MAX_SECONDS:
+            raise ValueError(f"{word!r} in the dependency {text!r} is not a job and minutes, as in after:41+10")
+        delay_s = int(digits) * 60
+    if "_" in number:
         raise ValueError(f"{word!r} in the dependency {text!r} is one task of an array; name a whole job")
     try:
-        return parse_job_id(word)
+        return Condition(kind, parse_job_id(number.strip()), delay_s)
     except ValueError as error:
         raise ValueError(f"{kind} in the dependency {text!r}: {error}") from None
 
 
-def evaluate(expression: Expression, lookup: Lookup) -> Verdict:
-    """Whether the dependency holds, as far as is known of the jobs it names."""
+def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None) -> Verdict:
+    """Whether the dependency holds, as far as is known of the jobs it names.
+
+    Args: earlier: the first unfinished job of the same user and name that is before this one, for `singleton`.
+    """
     waiting: list[int] = []
     texts: list[str] = []
     never: Never | None = None
+    held: list[Satisfied] = []
     for condition in expression.conditions:
-        verdict = _evaluate_one(condition, lookup)
+        verdict = _evaluate_one(condition, lookup, earlier)
         if isinstance(verdict, Satisfied):
-            if expression.is_any:
-                return verdict
+            held.append(verdict)
         elif isinstance(verdict, Never):
             if not expression.is_any:
                 return verdict
@@ -119,11 +160,13 @@ def evaluate(expression: Expression, lookup: Lookup) -> Verdict:
         else:
             waiting.extend(verdict.ids)
             texts.append(verdict.text)
+    if held and expression.is_any:
+        return min(held, key=lambda verdict: verdict.at)
     if waiting:
         joined = (" or " if expression.is_any else " and ").join(texts[:_NAMED])
         more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
         return Waiting(f"waits for {joined}{more}", tuple(dict.fromkeys(waiting)))
-    return Satisfied() if never is None else never
+    return max(held, key=lambda verdict: verdict.at, default=Satisfied()) if never is None else never
 
 
 _NAMED = 3
@@ -131,25 +174,40 @@ _WAITS = {
     "after": "job {} to start",
     "afterany": "job {} to end",
     "afterok": "job {} to complete",
+    "aftercorr": "job {} to complete",
     "afternotok": "job {} to fail",
 }
+_FREE = Satisfied()
 
 
-def _evaluate_one(condition: Condition, lookup: Lookup) -> Verdict:
+def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> Verdict:
     kind, job_id = condition.kind, condition.job_id
+    if kind == SINGLETON:
+        if earlier is None:
+            return _FREE
+        return Waiting(f"job {earlier}, which has the same name, to end", (earlier,))
     known = lookup(job_id)
     if known is None:
         return Never(f"depends on job {job_id}, which is not in the job table any more", job_id)
-    state, start_at = known
-    if kind == "after" and (start_at is not None or state.is_final):
-        return Satisfied()
+    state = known.state
+    if kind == "after" and (known.start_at is not None or state.is_final):
+        return _FREE if not condition.delay_s else _delayed(condition, known)
     if not state.is_final:
         return Waiting(_WAITS[kind].format(job_id), (job_id,))
-    if kind == "afterok" and state is not JobState.COMPLETED:
+    if kind in ("afterok", "aftercorr") and state is not JobState.COMPLETED:
         return Never(f"depends on the success of job {job_id}, which ended as {state}", job_id)
     if kind == "afternotok" and state is JobState.COMPLETED:
         return Never(f"depends on the failure of job {job_id}, which ended as {state}", job_id)
-    return Satisfied()
+    return _FREE
+
+
+def _delayed(condition: Condition, known: Parent) -> Satisfied:
+    """So long after the start, or after the end of a job that never started."""
+    minutes = condition.delay_s // 60
+    if known.start_at is not None:
+        return Satisfied(known.start_at + condition.delay_s, f"{minutes} min after the start of job {condition.job_id}")
+    text = f"{minutes} min after the end of job {condition.job_id}, which was never started"
+    return Satisfied((known.end_at or 0.0) + condition.delay_s, text)
 
 
 def find_cycle(edges: Mapping[int, Collection[int]]) -> tuple[int, ...] | None:

@@ -6,6 +6,7 @@ move from each state, and how that looks, is in `transitions`; how runs make roo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant
@@ -23,10 +24,14 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration
+from gpusched.policy.life.growth import Larger, NothingLarger
 from gpusched.policy.life.retry import backoff_s, failure_of, wants_retry
 from gpusched.policy.life.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
 
-_ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED)
+Grow = Callable[[Job, Run], Larger | NothingLarger | None]
+
+_ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
+_CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIENT_LOST)
 
 
 def start_run(
@@ -159,7 +164,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
     if event.stopped_by == "cancel":
-        return JobState.CANCELLED, ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
+        reason = job.reason if job.reason in _CANCELLED else None
+        return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
     if event.stopped_by == "preempt" and event.exit_code != 0:
         if job.reason in _ROOM and job.reason_text is not None:
             return JobState.PREEMPTED, job.reason, job.reason_text
@@ -254,11 +260,13 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     return job, run, (requeued,)
 
 
-def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+def finish(
+    job: Job, run: Run, settings: Settings, now: float, grow: Grow | None = None
+) -> tuple[Job, tuple[JobEvent, ...]]:
     """Move the job on after its run ended and its GPUs are clean: a retry, a requeue, or the end.
 
-    A recorded cancel forbids another run; a run that ended by itself before the cancel reached it
-    keeps its own outcome when no further run would have followed.
+    `grow` says what a job asks for next whose GPU memory ran out. A recorded cancel forbids another run; a run
+    that ended by itself before the cancel reached it keeps its own outcome when no further run would have followed.
     """
     failure = failure_of(run)
     if run.outcome is None or run.end_at is None:
@@ -284,16 +292,24 @@ def finish(job: Job, run: Run, settings: Settings, now: float) -> tuple[Job, tup
             move(job, JobState.PENDING),
             eligible_at=now,
             requeues=job.requeues + is_lost,
-            is_front=is_preempted,
+            is_front=is_preempted and run.reason is not ReasonCode.GPU_IDLE,
         )
         return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
     can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)
     if failure is not None and can_retry and wants_retry(rule, failure):
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
+        larger = grow(job, run) if grow is not None and failure.kind == "oom" else None
+        if isinstance(larger, NothingLarger):
+            job = replace(job, reason_text=f"{run.reason_text}; {larger.text}")
+            return _end(job, run.outcome, run), (JobEvent(job.id, now, "note", larger.text, run.number),)
+        if larger is not None:
+            job = replace(job, spec=replace(job.spec, request=larger.request))
         wait_s = backoff_s(rule, job.failures + 1, job.id)
         job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
         text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
+        if larger is not None:
+            text += f", with {larger.text}"
         return job, (JobEvent(job.id, now, "retry", text, run.number),)
     if is_lost and job.cancel_at is not None:
         return _end(job, JobState.CANCELLED, run), ()
@@ -317,16 +333,16 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
-def never_satisfied(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """End a pending job whose dependency can no longer come true."""
+def ends_unsatisfied(job: Job, settings: Settings) -> bool:
+    """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed."""
+    return (job.spec.never_satisfied or settings.life.never_satisfied) == "cancel"
+
+
+def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Cancel a pending job for a reason that is not a person's wish."""
     if job.state is not JobState.PENDING:
-        raise BrokenInvariant(f"job {job.id} is {job.state} and depends on nothing any more ({story_of(job)})")
-    job = replace(
-        move(job, JobState.CANCELLED),
-        end_at=now,
-        reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED,
-        reason_text=text,
-    )
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be given up ({story_of(job)})")
+    job = replace(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 
@@ -369,7 +385,7 @@ def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
 def _end(job: Job, to: JobState, run: Run) -> Job:
     """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
     job = replace(move(job, to), end_at=run.end_at)
-    if to is JobState.CANCELLED and run.reason not in (ReasonCode.CANCELLED_BY_USER, ReasonCode.CLIENT_LOST):
+    if to is JobState.CANCELLED and run.reason not in _CANCELLED:
         text = f"cancelled; its last run: {run.reason_text}"
         job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job

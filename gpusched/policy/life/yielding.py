@@ -28,6 +28,20 @@ def requeue(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     return _make_room(job, now, ReasonCode.REQUEUED, text, text)
 
 
+def requeue_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """As `preempt`, for GPUs that do nothing; the job does not go before others when it waits again."""
+    return _make_room(job, now, ReasonCode.GPU_IDLE, why, f"is being requeued: {why}")
+
+
+def cancel_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Cancel a job whose GPUs do nothing."""
+    if job.state is JobState.COMPLETING:
+        return job, ()
+    text = f"cancelled by the scheduler: {why}"
+    job = replace(completing(job), cancel_at=now, reason=ReasonCode.GPU_IDLE, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", text, job.run),)
+
+
 def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -> tuple[Job, tuple[JobEvent, ...]]:
     if job.state is JobState.COMPLETING:
         return job, ()

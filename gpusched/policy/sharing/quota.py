@@ -154,30 +154,34 @@ class Quotas:
 
         Order: limits of one job, of one user, maxima of the queues from the bottom up, the QOS.
         """
-        mark = (key.queue, key.qos)
+        return self.denial(key.queue, key.user, key.qos, amount)
+
+    def denial(self, queue: str, user: str, qos_name: str, amount: Resources) -> Denial | None:
+        """As `why_not`, of a job of this queue, user and QOS."""
+        mark = (queue, qos_name)
         is_unlimited = self._unlimited.get(mark)
         if is_unlimited is None:
             is_unlimited = self._unlimited[mark] = self._is_unlimited(*mark)
         if is_unlimited:
             return None
         needed = amount_of(amount)
-        chain = self._chain(key.queue)
+        chain = self._chain(queue)
         for node in chain:
             if denial := over_job_limit(node, needed):
                 return denial
         for node in chain:
             if node.limits_users:
-                by_user = self._by_queue_user.get((node.name, key.user), NONE_HELD)
-                if denial := over_user_limit(node, key.user, by_user, needed):
+                by_user = self._by_queue_user.get((node.name, user), NONE_HELD)
+                if denial := over_user_limit(node, user, by_user, needed):
                     return denial
         for node in chain:
             if denial := over_maximum(node, self._by_queue.get(node.name, NONE_HELD), needed):
                 return denial
-        qos = self._settings.qos.get(key.qos)
+        qos = self._settings.qos.get(qos_name)
         if qos is None:
             return None
-        by_user = self._by_qos_user.get((qos.name, key.user), NONE_HELD)
-        return over_qos_limit(qos, key.user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
+        by_user = self._by_qos_user.get((qos.name, user), NONE_HELD)
+        return over_qos_limit(qos, user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
 
     def _is_unlimited(self, queue: str, qos: str) -> bool:
         if any(node.maxima or node.most_per_job is not None or node.limits_users for node in self._chain(queue)):

@@ -1,0 +1,126 @@
+"""Submitting once more what was submitted before: the request of an old job, with some of it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
+from gpusched.api.validate import Submission, check_fields, read_object, read_spec, store_environment
+from gpusched.daemon.launch import unpack_environment
+from gpusched.daemon.selection import Caller, own
+from gpusched.errors import Refused, UsageError
+from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
+from gpusched.model.settings import Settings
+from gpusched.ports import Store
+
+_GPUS = {"gpus": 0, "gpus_per_node": 0, "gpu_fraction": None, "gpu_type": None}
+"""One wish in several values: whoever says any of them anew takes back all of them."""
+_OF_GPUS = ("vram_mib", "min_vram_mib", "is_linked")
+_OURS = {"gpus_linked": "is_linked", "exclusive": "is_exclusive"}
+_PARTS = frozenset({"request", "retry", "launch"})
+_ANEW: dict[str, Any] = {
+    "key": None,
+    "hold": False,
+    "dependency": None,
+    "begin_at": None,
+    "deadline_at": None,
+    "pipeline": None,
+    "step": None,
+    "fallback_of": None,
+}
+"""What belongs to the one submission, not to the work: a repetition has it only when it says so."""
+
+
+def read_resubmission(
+    jobs: Iterable[Job], changes_json: Any, caller: Caller, settings: Settings, store: Store
+) -> Submission:
+    """The specs of these jobs once more, each with the same changes. Raises: Forbidden, UsageError, Refused."""
+    raw = read_object(changes_json, "spec")
+    changes = check_fields(raw, SPEC_FIELDS)
+    payloads: dict[str, bytes] = {}
+    specs: list[JobSpec] = []
+    for job in jobs:
+        own(caller, job)
+        if job.spec.interactive is not None:
+            raise Refused(f"job {job.shown_id} was in the foreground of a command", "start it again with: grun")
+        specs.append(_spec(job, raw, changes, settings, store, payloads))
+    if len(specs) > 1 and "key" in changes:
+        raise UsageError("a key stands for one job, not for several", "repeat the jobs one by one, each with a --key")
+    return Submission(tuple(specs), payloads)
+
+
+def _spec(
+    job: Job,
+    raw: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    settings: Settings,
+    store: Store,
+    payloads: dict[str, bytes],
+) -> JobSpec:
+    old = job.spec
+    for name in ("argv", "script", "script_name"):
+        if name in changes:
+            raise UsageError(
+                f"{name} cannot change when job {job.shown_id} is repeated", "submit it as a job of its own"
+            )
+    # What a submission of nothing but the changes would be, and what it would be without them.
+    plain = read_spec({"argv": ["true"]}, settings, {})
+    request, retry = _request_values(old.request, raw, changes), _retry_values(old.retry, raw, changes)
+    fresh = read_spec({**changes, **request, **retry, "argv": ["true"]}, settings, {})
+    rest = {
+        name: getattr(fresh, name)
+        for name in JobSpec.__dataclass_fields__
+        if name not in _PARTS and (name in raw or getattr(fresh, name) != getattr(plain, name))
+    }
+    if job.task is not None and old.array is not None:
+        rest.setdefault("array", replace(old.array, tasks=str(job.task)))
+    launch = _launch(old.launch, fresh.launch, raw, changes, settings, store, payloads)
+    return replace(old, **{**_ANEW, **rest}, request=fresh.request, retry=fresh.retry, launch=launch)
+
+
+def _retry_values(old: RetryRule, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in asdict(old).items() if name not in raw}
+    if "retry_on" in kept:
+        kept["retry_on"] = list(kept["retry_on"])
+    return {**kept, **{name: changes[name] for name in RETRY_FIELDS if name in changes}}
+
+
+def _request_values(old: Request, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The resources as a submission says them: the old ones, with those that are given in their place."""
+    kept: dict[str, Any] = asdict(old)
+    is_new_wish = not _GPUS.keys().isdisjoint(raw)
+    if is_new_wish and changes.get("gpus", 1) == 0 and not changes.get("gpus_per_node"):
+        kept.update(dict.fromkeys(_OF_GPUS))
+    values = {}
+    for name in REQUEST_FIELDS:
+        if name == "gpus" or (is_new_wish and name in _GPUS):
+            continue
+        value = kept["gpus"] if name == "gpus_per_node" else kept[_OURS.get(name, name)]
+        if name in ("licenses", "resources"):
+            value = dict(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        if value is not None and name not in raw:
+            values[name] = value
+    return {**values, **{name: changes[name] for name in REQUEST_FIELDS if name in changes}}
+
+
+def _launch(
+    old: Launch,
+    fresh: Launch,
+    raw: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    settings: Settings,
+    store: Store,
+    payloads: dict[str, bytes],
+) -> Launch:
+    given = {name: getattr(fresh, name) for name in LAUNCH_FIELDS if name in raw and name not in ("env", "script")}
+    if "env" in changes:
+        try:
+            env = unpack_environment(store.payload(old.env_sha))
+        except KeyError:
+            raise Refused("the environment of the old job is missing from the database", "submit it anew") from None
+        given["env_sha"] = store_environment({**env, **changes["env"]}, settings, payloads)
+    return replace(old, **given)

@@ -1,0 +1,126 @@
+"""Arrays and sweeps as clients write them: `0-9,20-30:2%4`, `lr=1e-3,1e-4`, `42_7`, `42_[3-5]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+from gpusched.errors import NotFound, UsageError
+from gpusched.model.job import ArraySpec, Job
+from gpusched.model.tasks import MAX_TASK, TaskSet, parse_tasks
+from gpusched.model.units import parse_job_id, printable
+from gpusched.policy.life import arrays
+
+ARRAY_KEYS = ("array", "sweep", "max_fails")
+
+_TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPAN = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(\d{1,9}))?")
+_IN_DEPENDENCY = re.compile(r"(?<=:)\d{1,18}_\d{1,9}(?=[:,?+]|$)")
+
+
+def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
+    """The array that a submission asks for, if any. Raises: UsageError."""
+    text, sweep, max_fails = (values.get(key) for key in ARRAY_KEYS)
+    if text is None and sweep is None:
+        if max_fails is not None:
+            raise UsageError("max_fails is for arrays, and this job is none", "add -a 0-9, or --sweep lr=1e-3,1e-4")
+        return None
+    names = tuple(_read_sweep(line) for line in sweep or ())
+    seen = [name for name, _ in names]
+    for name in seen:
+        if seen.count(name) > 1:
+            raise UsageError(f"the sweep names {name} twice", "give all of its values at once: lr=1e-3,1e-4")
+    combinations = prod(len(found) for _, found in names)
+    if combinations > MAX_TASK:
+        raise UsageError(
+            f"the sweep has {combinations} combinations; at most {MAX_TASK} are taken", "name fewer values"
+        )
+    # A sweep that only limits how many run at once need not name its tasks: `-a %4`.
+    named = text if text is not None and not (names and text.startswith("%")) else f"0-{combinations - 1}{text or ''}"
+    wanted, throttle = _read_tasks(named)
+    if names:
+        highest = wanted.ranges[-1][-1]
+        if highest >= combinations:
+            raise UsageError(
+                f"task {highest} is asked for, but the sweep has {combinations} combinations, tasks 0 to "
+                f"{combinations - 1}",
+                "leave -a out to run all of them",
+            )
+    return ArraySpec(str(wanted), throttle, max_fails, names)
+
+
+def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
+    numbers, percent, limit = text.partition("%")
+    if percent and not (limit.isascii() and limit.isdigit() and 0 < len(limit) <= 7 and int(limit) > 0):
+        raise UsageError(
+            f"{printable(limit, 40)!r} is no number of tasks that may run at once", "write it as -a 0-99%4"
+        )
+    try:
+        return parse_tasks(numbers), int(limit) if percent else None
+    except ValueError as error:
+        raise UsageError(str(error), "for example: -a 0-9, -a 1,3,5, -a 0-30:2%4") from None
+
+
+def _read_sweep(line: str) -> tuple[str, tuple[str, ...]]:
+    name, equals, text = line.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{printable(line, 60)!r} is no NAME=VALUES; the name is a word of letters, digits and _",
+            "for example: --sweep lr=1e-3,1e-4 --sweep seed=0..4",
+        )
+    values = tuple(_values(text)) if text else ()
+    if not values:
+        raise UsageError(f"the sweep {name} has no values", "for example: --sweep lr=1e-3,1e-4")
+    return name, values
+
+
+def _values(text: str) -> Iterator[str]:
+    for word in text.split(","):
+        span = _SPAN.fullmatch(word)
+        if span is None:
+            yield word
+            continue
+        low, high, step = int(span[1]), int(span[2]), int(span[3] or 1)
+        if step < 1 or abs(high - low) // step > MAX_TASK:
+            raise UsageError(f"{word!r} is no range of values", "for example: seed=0..4, or 0..100..10")
+        sign = 1 if high >= low else -1
+        yield from map(str, range(low, high + sign, sign * step))
+
+
+# --- ids ----------------------------------------------------------------------------------------------
+
+
+def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
+    """Ids of the tasks that `42_7` or `42_[3-5]` names; None for a text of another form.
+
+    Args: find: gives a job by id, or raises NotFound. Raises: NotFound, UsageError.
+    """
+    match = _TASKS.fullmatch(text)
+    if match is None:
+        return None
+    array = find(parse_job_id(match[1]))
+    if not array.is_array:
+        raise NotFound(f"job {array.shown_id} is no array and has no tasks", f"see it with: gshow {array.shown_id}")
+    try:
+        wanted = parse_tasks(match[2] or match[3])
+    except ValueError as error:
+        raise UsageError(str(error), f"for example: {array.id}_7 or {array.id}_[3-5]") from None
+    there = arrays.all_tasks(array)
+    for number in wanted:
+        if number not in there:
+            raise NotFound(f"array {array.id} has no task {number}; it has {there}", f"see it with: gshow {array.id}")
+    return [arrays.task_id(array, number) for number in wanted]
+
+
+def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
+    """A dependency with each task, `afterok:42_7`, named by its id. Raises: NotFound, UsageError."""
+
+    def id_of(match: re.Match[str]) -> str:
+        ids = task_ids(match[0], find)
+        assert ids is not None
+        return str(ids[0])
+
+    return _IN_DEPENDENCY.sub(id_of, dependency)

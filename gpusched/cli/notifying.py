@@ -1,0 +1,121 @@
+"""The options of gsub that say whom to tell what, and `gpusched notify`."""
+
+from __future__ import annotations
+
+from gpusched.cli.parse import Option, words_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpusched.cli.parse import Values
+    from gpusched.errors import UserError
+
+_WORDS = "begin end fail retry preempt time_limit_80 pending gpu_idle queue_empty all"
+_ALL_OF_SLURM = "begin,end,fail,requeue"
+
+
+def events(value: str) -> Values:
+    """What to be told of, as the daemon reads it too: here a mistake is told with its place."""
+    from gpusched.model.alerts import parse_events  # few submissions ask for it
+
+    return {"notify": list(parse_events(value))}
+
+
+def mail_type(value: str) -> Values:
+    """Slurm's words; its ALL is less than ours."""
+    words = value.split(",")
+    return events(",".join(_ALL_OF_SLURM if word.strip().upper() == "ALL" else word for word in words))
+
+
+def notify_options(fail: str, slurm: str) -> list[Option]:
+    """The options, in the sections that are named so."""
+    return [
+        Option(
+            "--notify",
+            metavar="LIST",
+            read=events,
+            section=fail,
+            completes=_WORDS,
+            help="tell you of begin, end, fail, retry, preempt, time_limit_80, pending, gpu_idle, queue_empty, or all, "
+            "through the targets of your notify.toml; of an array's tasks each with array_tasks",
+        ),
+        Option(
+            "--notify-to",
+            metavar="NAMES",
+            read=words_of("notify_to"),
+            section=fail,
+            help="only these of your targets, or mail addresses; default: all targets that want the event",
+        ),
+        Option(
+            "--mail-type",
+            metavar="LIST",
+            read=mail_type,
+            section=slurm,
+            completes="BEGIN END FAIL REQUEUE TIME_LIMIT_80 ALL NONE",
+            help="as --notify; ALL is begin, end, fail, retry and preempt",
+        ),
+        Option("--mail-user", metavar="ADDRESS", read=words_of("notify_to"), section=slurm, help="as --notify-to"),
+    ]
+
+
+def problems_in_targets() -> list[UserError]:
+    """What is wrong with the user's notify.toml, with file and line; empty when nothing is."""
+    from gpusched import paths
+    from gpusched.errors import UsageError
+    from gpusched.notify.sending import MISSING, understands
+    from gpusched.notify.targets import HINT, TargetsError, is_open_to_others, read_targets
+
+    file = paths.notify_file()
+    try:
+        found = read_targets(file)
+    except TargetsError as error:
+        return list(error.problems)
+    problems: list[UserError] = []
+    if found.exists and is_open_to_others(file):
+        problems.append(UsageError(f"file {file} holds secrets and others may read it", f"chmod 600 {file}"))
+    for target in found.targets.values():
+        known = understands(target.url)
+        if known is None:
+            problems.append(UsageError(f"file {file}: nobody can be told: {MISSING}", HINT))
+            break
+        if not known:
+            scheme = target.url.partition("://")[0]
+            text = f"file {file}: no service understands the address {scheme}://... of target {target.name}"
+            problems.append(UsageError(text, "see what apprise knows, with: apprise --details"))
+    return problems
+
+
+def send_test(wanted: str | None) -> list[dict[str, object]]:
+    """Send a test to one target or to all, now and from here; for each what became of it.
+
+    Raises: UserError when there is nobody to tell.
+    """
+    import os
+    import time
+
+    from gpusched import paths
+    from gpusched.api.identity import user_name
+    from gpusched.config import load_settings
+    from gpusched.errors import NotFound, Refused
+    from gpusched.notify.sending import Attempt
+    from gpusched.notify.targets import read_targets
+    from gpusched.notify.words import default_texts, fill
+
+    file = paths.notify_file()
+    found = read_targets(file)
+    chosen = list(found.targets.values())
+    if wanted is not None:
+        one = found.named(wanted)
+        if one is None:
+            names = ", ".join(found.targets) or "none"
+            raise NotFound(f"{file} has no target {wanted}", f"targets are: {names}")
+        chosen = [one]
+    if not chosen:
+        raise Refused(f"{file} names no target" if found.exists else f"there is no {file}", "see docs/howto/alerts.md")
+    user = user_name(os.geteuid())
+    facts: dict[str, str | float] = {"event": "test", "user": user, "at": time.time(), "node": os.uname().nodename}
+    facts["message"] = f"This is a test, sent by {user} on {facts['node']} with: gpusched notify test"
+    timeout_s = load_settings(paths.config_file(), os.environ).settings.alert.timeout_s
+    title, body = (fill(text, facts) for text in default_texts("test"))
+    under_way = [(target.name, Attempt(target.url, title, body, timeout_s)) for target in chosen]
+    results = [(name, attempt.wait()) for name, attempt in under_way]
+    return [{"target": name, "told": result.is_told, "error": result.error or None} for name, result in results]

@@ -1,0 +1,175 @@
+"""Reading one output file as it grows: from its last lines on, through emptying, rotation and removal.
+
+A file that was put aside by `gsub --log-max` is `PATH.old1`, the one before it `PATH.old2`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpusched.model.logfile import put_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Sink = Callable[[bytes], None]
+    Identity = tuple[int, int]
+
+PIECE = 1 << 18
+KNOWN_BYTES = 64
+LONGEST_LINE = 1 << 20
+"""Looking back for the last N lines, so much for each of them is read at most: a file may be one endless line."""
+
+
+def tail_offset(fd: int, lines: int) -> int:
+    """Offset of the last this many lines of an open file."""
+    return find_lines(fd, lines)[0]
+
+
+def find_lines(fd: int, lines: int) -> tuple[int, int]:
+    """Where the last this many lines of an open file begin, and how many of them it has."""
+    end = at = os.fstat(fd).st_size
+    if lines == 0 or end == 0:
+        return end, 0
+    least = max(0, end - (lines + 1) * LONGEST_LINE)
+    found = 0
+    while at > least:
+        step = min(at - least, 1 << 16)
+        at -= step
+        piece = os.pread(fd, step, at)
+        place = len(piece)
+        while (place := piece.rfind(b"\n", 0, place)) != -1:
+            # A newline at the very end closes the last line and begins none.
+            found += at + place != end - 1
+            if found == lines:
+                return at + place + 1, lines
+    # Where looking back was given up, a line is cut.
+    return least, lines if least else found + 1
+
+
+class Tail:
+    """The output of one run, as far as it is there. Only regular files are read: a pipe's bytes are somebody's."""
+
+    def __init__(self, path: str, keep: int = 0) -> None:
+        """Args: keep: how many files put aside there may be."""
+        self.path = path
+        self._keep = keep
+        self._fd: int | None = None
+        self._at = 0
+        self._before = b""
+        """The bytes before this place, by which it is known again."""
+        self.was_found = False
+        """Whether there was a file to read."""
+        self.skipped = False
+        """Whether files were put aside and removed before they could be read."""
+
+    def begin_whole(self) -> None:
+        """Begin with the oldest file that is kept."""
+        for number in range(self._keep, 0, -1):
+            if self._open(number):
+                return
+
+    def begin_last(self, lines: int) -> None:
+        """Begin with the last this many lines of what is there."""
+        for number in range(self._keep + 1):
+            if not self._open(number):
+                continue
+            assert self._fd is not None
+            self._at, found = find_lines(self._fd, lines)
+            self._before = os.pread(self._fd, min(self._at, KNOWN_BYTES), max(0, self._at - KNOWN_BYTES))
+            lines -= found
+            if lines <= 0:
+                return
+
+    def copy(self, sink: Sink, most: int | None = None) -> int:
+        """Hand on what has been added, at most about so many bytes; returns how many there were."""
+        copied = 0
+        while most is None or copied < most:
+            if self._fd is None and not self._open(0):
+                break
+            assert self._fd is not None
+            piece = self._read()
+            if piece:
+                copied += len(piece)
+                sink(piece)
+            elif not self._turn():
+                break
+        return copied
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> bytes:
+        """What follows; a file that was emptied and has grown past this place again is read anew."""
+        assert self._fd is not None
+        known = self._before
+        data = os.pread(self._fd, PIECE, self._at - len(known))
+        if len(data) <= len(known):
+            return b""
+        if not data.startswith(known):
+            self._at, self._before = 0, b""
+            return self._read()
+        self._at += len(data) - len(known)
+        self._before = data[-KNOWN_BYTES:]
+        return data[len(known) :]
+
+    def _turn(self) -> bool:
+        """At the end of what is open: go back if it was emptied, on if another file has its name now."""
+        assert self._fd is not None
+        own = os.fstat(self._fd)
+        if own.st_size < self._at:
+            self._at, self._before = 0, b""
+            return True
+        current = _identity(self.path)
+        mine = (own.st_dev, own.st_ino)
+        if current is None or current == mine:
+            # Gone by name, it may still be written to.
+            return False
+        if own.st_size > self._at:
+            return True
+        return self._open_after(mine)
+
+    def _open_after(self, mine: Identity) -> bool:
+        """Open the file begun after this one; False when it has none yet."""
+        while True:
+            place = self._place_of(mine)
+            if place is None:
+                # It has no name any more: the oldest that has is next.
+                self.skipped = self.skipped or bool(self._keep)
+                return any(map(self._open, range(self._keep, -1, -1)))
+            if not any(map(self._open, range(place - 1, -1, -1))):
+                return False
+            if self._place_of(mine) == place:
+                return True
+            # Put aside once more meanwhile: what was opened may not be the next one.
+
+    def _place_of(self, mine: Identity) -> int | None:
+        places = range(1, self._keep + 1)
+        return next((place for place in places if _identity(put_aside(self.path, place)) == mine), None)
+
+    def _open(self, number: int) -> bool:
+        path = put_aside(self.path, number)
+        try:
+            # Looked at before it is opened: opening a pipe would already be felt at its other end.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return False
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._fd, self._at, self._before = fd, 0, b""
+        self.was_found = True
+        return True
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,270 @@
+"""What has to be told: raised from the changes of a turn, recorded with them, and kept until it was told.
+
+An alert is a row of the table, written in the very commit of what it is about. Here is the memory of those rows;
+`dispatch` hands them to the processes that send.
+
+    watch      set the alarms of a job
+    ring       alarms that have come: most of a time limit is used, a job waits too long
+    collect    before a commit: what the changes of this turn raise
+    committed  after it: what is to be told from now on
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from logging import getLogger
+
+from gpusched.model.alerts import ONCE, Alert, Facts
+from gpusched.model.job import Job, JobEvent, Run, run_id
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Plan
+from gpusched.policy.life import alerting
+from gpusched.policy.life.alerting import Raised
+from gpusched.policy.life.dependencies import Satisfied
+from gpusched.ports import Changes, Store
+
+from .alarms import Alarms
+from .turn import Turn
+from .waiting import waiting_reason
+from .world import World
+
+log = getLogger("gpusched.daemon")
+
+
+class Alerts:
+    """The outbox in memory, and the alarms that put something into it."""
+
+    def __init__(self, store: Store, world: World, settings: Settings) -> None:
+        self.rows: dict[str, Alert] = {}
+        """Every row of the table, by key."""
+        self.dropped = 0
+        """How many were not told because too many waited already."""
+        self.trouble: Callable[[], str | None] = lambda: None
+        """What keeps alerts from being told, for the doctor; said by whoever sends."""
+        self._alarms = Alarms()
+        self._waiting: Counter[int] = Counter()
+        """Alerts that wait, by user."""
+        self._view: dict[int, dict[str, Alert]] | None = None
+        self._armed: dict[int, str] = {}
+        self._of_job: dict[int, set[str]] = {}
+        self._admin: list[Alert] = []
+        self.reload(store, world, settings)
+
+    def reload(self, store: Store, world: World, settings: Settings) -> None:
+        """Forget the memory and read it anew."""
+        self.rows = {}
+        self._alarms, self._waiting = Alarms(), Counter()
+        self._armed, self._of_job, self._view = {}, {}, None
+        for alert in store.load_alerts():
+            self._put(alert.key, alert)
+        for job in world.jobs.values():
+            self.watch(job, world, settings)
+
+    def waiting(self) -> dict[int, dict[str, Alert]]:
+        """What is to be told, by user and key, the oldest first; the same object as long as nothing changes."""
+        if self._view is None:
+            found = self._view = {}
+            for alert in sorted(self.rows.values(), key=lambda one: (one.at, one.key)):
+                if alert.state == "waiting":
+                    found.setdefault(alert.uid, {})[alert.key] = alert
+        return self._view
+
+    # --- alarms -----------------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        """When the next alarm rings."""
+        return self._alarms.first()
+
+    def watch(self, job: Job, world: World, settings: Settings) -> None:
+        """Set the alarms of a job whose owner wants to be told."""
+        if job.spec.alerting is None:
+            return
+        at = alerting.pending_alert_at(job, settings.alert.pending_s)
+        if at is None:
+            at = alerting.limit_alert_at(job, world.open_runs.get(run_id(job.id, job.run)))
+        if at is not None:
+            self._alarms.set(at, job.id)
+            self._alarms.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
+
+    def ring(self, turn: Turn, plan: Plan) -> None:
+        """Raise what the alarms that have come are about; one that came too early is set anew."""
+        world = turn.world
+        for job_id in sorted(set(self._alarms.until(turn.now))):
+            job = world.jobs.get(job_id)
+            if job is None:
+                continue
+            run = world.open_runs.get(run_id(job.id, job.run))
+            limit_at = alerting.limit_alert_at(job, run)
+            pending_at = alerting.pending_alert_at(job, turn.settings.alert.pending_s)
+            if limit_at is not None and run is not None and limit_at <= turn.now:
+                self.tell(turn, job, alerting.limit_alert(job, run), run)
+            elif pending_at is not None and pending_at <= turn.now:
+                self._tell_of_waiting(turn, job, plan)
+            else:
+                self.watch(job, world, turn.settings)
+
+    def _tell_of_waiting(self, turn: Turn, job: Job, plan: Plan) -> None:
+        if not isinstance(turn.world.dependency_state(job), Satisfied):
+            # It waits for other jobs on purpose; what counts is how long it waits afterwards.
+            self._alarms.set(turn.now + turn.settings.alert.pending_s, job.id)
+            return
+        why = waiting_reason(job, turn.world, plan, turn.now)
+        self.tell(turn, job, alerting.pending_alert(job, turn.now, why.text))
+
+    # --- raising ----------------------------------------------------------------------------------
+
+    def gpu_idle(self, turn: Turn, job: Job, message: str) -> None:
+        """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
+        if "gpu_idle" in alerting.wanted_of(job):
+            self.tell(turn, job, Raised("gpu_idle", message, job.run))
+
+    def tell(self, turn: Turn, job: Job, what: Raised, run: Run | None = None) -> None:
+        """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
+        if run is None and what.run:
+            run = self._run_of(turn, job.id, what.run)
+        self._add(turn.changes, alerting.alert_of(job, what, run, turn.now), turn)
+
+    def collect(self, turn: Turn) -> None:
+        """Add what the changes of this turn raise. Called once, before its commit."""
+        changed: dict[int, list[int]] = {}
+        for run in turn.changes.runs.values():
+            changed.setdefault(run.job_id, []).append(run.number)
+        emptied: dict[int, Job] = {}
+        for job in turn.changes.jobs.values():
+            if job.spec.alerting is not None:
+                self._collect_of(turn, job, changed.get(job.id, ()))
+            if job.state.is_final:
+                emptied[job.uid] = job
+                for key in self._of_job.get(job.id, ()):
+                    if self.rows[key].state == "told":
+                        turn.changes.alerts[key] = None
+        for uid, job in emptied.items():
+            self._tell_of_empty_queue(turn, uid, job)
+        for drained, message in turn.changes.drains.items():
+            if message is not None:
+                text = f"{drained} was drained: {message}"
+                alert = self.admin_alert("gpu_drained", text, turn.now, turn.settings, drained)
+                if alert is not None:
+                    self._add(turn.changes, alert, turn)
+        for alert in self._admin:
+            self._add(turn.changes, alert, turn)
+
+    def _collect_of(self, turn: Turn, job: Job, changed: Iterable[int]) -> None:
+        wanted = alerting.wanted_of(job)
+        if not wanted:
+            return
+        before = turn.before.get(job.id)
+        numbers = {job.run, *changed, *(() if before is None else (before.run,))} - {0}
+        runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
+        for what in alerting.raised(before, job, runs, changed):
+            self.tell(turn, job, what, runs.get(what.run))
+        if job.state.is_final and "queue_empty" in wanted:
+            self._arm(turn, job)
+
+    def _arm(self, turn: Turn, job: Job) -> None:
+        """Somebody wants to know when the queue is empty; that may be long after this job."""
+        if job.uid not in self._armed:
+            what = Raised("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
+            self._add(turn.changes, replace(alerting.alert_of(job, what, None, turn.now), state="armed"), turn)
+
+    def _tell_of_empty_queue(self, turn: Turn, uid: int, job: Job) -> None:
+        armed = next(
+            (one for one in turn.changes.alerts.values() if one and one.uid == uid and one.state == "armed"), None
+        )
+        if armed is None and uid in self._armed:
+            armed = self.rows[self._armed[uid]]
+        if armed is None or any(user == job.user for _, user in turn.world.active.tally.by_queue_user):
+            return
+        last = f"{job.shown_id} ({job.spec.name}), {job.state}"
+        what = Raised("queue_empty", f"none of your jobs waits or runs any more; the last was {last}")
+        facts = alerting.facts_of(job, what, None, turn.now)
+        turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
+
+    def tell_admin(self, event: str, message: str, now: float, settings: Settings, *about: str) -> None:
+        """Tell the daemon's own targets with the next commit, when `[alert] admin` names any."""
+        alert = self.admin_alert(event, message, now, settings, *about)
+        if alert is not None:
+            self._admin.append(alert)
+
+    @staticmethod
+    def admin_alert(event: str, message: str, now: float, settings: Settings, *about: str) -> Alert | None:
+        """What the daemon's own targets are told; None when `[alert] admin` names none."""
+        if not settings.alert.admin:
+            return None
+        facts: Facts = (("event", event), ("message", message), ("at", now), ("node", about[0] if about else "-"))
+        return Alert(
+            key=" ".join((event, *about, f"{now:.3f}")),
+            event=event,
+            counts_as=(event,),
+            uid=os.geteuid(),
+            at=now,
+            facts=facts,
+            targets=settings.alert.admin,
+        )
+
+    def _add(self, changes: Changes, alert: Alert, turn: Turn) -> None:
+        if alert.key in self.rows or alert.key in changes.alerts:
+            return
+        if self._waiting[alert.uid] + len(changes.alerts) >= turn.settings.alert.outbox:
+            self.dropped += 1
+            log.warning("%s is not told: %d alerts of this user wait already", alert.key, self._waiting[alert.uid])
+            if alert.job_id is not None:
+                text = f"{alert.event} is not told: too many alerts wait"
+                turn.tell(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
+            return
+        changes.alerts[alert.key] = alert
+
+    @staticmethod
+    def _run_of(turn: Turn, job_id: int, number: int) -> Run | None:
+        handle = run_id(job_id, number)
+        for known in (turn.changes.runs, turn.world.open_runs, turn.world.releasing):
+            if handle in known:
+                return known[handle]
+        return next((run for run in turn.store.runs([job_id]) if run.number == number), None)
+
+    # --- after a commit ---------------------------------------------------------------------------
+
+    def committed(self, changes: Changes, world: World, settings: Settings) -> bool:
+        """Take in what is in the table now; whether there is something new to send."""
+        is_new = False
+        for key, alert in changes.alerts.items():
+            is_new |= alert is not None and alert.state == "waiting"
+            self._put(key, alert)
+        if self._admin:
+            self._admin = [alert for alert in self._admin if alert.key not in changes.alerts]
+        for job in changes.jobs.values():
+            self.watch(job, world, settings)
+        return is_new
+
+    def settled(self, alert: Alert, settled: Iterable[str], world: World, *, is_done: bool) -> Alert | None:
+        """The row after these targets were told; None when it may go."""
+        after = replace(alert, settled=tuple(dict.fromkeys((*alert.settled, *settled))))
+        if not is_done:
+            return after
+        return replace(after, state="told") if alert.event in ONCE and alert.job_id in world.jobs else None
+
+    def _put(self, key: str, alert: Alert | None) -> None:
+        self._view = None
+        before = self.rows.pop(key, None)
+        if before is not None:
+            if before.state == "waiting":
+                self._waiting[before.uid] -= 1
+            elif before.state == "armed":
+                self._armed.pop(before.uid, None)
+            if before.job_id is not None:
+                keys = self._of_job[before.job_id]
+                keys.discard(key)
+                if not keys:
+                    del self._of_job[before.job_id]
+        if alert is None:
+            return
+        self.rows[key] = alert
+        if alert.state == "waiting":
+            self._waiting[alert.uid] += 1
+        elif alert.state == "armed":
+            self._armed[alert.uid] = key
+        if alert.job_id is not None:
+            self._of_job.setdefault(alert.job_id, set()).add(key)

@@ -1,0 +1,118 @@
+"""Arrays whose tasks wait for the task of the same number in another array (`aftercorr`).
+
+A task that has no counterpart there waits for the whole of the other array. With `?` a dependency is for all tasks at
+once, so that it is not followed task by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpusched.model.job import Job
+from gpusched.model.states import JobState
+from gpusched.policy.life import arrays
+from gpusched.policy.life.dependencies import Expression
+
+from .arrays import Arrays
+
+CORR = "aftercorr"
+
+
+class Counterparts:
+    """Which tasks may start, as far as the tasks elsewhere let them. Keeps nothing of other jobs."""
+
+    def __init__(self, groups: Arrays) -> None:
+        self._groups = groups
+        self._parents: dict[int, tuple[int, ...]] = {}
+        """The arrays that each array follows task by task."""
+        self._children: dict[int, set[int]] = {}
+        self._ended: dict[int, dict[int, bool]] = {}
+        """Of arrays that are followed: whether each task that has ended COMPLETED."""
+        self._whole: dict[int, bool] = {}
+        """Of those that have ended: whether they COMPLETED."""
+        self._hopeless: dict[int, dict[int, int]] = {}
+        """Tasks that never will start, by array and number, with the array that decided it."""
+        self._touched: set[int] = set()
+
+    def learn(self, array: Job, tasks: Iterable[Job]) -> None:
+        """Remember how the tasks of an array have ended that others are about to follow."""
+        ended = self._ended.setdefault(array.id, {})
+        for task in tasks:
+            if task.state.is_final and task.task is not None:
+                ended[task.task] = task.state is JobState.COMPLETED
+        if array.state.is_final:
+            self._whole[array.id] = array.state is JobState.COMPLETED
+            ended.update(dict.fromkeys(arrays.tasks_left(array), False))
+
+    def knows(self, array_id: int) -> bool:
+        """Whether the ends of its tasks are followed."""
+        return array_id in self._ended
+
+    def watch(self, array: Job, expression: Expression) -> Expression:
+        """Follow the arrays that this one names so; returns what is left of its dependency for all of it at once."""
+        followed = tuple(
+            condition.job_id
+            for condition in expression.conditions
+            if condition.kind == CORR and condition.job_id in self._ended
+        )
+        if not followed or not array.is_array or expression.is_any:
+            return expression
+        self._parents[array.id] = followed
+        for parent in followed:
+            self._children.setdefault(parent, set()).add(array.id)
+        group = self._groups.group(array.id)
+        group.ready = set()
+        for number in group.left:
+            self._look(array.id, number)
+        rest = tuple(one for one in expression.conditions if not (one.kind == CORR and one.job_id in followed))
+        return Expression(rest, expression.is_any)
+
+    def forget(self, array_id: int) -> None:
+        """The array has ended or waits for something else."""
+        for parent in self._parents.pop(array_id, ()):
+            children = self._children[parent]
+            children.discard(array_id)
+            if not children:
+                del self._children[parent]
+                del self._ended[parent]
+                self._whole.pop(parent, None)
+        self._hopeless.pop(array_id, None)
+        if array_id in self._groups:
+            self._groups.group(array_id).ready = None
+
+    def follow(self, job: Job) -> None:
+        """A job has changed: the tasks that wait for this one, or for one that it will never have, are looked at."""
+        array_id = job.array_id if job.array_id is not None else job.id
+        if array_id not in self._children or not job.state.is_final:
+            return
+        ended = self._ended[array_id]
+        if job.task is not None:
+            ended[job.task] = job.state is JobState.COMPLETED
+            for child in self._children[array_id]:
+                self._look(child, job.task)
+            return
+        self.learn(job, ())
+        for child in self._children[array_id]:
+            for number in self._groups.group(child).left:
+                self._look(child, number)
+
+    def _look(self, array_id: int, number: int) -> None:
+        group = self._groups.group(array_id)
+        if number not in group.left or group.ready is None:
+            return
+        states = [self._ended[parent].get(number, self._whole.get(parent)) for parent in self._parents[array_id]]
+        if False in states:
+            self._hopeless.setdefault(array_id, {})[number] = self._parents[array_id][states.index(False)]
+        elif None not in states and number not in group.ready:
+            group.ready.add(number)
+            self._touched.add(array_id)
+
+    def take_touched(self) -> list[int]:
+        """Arrays with tasks that may start now and might not before, by id."""
+        touched, self._touched = sorted(self._touched), set()
+        return touched
+
+    def take_hopeless(self) -> Mapping[int, Mapping[int, int]]:
+        """Tasks that never will start: array and number to the array that decided it."""
+        found, self._hopeless = self._hopeless, {}
+        return found

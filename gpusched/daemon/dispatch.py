@@ -1,0 +1,199 @@
+"""Hands alerts to the processes that send them, and records what became of them. Nothing here waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import getLogger
+
+from gpusched import paths
+from gpusched.errors import NotReady
+from gpusched.model.alerts import Alert
+from gpusched.model.job import JobEvent
+from gpusched.model.settings import AlertSettings
+from gpusched.notify.courier import Courier
+from gpusched.notify.deliveries import Report
+from gpusched.ports import Changes, JobFilter
+
+from .tick import Scheduler
+
+log = getLogger("gpusched.notify")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A target that cannot be reached."""
+
+    target: str
+    error: str
+    since: float
+
+
+class Dispatcher:
+    """One courier for each user with something to tell.
+
+    Args: make: for tests, another way to send.
+    """
+
+    def __init__(self, scheduler: Scheduler, make: Callable[[int, AlertSettings], Courier] | None = None) -> None:
+        self._scheduler = scheduler
+        self._make = make or _courier
+        self._couriers: dict[int, Courier] = {}
+        self._reports: list[Report] = []
+        """Not recorded yet."""
+        self._fleeting: dict[str, Alert] = {}
+        """Alerts that could not be recorded, because they say so."""
+        self.troubles: dict[tuple[int, str], Trouble] = {}
+        """By user and target, until it is reached again."""
+        self._database: str | None = None
+        self._seen: dict[int, dict[str, Alert]] | None = None
+        self.watch: Callable[[Courier], None] | None = None
+        """Called with a new courier, so that the loop looks at its descriptor."""
+        scheduler.settings_listeners.append(self._adopt)
+        scheduler.alerts.trouble = self.trouble
+
+    def poll(self) -> None:
+        """Take in what has become of alerts, record it, and hand over what waits."""
+        for courier in self._couriers.values():
+            self._reports += courier.poll()
+        self._watch_database()
+        self._record()
+        self.deliver()
+
+    def notice(self) -> None:
+        """Hand over what waits when that has changed; cheap, for after every tick."""
+        if self._scheduler.alerts.waiting() is not self._seen:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Hand over what waits, but for that of which it is not recorded yet that it was told."""
+        waiting = self._seen = self._scheduler.alerts.waiting()
+        if self._fleeting:
+            own = os.geteuid()
+            waiting = {**waiting, own: {**waiting.get(own, {}), **self._fleeting}}
+        unrecorded = {report["key"] for report in self._reports}
+        for uid, alerts in waiting.items():
+            courier = self._couriers.get(uid)
+            if courier is None:
+                courier = self._couriers[uid] = self._make(uid, self._scheduler.settings.alert)
+                if self.watch is not None:
+                    self.watch(courier)
+            self._reports += courier.hand({key: one for key, one in alerts.items() if key not in unrecorded})
+
+    def trouble(self) -> str | None:
+        """What is wrong with alerts now, as a sentence; None when nothing is."""
+        parts = [f"{one.target or 'the file'}: {one.error}" for one in self.troubles.values()]
+        parts += [courier.trouble for courier in self._couriers.values() if courier.trouble]
+        if self._scheduler.alerts.dropped:
+            parts.append(f"{self._scheduler.alerts.dropped} were dropped because too many waited")
+        return "; ".join(parts) or None
+
+    def close(self) -> None:
+        """Record what is known and let go of the workers."""
+        for courier in self._couriers.values():
+            self._reports += courier.poll()
+        self._record()
+        for courier in self._couriers.values():
+            courier.close()
+        self._couriers = {}
+
+    def _adopt(self, settings: object) -> None:
+        for courier in self._couriers.values():
+            courier.adopt(self._scheduler.settings.alert)
+
+    def _watch_database(self) -> None:
+        """Trouble with the table cannot be recorded in the table: it is told at once."""
+        before, self._database = self._database, self._scheduler.trouble
+        if self._database is None or before is not None:
+            return
+        scheduler = self._scheduler
+        alert = scheduler.alerts.admin_alert(
+            "database", self._database, scheduler.now(), scheduler.settings, scheduler.site.node
+        )
+        if alert is not None:
+            self._fleeting[alert.key] = alert
+
+    # --- recording --------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        """Write what was told and what failed into the outbox and the jobs' stories, in one commit."""
+        if not self._reports:
+            return
+        scheduler = self._scheduler
+        changes = Changes()
+        current = dict(scheduler.alerts.rows)
+        for report in self._reports:
+            self._apply(report, current, changes)
+        known = {event.job_id for event in changes.events}
+        if known:
+            there = {job.id for job in scheduler.store.jobs(JobFilter(ids=frozenset(known)))}
+            changes.events = [event for event in changes.events if event.job_id in there]
+        try:
+            if changes:
+                scheduler.store.commit(changes)
+        except NotReady as error:
+            log.error("what was told cannot be recorded: %s", error.message)
+            return
+        scheduler.alerts.committed(changes, scheduler.world, scheduler.settings)
+        self._reports = []
+
+    def _apply(self, report: Report, current: dict[str, Alert], changes: Changes) -> None:
+        key = report["key"]
+        if key in self._fleeting:
+            self._note(report, self._fleeting[key])
+            if report.get("done"):
+                del self._fleeting[key]
+            return
+        alert = current.get(key)
+        if alert is None:
+            return
+        self._note(report, alert)
+        is_done = bool(report.get("done"))
+        settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
+        if is_done or settled:
+            after = self._scheduler.alerts.settled(alert, settled, self._scheduler.world, is_done=is_done)
+            changes.alerts[key] = after
+            if after is not None:
+                current[key] = after
+        text = _story(report, alert)
+        if text is not None and alert.job_id is not None:
+            changes.events.append(JobEvent(alert.job_id, self._scheduler.now(), "note", text, alert.run))
+
+    def _note(self, report: Report, alert: Alert) -> None:
+        """For the log and the doctor."""
+        outcome = report.get("outcome")
+        if outcome is None:
+            return
+        mark = (alert.uid, report["target"])
+        if outcome == "told":
+            if self.troubles.pop(mark, None) is not None:
+                log.info("target %s is reached again", report["target"])
+            return
+        since = self.troubles[mark].since if mark in self.troubles else self._scheduler.now()
+        self.troubles[mark] = Trouble(report["target"], report["error"], since)
+        again = f"the next try is in {report['next_s']:.0f} s" if outcome == "failed" else "given up"
+        log.warning(
+            "%s could not be told to %s: %s; %s", alert.key, report["target"] or "anybody", report["error"], again
+        )
+
+
+def _story(report: Report, alert: Alert) -> str | None:
+    """What the job's story says of it; None when that is nothing new."""
+    outcome, tries = report.get("outcome"), report.get("tries", 0)
+    target = report.get("target") or "anybody"
+    if outcome == "told":
+        return f"told {target} of {alert.event}" + (f", at try {tries}" if tries > 1 else "")
+    if outcome == "gave_up":
+        after = f" after {tries} tries" if tries > 1 else ""
+        return f"could not tell {target} of {alert.event}{after}: {report['error']}"
+    if outcome == "failed" and tries == 1:
+        return f"could not tell {target} of {alert.event} yet: {report['error']}; it is tried again"
+    return None
+
+
+def _courier(uid: int, settings: AlertSettings) -> Courier:
+    """A user's courier; other users' files lie where those users have them."""
+    own = uid == os.geteuid()
+    receipts = os.path.join(paths.state_dir(), "alerts.told" if own else f"alerts.told.{uid}")
+    return Courier(uid, settings, receipts, paths.notify_file() if own else None)

@@ -1,0 +1,65 @@
+"""What readings and early failures say against cards: kept in memory, acted on in the tick.
+
+A card that is held responsible is drained with a message that begins with `SUSPECT`, so that it is recorded, shown, and
+taken back by `gctl undrain`. The evidence itself is not recorded: after a restart it takes new failures.
+"""
+
+from __future__ import annotations
+
+from logging import getLogger
+
+from gpusched.model.cluster import SUSPECT, GpuReading
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.policy.life.blame import Evidence, GpuFault, blamed, suspicion, weighed
+
+from .turn import Turn
+
+log = getLogger("gpusched.daemon")
+
+_MOST = 1000
+
+
+class GpuFaults:
+    """Faults that the driver told of, and runs that failed early, by card."""
+
+    def __init__(self) -> None:
+        self._known: tuple[GpuFault, ...] = ()
+        self._new: list[GpuFault] = []
+        self._evidence: Evidence = {}
+
+    def observe(self, reading: GpuReading) -> None:
+        """Take in the faults of a reading."""
+        for gpu in reading.gpus:
+            self._new.extend(GpuFault(gpu.uuid, gpu.index, xid, reading.at) for xid in gpu.xids)
+
+    def carry_out(self, turn: Turn) -> None:
+        """Drain the cards whose new faults call for it."""
+        new, self._new = self._new, []
+        for fault in new:
+            log.error("GPU %d (%s): %s", fault.index, fault.uuid, fault.text)
+            if fault.xid in turn.settings.fault.xid_drain:
+                self._drain(fault.uuid, fault.index, f"{fault.text}", turn)
+        if new:
+            self._known = (*self._known, *new)[-_MOST:]
+
+    def judge(self, job: Job, run: Run, turn: Turn) -> Run:
+        """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
+        after = blamed(run, self._known, turn.settings.fault)
+        if after is not run:
+            turn.changes.runs[after.id] = after
+            turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
+        self._evidence = weighed(self._evidence, job, after, turn.settings.fault)
+        for share in after.gpus:
+            why = suspicion(self._evidence.get(share.uuid, ()), turn.settings.fault)
+            if why is not None:
+                del self._evidence[share.uuid]
+                self._drain(share.uuid, share.index, why, turn)
+        return after
+
+    def _drain(self, uuid: str, index: int, why: str, turn: Turn) -> None:
+        if uuid in turn.world.drains:
+            return
+        message = f"{SUSPECT}{why}; when it is well again: gctl undrain {index}"
+        log.error("GPU %d (%s) is taken out: %s", index, uuid, why)
+        turn.changes.drains[uuid] = message
+        turn.world.drains[uuid] = message

@@ -1,0 +1,315 @@
+"""Output files that are put aside when they have grown (`gsub --log-max`).
+
+The job writes into a pipe, the supervisor copies from it and begins a new file when one is full. Only jobs that
+ask for it pay for that. What the job must not notice:
+
+- a disk that is full or a folder that is gone: its bytes are dropped and counted, its writes go on;
+- a file that cannot be put aside: it grows, and that is tried again one size later;
+- a supervisor that was killed: the job's end of the pipe is open for reading as well, so it gets no SIGPIPE.
+  When the pipe is full its writes wait, until the daemon ends what is left of the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import stat
+import time
+
+from gpusched.engine import launch
+from gpusched.model.logfile import put_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+PIPE_BYTES = 1 << 20
+"""Room for what the job writes while the supervisor is busy."""
+READ_BYTES = 1 << 17
+TURN_BYTES = 1 << 22
+"""Copied at most before signals are looked at again, and of a pipe that somebody outside the run keeps filling."""
+SLACK_BYTES = 1 << 16
+"""A file may grow so much above its size for its last line to be whole."""
+SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+SIGSET_BYTES = 128
+
+
+def cut(data: bytes, room: int, slack: int) -> int:
+    """How many of these bytes still go into a file with so much room, so that lines stay whole.
+
+    A line may take some slack beyond the room. All of them: the file is not full, or ends within a line.
+    """
+    room = max(room, -slack)
+    if len(data) <= room:
+        return len(data)
+    place = data.rfind(b"\n", 0, max(room, 0)) + 1
+    if place:
+        return place
+    place = data.find(b"\n", 0, room + slack) + 1
+    return place or min(len(data), room + slack)
+
+
+class Flow:
+    """From one pipe into one file and its successors."""
+
+    __slots__ = (
+        "_ends_line",
+        "_keep",
+        "_limit",
+        "_lost",
+        "_max_bytes",
+        "_path",
+        "_umask",
+        "_who",
+        "before",
+        "fd",
+        "job_end",
+        "reader",
+    )
+
+    def __init__(self, fd: int, path: str, ticket: dict[str, Any], who: tuple[str, int, int] | None) -> None:
+        """Args: fd: the file, which must be a regular one; who: the user whose file it is, if not our own.
+
+        Raises: OSError.
+        """
+        self.fd = fd
+        self.before = -1
+        """The file before this one, for a look at the tail."""
+        self._path = path
+        self._who = who
+        self._umask: int = ticket["umask"]
+        self._max_bytes: int = ticket["log_max_bytes"]
+        self._keep: int = ticket["log_keep"]
+        self._limit = self._max_bytes
+        self._lost = 0
+        self._ends_line = True
+        self.reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if who is not None:
+                # So that its owner can open /dev/stdout.
+                os.fchown(writer, who[1], who[2])
+            self.job_end = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            os.close(self.reader)
+            raise
+        finally:
+            os.close(writer)
+        try:
+            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            # The user's share of pipe memory is used up; the usual 64 KiB will do.
+            pass
+
+    def copy(self) -> bool:
+        """Copy what is there; False when nobody can write any more."""
+        left = TURN_BYTES
+        while left > 0:
+            try:
+                data = os.read(self.reader, READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            left -= len(data)
+            self.put(data)
+        return True
+
+    def put(self, data: bytes) -> None:
+        """Write, into as many files as it takes."""
+        while data:
+            room = self._limit - os.fstat(self.fd).st_size
+            size = 0 if room <= 0 and self._ends_line else cut(data, room, SLACK_BYTES)
+            self._write(data[:size])
+            data = data[size:]
+            if data and not self._turn():
+                # In another while perhaps.
+                self._limit = os.fstat(self.fd).st_size + self._max_bytes
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._lost and data:
+                told = f"\ngpusched: {self._lost} bytes of output are missing here\n".encode()
+                os.write(self.fd, told if not self._ends_line else told[1:])
+                self._lost = 0
+            while data:
+                size = os.write(self.fd, data)
+                self._ends_line = data[size - 1 : size] == b"\n"
+                data = data[size:]
+        except OSError:
+            # A full disk or quota: a job that writes by itself would get the error, and rarely expects it.
+            self._lost += len(data)
+
+    def _turn(self) -> bool:
+        """Put the file aside and begin a new one; False when that cannot be."""
+        try:
+            fd = self._begin_next() if self._who is None else launch.as_user(*self._who, self._begin_next)
+        except (OSError, launch.LaunchError):
+            return False
+        self._limit = self._max_bytes
+        if fd != self.fd:
+            if self.before >= 0:
+                os.close(self.before)
+            self.before, self.fd = self.fd, fd
+        return True
+
+    def _begin_next(self) -> int:
+        """The next file, or this one emptied. Raises: OSError; then this one has its name again."""
+        is_ours = self._has_its_name()
+        if is_ours and not self._keep:
+            os.ftruncate(self.fd, 0)
+            return self.fd
+        if is_ours:
+            for number in range(self._keep, 0, -1):
+                try:
+                    os.rename(put_aside(self._path, number - 1), put_aside(self._path, number))
+                except FileNotFoundError:
+                    continue
+        mask = os.umask(self._umask)
+        try:
+            fd = os.open(self._path, launch.LOG_FLAGS, 0o666)
+        except OSError:
+            if is_ours:
+                os.rename(put_aside(self._path, 1), self._path)
+            raise
+        finally:
+            os.umask(mask)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "something that is no file has its name now")
+        os.set_blocking(fd, True)
+        return fd
+
+    def _has_its_name(self) -> bool:
+        """Whether the path still leads to the open file; if not, somebody moved or removed that."""
+        try:
+            named = os.lstat(self._path)
+        except FileNotFoundError:
+            return False
+        own = os.fstat(self.fd)
+        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+
+    def release(self) -> None:
+        """The job has its end of the pipe."""
+        if self.job_end >= 0:
+            os.close(self.job_end)
+            self.job_end = -1
+
+    def close(self) -> None:
+        """Let go of all but the file that is written to."""
+        self.release()
+        os.close(self.reader)
+        if self.before >= 0:
+            os.close(self.before)
+
+
+class RotatedLogs(launch.Logs):
+    """Log files behind pipes. What is no regular file, as /dev/null, is left to the job itself."""
+
+    __slots__ = ("_error_flow", "_output_flow", "_poll", "_signals")
+
+    is_copied = True
+
+    def __init__(self, logs: launch.Logs, ticket: dict[str, Any], who: tuple[str, int, int] | None) -> None:
+        """Raises: LaunchError; the files stay open then."""
+        super().__init__(logs.output, logs.error)
+        self._output_flow: Flow | None = None
+        self._error_flow: Flow | None = None
+        self._signals = -1
+        self._poll = select.poll()
+        try:
+            if _is_file(logs.output):
+                self._output_flow = Flow(logs.output, ticket["stdout_path"], ticket, who)
+            if logs.error != logs.output and _is_file(logs.error):
+                self._error_flow = Flow(logs.error, ticket["stderr_path"], ticket, who)
+        except OSError as error:
+            for flow in self.flows():
+                flow.close()
+            raise launch.LaunchError(f"cannot make a pipe for its output: {error.strerror}") from None
+        for flow in self.flows():
+            self._poll.register(flow.reader, select.POLLIN)
+
+    def flows(self) -> list[Flow]:
+        """Of the output and of the errors, where they are files."""
+        return [flow for flow in (self._output_flow, self._error_flow) if flow is not None]
+
+    def job_ends(self) -> tuple[int, int]:
+        """What the job gets as its output and error."""
+        flow = self._output_flow
+        output = self.output if flow is None else flow.job_end
+        if self.error == self.output:
+            return output, output
+        return output, self.error if self._error_flow is None else self._error_flow.job_end
+
+    def begin(self) -> None:
+        """The job has started."""
+        for flow in self.flows():
+            flow.release()
+
+    def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
+        """Copy until one of these signals, which are blocked, is pending or the time is over."""
+        if self._signals < 0:
+            self._signals = signal_fd(awaited)
+            self._poll.register(self._signals, select.POLLIN)
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_ms = None if until is None else max(0.0, until - time.monotonic()) * 1000
+            ready = [fd for fd, _ in self._poll.poll(left_ms)]
+            self._copy(ready)
+            if not ready or self._signals in ready:
+                return
+
+    def drain(self) -> None:
+        """Copy what the run left in the pipes; nobody of it can write any more."""
+        self._copy([flow.reader for flow in self.flows()])
+
+    def _copy(self, ready: list[int]) -> None:
+        for flow in self.flows():
+            if flow.reader not in ready:
+                continue
+            if not flow.copy():
+                try:
+                    self._poll.unregister(flow.reader)
+                except KeyError:
+                    pass  # its end was seen before
+            self._adopt(flow)
+
+    def _adopt(self, flow: Flow) -> None:
+        """Know the files by which the supervisor writes its last line and looks at the tail."""
+        if flow is self._output_flow and self.output != flow.fd:
+            if self.error == self.output:
+                self.error, self.error_from = flow.fd, 0
+            self.output, self.output_from = flow.fd, 0
+        elif flow is self._error_flow and self.error != flow.fd:
+            self.error, self.error_from = flow.fd, 0
+
+    def tails(self) -> list[tuple[int, int]]:
+        """See `Logs`; a file that has just been begun may not hold the last words."""
+        return [*super().tails(), *[(flow.before, 0) for flow in self.flows() if flow.before >= 0]]
+
+    def close(self) -> None:
+        """Release everything."""
+        for flow in self.flows():
+            flow.close()
+        if self._signals >= 0:
+            os.close(self._signals)
+        super().close()
+
+
+def _is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
+
+
+def signal_fd(awaited: Iterable[int]) -> int:
+    """A descriptor that is readable while one of these blocked signals is pending. Raises: OSError."""
+    mask = bytearray(SIGSET_BYTES)
+    bits = sum(1 << (number - 1) for number in awaited)
+    mask[:8] = bits.to_bytes(8, "little")
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.signalfd(-1, ctypes.c_char_p(bytes(mask)), SFD_NONBLOCK | SFD_CLOEXEC)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "signalfd")
+    return fd

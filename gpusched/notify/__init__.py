@@ -1,0 +1,11 @@
+"""Telling people: what their own file says, and the process that sends.
+
+targets    the user's `notify.toml`: targets, events, templates, with file and line of what is wrong
+words      templates and the facts in them
+sending    one try to reach one target, in a process of its own that can be ended
+deliveries what a worker still has to send, when, to whom
+worker     the process that sends for one user; run as that user
+courier    the daemon's end of it
+
+A target that fails or hangs costs nobody else anything: the daemon hands alerts over and never waits.
+"""

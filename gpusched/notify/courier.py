@@ -1,0 +1,309 @@
+"""The daemon's end of the process that sends one user's alerts: hand over, collect, and never wait.
+
+    hand()     gives alerts to send; the process is started when there is something to do
+    poll()     what became of them since the last call
+    fileno()   becomes readable when `poll` has something to do; the same for the courier's whole life
+
+Each message that was accepted leaves a line in a file of receipts, written by the process that sent it. After a
+`kill -9` of daemon or worker the receipts say what needs no second message. Whoever may still be sending holds a
+lock on that file, so that no new worker begins before the old one has come to its end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from logging import getLogger
+from typing import Any
+
+import gpusched
+from gpusched.model.alerts import Alert
+from gpusched.model.settings import AlertSettings
+from gpusched.notify.deliveries import Report
+
+log = getLogger("gpusched.notify")
+
+IDLE_S = 60.0
+"""After so long without anything to send the process ends; it comes back when it is needed."""
+MOST_HANDED = 200
+"""Alerts that a worker has at once; the others wait in the table."""
+
+_BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from gpusched.notify.worker import main; main(sys.argv[2])"
+)
+
+
+class Courier:
+    """Sends one user's alerts through a child process that runs as that user.
+
+    Args:
+        uid: whose targets are told.
+        receipts: path of the file of receipts; it is the daemon's own.
+        file: the user's `notify.toml`; None is where that user has it by default.
+    """
+
+    def __init__(
+        self,
+        uid: int,
+        settings: AlertSettings,
+        receipts: str,
+        file: str | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._uid = uid
+        self._settings = settings
+        self._receipts = receipts
+        self._file = file
+        self._monotonic = monotonic
+        self._child: subprocess.Popen[bytes] | None = None
+        self._handed: set[str] = set()
+        self._out = b""
+        self._heard = b""
+        self._failures = 0
+        self._not_before = float("-inf")
+        self._idle_since: float | None = None
+        self._answers, self._answers_in = os.pipe()
+        os.set_blocking(self._answers, False)
+        self.trouble: str | None = None
+        """Why no worker runs, for the doctor; None when all is well."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no process is there."""
+        return self._child is None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that sends now."""
+        return None if self._child is None else self._child.pid
+
+    def fileno(self) -> int:
+        """Descriptor to watch for reading."""
+        return self._answers
+
+    def adopt(self, settings: AlertSettings) -> None:
+        """Other settings; they count from the next start of the process."""
+        if settings != self._settings:
+            self._settings = settings
+            self._dismiss()
+
+    def hand(self, alerts: Mapping[str, Alert]) -> list[Report]:
+        """Have these sent, all that wait for this user, the oldest first; what the worker has already is skipped.
+
+        Returns: reports of those of which the receipts of an earlier worker say that they were sent.
+        """
+        now = self._monotonic()
+        reports: list[Report] = []
+        if alerts:
+            self._idle_since = None
+            if self._child is None and now >= self._not_before:
+                reports = self._start(alerts, now)
+        if self._child is None or reports:
+            # What the receipts say is recorded first; then the rest is handed over.
+            return reports
+        for key, alert in alerts.items():
+            if len(self._handed) >= MOST_HANDED:
+                break
+            if key not in self._handed:
+                self._handed.add(key)
+                self._out += order_of(alert)
+        self._push()
+        return []
+
+    def poll(self) -> list[Report]:
+        """What has become of alerts. Starts nothing."""
+        has_ended = self._child is not None and self._child.poll() is not None
+        reports = self._collect()
+        if has_ended:
+            self._bury()
+        elif self._child is not None:
+            self._push()
+            self._retire()
+        return reports
+
+    def close(self) -> None:
+        """Let go of the process; what is under way is given a moment by the worker itself."""
+        self._dismiss()
+        for fd in (self._answers, self._answers_in):
+            os.close(fd)
+
+    # --- the process ----------------------------------------------------------------------------
+
+    def _start(self, waiting: Mapping[str, Alert], now: float) -> list[Report]:
+        try:
+            fd = os.open(self._receipts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._fail(f"{self._receipts} cannot be opened: {error.strerror}", now)
+            return []
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # The last try of an earlier worker is not over; it is ended at its deadline.
+                return []
+            told = [(key, target) for key, target in _read(fd) if key in waiting]
+            told = [(key, target) for key, target in told if target not in waiting[key].settled]
+            if told:
+                return [{"key": key, "target": target, "outcome": "told", "tries": 1} for key, target in told]
+            os.ftruncate(fd, 0)
+            self._spawn(fd)
+        except (OSError, subprocess.SubprocessError, KeyError) as error:
+            self._fail(f"the process that sends alerts cannot be started: {error}", now)
+        finally:
+            os.close(fd)
+        return []
+
+    def _spawn(self, fd: int) -> None:
+        settings = self._settings
+        names = ("timeout_s", "backoff_s", "backoff_max_s", "give_up_s")
+        limits = {name: getattr(settings, name) for name in names}
+        options = json.dumps({"limits": limits, "file": self._file, "receipts": fd})
+        root = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
+        path = [entry for entry in sys.path if entry]
+        if root not in path:
+            path.append(root)
+        self._child = subprocess.Popen(
+            # -S: the path is handed over complete, so the search for site packages can be saved.
+            [sys.executable, "-S", "-c", _BOOT, json.dumps(path), options],
+            stdin=subprocess.PIPE,
+            stdout=self._answers_in,
+            bufsize=0,
+            cwd="/",
+            pass_fds=[fd],
+            start_new_session=True,
+            **identity(self._uid),
+        )
+        assert self._child.stdin is not None
+        os.set_blocking(self._child.stdin.fileno(), False)
+        log.debug("the worker for alerts of uid %d has started, pid %d", self._uid, self._child.pid)
+
+    def _push(self) -> None:
+        """Write as much as the pipe takes; the rest goes with the next call."""
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            while self._out:
+                written = os.write(self._child.stdin.fileno(), self._out[: 1 << 16])
+                self._out = self._out[written:]
+        except BlockingIOError:
+            pass  # it is busy
+        except BrokenPipeError:
+            pass  # it has died; the next poll says so
+
+    def _collect(self) -> list[Report]:
+        while True:
+            try:
+                data = os.read(self._answers, 1 << 16)
+            except BlockingIOError:
+                break
+            self._heard += data
+        *lines, self._heard = self._heard.split(b"\n")
+        reports: list[Report] = []
+        for line in lines:
+            try:
+                report = json.loads(line)
+                key = report["key"]
+            except (ValueError, TypeError, KeyError):
+                continue  # a new process starts with an empty line, a killed one may stop within one
+            reports.append(report)
+            self._failures, self.trouble = 0, None
+            if report.get("done"):
+                self._handed.discard(key)
+        return reports
+
+    def _bury(self) -> None:
+        assert self._child is not None
+        code = self._child.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._fail(f"the process that sends alerts has ended ({how})", self._monotonic())
+
+    def _fail(self, why: str, now: float) -> None:
+        self._dismiss(kill=True)
+        self._failures += 1
+        wait_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
+        self._not_before = now + wait_s
+        self.trouble = why
+        log.warning("%s; the next one starts in %.0f s", why, wait_s)
+
+    def _retire(self) -> None:
+        if self._handed or self._out:
+            self._idle_since = None
+            return
+        now = self._monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= IDLE_S:
+            self._dismiss()
+
+    def _dismiss(self, *, kill: bool = False) -> None:
+        child, self._child = self._child, None
+        self._handed, self._out, self._heard, self._idle_since = set(), b"", b"", None
+        if child is None:
+            return
+        assert child.stdin is not None
+        child.stdin.close()
+        if kill:
+            try:
+                # The tries it had under way too: nobody else would end them.
+                os.killpg(child.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass  # all of them are gone
+        _Children.leave(child)
+
+
+class _Children:
+    """Workers that were told to end and have not yet: they are reaped on occasion, not waited for."""
+
+    ending: list[subprocess.Popen[bytes]] = []  # noqa: RUF012  one list for the process
+
+    @classmethod
+    def leave(cls, child: subprocess.Popen[bytes]) -> None:
+        cls.ending = [one for one in (*cls.ending, child) if one.poll() is None]
+
+
+def order_of(alert: Alert) -> bytes:
+    """An alert as the worker reads it."""
+    order = {
+        "key": alert.key,
+        "event": alert.event,
+        "counts_as": alert.counts_as,
+        "at": alert.at,
+        "facts": dict(alert.facts),
+        "targets": alert.targets,
+        "settled": alert.settled,
+    }
+    return json.dumps(order).encode() + b"\n"
+
+
+def _read(fd: int) -> Iterable[tuple[str, str]]:
+    """Alerts and targets of the receipts; a line that was cut off by a full disk is left out."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(fd), "rb") as file:
+        for line in file:
+            try:
+                key, target = json.loads(line)
+            except (ValueError, TypeError):
+                continue
+            yield str(key), str(target)
+
+
+def identity(uid: int) -> dict[str, Any]:
+    """What makes a child run as this user, with that user's home; nothing for ourselves. Raises: KeyError."""
+    if uid == os.geteuid():
+        return {}
+    user = pwd.getpwuid(uid)
+    environment = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "PATH": os.defpath}
+    kept: Collection[str] = ("LANG", "LC_ALL", "TZ", "http_proxy", "https_proxy", "no_proxy")
+    environment.update({name: os.environ[name] for name in kept if name in os.environ})
+    groups = os.getgrouplist(user.pw_name, user.pw_gid)
+    return {"user": uid, "group": user.pw_gid, "extra_groups": groups, "env": environment}

@@ -1,0 +1,188 @@
+"""One try to reach one address, in a process of its own: a service that hangs can be ended, and harms nobody.
+
+apprise tells what went wrong only through its log, in which addresses may stand; what is passed on has every
+secret part of the address taken out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import select
+import signal
+import time
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+MISSING = "apprise is not installed; install it where gpusched is, with: pip install 'gpusched-lab[notify]'"
+_MOST_TEXT = 400
+_LOOK_S = 0.2
+_ALONE_S = 2.0
+_SHORTEST_SECRET = 4
+"""Shorter parts of an address are words such as `/to` and ports; passwords count whatever their length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one try."""
+
+    is_told: bool
+    error: str = ""
+    is_final: bool = False
+    """Trying again would change nothing."""
+
+
+class Attempt:
+    """A child process that sends; `poll` until there is a result, `end` at the latest at its deadline."""
+
+    def __init__(
+        self, url: str, title: str, body: str, timeout_s: float, receipt: tuple[int, bytes] | None = None
+    ) -> None:
+        """Begin.
+
+        Args: receipt: a descriptor and the line to append to it as soon as the message was accepted.
+        """
+        self.deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._fd, write_fd = os.pipe()
+        os.set_blocking(self._fd, False)
+        preload()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _child(write_fd, url, title, body, timeout_s, receipt)
+        os.close(write_fd)
+        self._said = b""
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something to do."""
+        return self._fd
+
+    def poll(self) -> Result | None:
+        """The result once there is one; past the deadline the try is ended and has failed."""
+        try:
+            while data := os.read(self._fd, 1 << 16):
+                self._said += data
+        except BlockingIOError:
+            if time.monotonic() < self.deadline:
+                return None
+            self.end()
+            return Result(False, f"no answer within {self._timeout_s:g} s")
+        status = self._reap(0)
+        try:
+            return Result(**json.loads(self._said))
+        except (ValueError, TypeError):
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
+            return Result(False, f"the process that sends ended with {how}")
+
+    def end(self) -> None:
+        """Kill the child."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._reap(0)
+
+    def wait(self) -> Result:
+        """Wait for the result, at most until the deadline."""
+        while True:
+            select.select([self._fd], [], [], _LOOK_S)
+            result = self.poll()
+            if result is not None:
+                return result
+
+    def _reap(self, options: int) -> int:
+        os.close(self._fd)
+        return os.waitpid(self._pid, options)[1]
+
+
+def preload() -> bool:
+    """Import apprise once in the parent, so that no child has to; whether it is there."""
+    try:
+        import apprise  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: tuple[int, bytes] | None) -> None:
+    """What the forked process does; never returns."""
+    code = 1
+    try:
+        # Its parent's terminal and pipes are none of its business.
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Its parent ends it at the deadline; where there is no parent any more, it ends itself.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + _ALONE_S)
+        result = send(url, title, body)
+        if result.is_told and receipt is not None:
+            os.write(*receipt)
+        said = {"is_told": result.is_told, "error": result.error, "is_final": result.is_final}
+        os.write(fd, json.dumps(said).encode())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def send(url: str, title: str, body: str) -> Result:
+    """Send now, in this process. Raises nothing."""
+    try:
+        import apprise
+    except ImportError:
+        return Result(False, MISSING, is_final=True)
+    heard = _Listener()
+    logger = logging.getLogger("apprise")
+    logger.handlers, logger.propagate = [heard], False
+    logger.setLevel(logging.WARNING)
+    try:
+        service = apprise.Apprise()
+        if not service.add(url):
+            scheme = url.partition("://")[0]
+            return Result(False, f"no service understands the address {scheme}://...", is_final=True)
+        if service.notify(body=body, title=title):
+            return Result(True)
+        problem = "; ".join(heard.lines) or "the service did not take the message"
+    except Exception as error:
+        # Whatever a plug-in raises, the alert has not been sent and somebody should know why.
+        problem = f"{type(error).__name__}: {error}"
+    return Result(False, without_secrets(problem, url)[:_MOST_TEXT])
+
+
+def understands(url: str) -> bool | None:
+    """Whether a service takes this address; None when apprise is not there to ask."""
+    if not preload():
+        return None
+    import apprise
+
+    logging.getLogger("apprise").addHandler(logging.NullHandler())
+    return apprise.Apprise.instantiate(url, suppress_exceptions=True) is not None
+
+
+class _Listener(logging.Handler):
+    """Keeps what apprise warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = " ".join(record.getMessage().split())
+        if line not in self.lines:
+            self.lines.append(line)
+
+
+def without_secrets(text: str, url: str) -> str:
+    """The text with every part of the address that may be secret replaced by `***`."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    words = [url, parts.username or "", *parts.path.split("/")]
+    words += [pair.partition("=")[2] for pair in parts.query.split("&")]
+    # Chat services have a token where others have the name of a machine.
+    words += [] if "." in host or host in ("", "localhost") else [parts.netloc, host]
+    words = [word for word in words if len(word) >= _SHORTEST_SECRET]
+    words += [parts.password] if parts.password else []
+    secrets = {form for word in words for form in (word, unquote(word))}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE)
+    return text

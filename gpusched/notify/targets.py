@@ -1,0 +1,243 @@
+"""A user's `notify.toml`: whom to tell of what, in which words.
+
+    mail = "mailto://smtp.lab.org?from=gpusched@lab.org"    # for --mail-user
+
+    [target.phone]
+    url = "ntfy://alice-gpus"
+    on = ["fail", "time_limit_80"]
+
+    [template.fail]
+    title = "{name} broke"
+
+It is read by the process that sends, as the user whose file it is; addresses in it are secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from gpusched.config.lines import Key, lines_of
+from gpusched.errors import UsageError
+from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, parse_events
+from gpusched.model.units import printable
+from gpusched.notify.words import default_texts, problem_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HINT = "see docs/howto/alerts.md, and try it with: gpusched notify test"
+_TEXTS = ("title", "body")
+_TARGET_KEYS = ("url", "on", *_TEXTS)
+_KNOWN_EVENTS = (*EVENTS, *ADMIN_EVENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One way to reach the user."""
+
+    name: str
+    url: str
+    """In apprise's form; secret."""
+    on: frozenset[str] | None = None
+    """Only these events; None is all."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """`title` and `body` where they are the target's own."""
+
+    def takes(self, words: tuple[str, ...] | list[str]) -> bool:
+        """Whether it wants an alert that counts as any of these."""
+        return self.on is None or not self.on.isdisjoint(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """All that the file says."""
+
+    file: str
+    exists: bool = True
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    templates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By event; the texts for all events are under the empty name."""
+    mail: str | None = None
+    """Mail server for addresses that a submission names."""
+
+    def words_for(self, target: Target, event: str) -> tuple[str, str]:
+        """Template of title and body, the most particular one."""
+        title, body = default_texts(event)
+        texts = {"title": title, "body": body, **self.templates.get("", {}), **self.templates.get(event, {})}
+        texts.update(target.texts)
+        return texts["title"], texts["body"]
+
+    def named(self, name: str) -> Target | None:
+        """A target by its name, or the mail server with this address; None when there is none."""
+        if name in self.targets or "@" not in name or self.mail is None:
+            return self.targets.get(name)
+        from urllib.parse import quote
+
+        joint = "&" if "?" in self.mail else "?"
+        return Target(name, f"{self.mail}{joint}to={quote(name, safe='@')}")
+
+
+class TargetsError(UsageError):
+    """A file that cannot be used; `problems` has a sentence for each reason."""
+
+    def __init__(self, problems: list[UsageError]) -> None:
+        self.problems = problems
+        more = f" (and {len(problems) - 1} more; see all with: gpusched config check)" if len(problems) > 1 else ""
+        super().__init__(problems[0].message + more, problems[0].hint)
+
+
+def read_targets(file: str) -> Targets:
+    """What the file says; nothing when there is none. Raises: TargetsError with file and line."""
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read().decode("utf-8").replace("\r\n", "\n")
+        document, lines = tomllib.loads(text), lines_of(text)
+    except FileNotFoundError:
+        return Targets(file, exists=False)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TargetsError([UsageError(f"{file} cannot be read: {reason}", f"see: ls -l {file}")]) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TargetsError([UsageError(f"{file} is no TOML: {_without_text(error)}", HINT)]) from None
+    return _Reader(file, lines).read(document)
+
+
+def is_open_to_others(file: str) -> bool:
+    """Whether others may read the file, which holds secrets."""
+    try:
+        return bool(os.stat(file).st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except OSError:
+        return False
+
+
+def _without_text(error: Exception) -> str:
+    """What the reader says, without the bytes that it quotes."""
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+class _Reader:
+    """Gathers targets and templates, and what is wrong with them."""
+
+    def __init__(self, file: str, lines: Mapping[Key, int]) -> None:
+        self._file = file
+        self._lines = lines
+        self._problems: list[tuple[int, UsageError]] = []
+
+    def read(self, document: dict[str, Any]) -> Targets:
+        mail, targets, templates = None, {}, {}
+        for section, content in document.items():
+            if section == "mail":
+                if self._is_address(content, section):
+                    mail = str(content)
+            elif section == "target":
+                targets = {target.name: target for target in self._read_targets(content)}
+            elif section == "template":
+                templates = self._read_templates(content)
+            else:
+                self._unknown(section, "it", ("mail", "target", "template"), section)
+        if self._problems:
+            raise TargetsError([error for _, error in sorted(self._problems, key=lambda problem: problem[0])])
+        return Targets(self._file, True, targets, templates, mail)
+
+    def _read_targets(self, content: Any) -> Iterator[Target]:
+        if not isinstance(content, dict):
+            self._refuse("target is a section; write [target.NAME] on a line of its own", "target")
+            return
+        for name, table in content.items():
+            key = ("target", name)
+            if not isinstance(table, dict):
+                self._refuse(f"target.{printable(name, 40)} is a table; write [target.NAME] before its keys", *key)
+            elif not name or not name.isprintable() or set(name) & set(" ,@"):
+                self._refuse(f"{printable(name, 40)!r} is no name of a target; write one word without , and @", *key)
+            else:
+                target = self._read_target(name, table)
+                if target is not None:
+                    yield target
+
+    def _read_target(self, name: str, table: dict[str, Any]) -> Target | None:
+        key = ("target", name)
+        for word in table:
+            if word not in _TARGET_KEYS:
+                self._unknown(word, f"[target.{name}]", _TARGET_KEYS, *key, word)
+        url = table.get("url")
+        if url is None:
+            self._refuse(f"target {name} has no url; write for example: url = 'ntfy://my-topic'", *key)
+            return None
+        if not self._is_address(url, *key, "url"):
+            return None
+        return Target(name, url, self._read_events(table, key), self._read_texts(table, key))
+
+    def _read_events(self, table: dict[str, Any], key: Key) -> frozenset[str] | None:
+        words = table.get("on")
+        if words is None:
+            return None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            self._refuse(f"on of target {key[1]} must be a list of texts, such as ['fail', 'end']", *key, "on")
+            return None
+        found: set[str] = set()
+        for word in words:
+            if word in ADMIN_EVENTS:
+                found.add(word)
+                continue
+            try:
+                found.update(ADMIN_EVENTS if word == "all" else (), parse_events(word))
+            except ValueError as error:
+                self._refuse(f"on of target {key[1]}: {error}", *key, "on")
+        return frozenset(found)
+
+    def _read_templates(self, content: Any) -> dict[str, dict[str, str]]:
+        if not isinstance(content, dict):
+            self._refuse("template is a section; write [template] or [template.fail] on a line of its own", "template")
+            return {}
+        found = {"": self._read_texts(content, ("template",))}
+        for event, table in content.items():
+            if event in _TEXTS:
+                continue
+            if event not in _KNOWN_EVENTS:
+                self._unknown(event, "[template]", (*_TEXTS, *_KNOWN_EVENTS), "template", event)
+            elif not isinstance(table, dict):
+                self._refuse(f"template.{event} is a table; write [template.{event}]", "template", event)
+            else:
+                for word in table.keys() - set(_TEXTS):
+                    self._unknown(word, f"[template.{event}]", _TEXTS, "template", event, word)
+                found[event] = self._read_texts(table, ("template", event))
+        return found
+
+    def _read_texts(self, table: dict[str, Any], key: Key) -> dict[str, str]:
+        found = {}
+        for word in _TEXTS:
+            text = table.get(word)
+            if text is None:
+                continue
+            problem = problem_of(text) if isinstance(text, str) else "must be a text"
+            if problem is not None:
+                self._refuse(f"{'.'.join((*key, word))} {problem}", *key, word)
+            else:
+                found[word] = text
+        return found
+
+    def _is_address(self, url: Any, *key: str) -> bool:
+        scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+        if mark and rest and scheme.isalnum():
+            return True
+        # The value may be a secret that was written in another form: it is not repeated.
+        self._refuse(f"{'.'.join(key)} is no address such as ntfy://my-topic or mailto://...", *key)
+        return False
+
+    def _unknown(self, word: str, where: str, known: tuple[str, ...], *key: str) -> None:
+        near = get_close_matches(word, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known)}"
+        self._refuse(f"{where} has no {printable(word, 40)}; {hint}", *key)
+
+    def _refuse(self, text: str, *key: str) -> None:
+        line = next((self._lines[key[:length]] for length in range(len(key), 0, -1) if key[:length] in self._lines), 0)
+        place = f"file {self._file}, line {line}" if line else f"file {self._file}"
+        self._problems.append((line, UsageError(f"{place}: {text}", HINT)))

@@ -1,0 +1,208 @@
+"""Which alerts a change of a job raises, and when time alone raises one.
+
+From rows before and after a change to what is to be told; who is told how is decided by the user's own targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpusched.model.alerts import EACH_TASK, Alert, Facts
+from gpusched.model.job import Alerting, Job, Run
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.units import format_duration
+
+LIMIT_FRACTION = 0.8
+"""Part of the time limit after which `time_limit_80` is told."""
+
+BACKOFF_FACTOR = 2.0
+"""Each wait between two tries to reach a target is so many times the one before."""
+
+_GOOD_ENDS = (JobState.COMPLETED, JobState.CANCELLED)
+_OF_WHOLE = frozenset({"pending", "queue_empty"})
+"""What is told of an array as a whole only."""
+_OF_EITHER = frozenset({"begin", "end", "fail", "retry", "preempt"})
+"""What is told of an array as a whole, or when asked for of each of its tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Something to tell of a job."""
+
+    event: str
+    message: str
+    run: int = 0
+    """Number of the run it is about; 0 for none."""
+    counts_as: tuple[str, ...] = ()
+    """Other words under which it was asked for as well."""
+
+
+def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Iterable[int]) -> Iterator[Raised]:
+    """What the change of one job has to be told of, in the order in which it happened.
+
+    Args:
+        before: None for a new job.
+        runs: those of the job that are known, by number.
+        changed: numbers of the runs that changed with it.
+    """
+    wanted = wanted_of(after)
+    if not wanted:
+        return
+    last = before.run if before is not None else 0
+    for number in sorted(changed):
+        run = runs[number]
+        if run.outcome is JobState.PREEMPTED and "preempt" in wanted:
+            yield Raised("preempt", f"run {number} ended early: {run.reason_text}", number)
+    if _makes_room(before, after) and "preempt" in wanted:
+        yield Raised("preempt", f"run {after.run} was suspended: {after.reason_text or 'it makes room'}", after.run)
+    if before is not None and "retry" in wanted:
+        if after.failures > before.failures:
+            retries = f"{after.failures} of {after.spec.retry.retries} retries used"
+            yield Raised("retry", f"run {last} {_how(runs.get(last))}; it is tried again, {retries}", last)
+        if after.requeues > before.requeues:
+            yield Raised("retry", f"run {last} was lost: {_how(runs.get(last))}; it is repeated", last)
+    if after.run > last and "begin" in wanted:
+        yield Raised("begin", f"run {after.run} has started{_where(runs.get(after.run))}", after.run)
+    if "begin" in wanted and _begins_as_array(before, after):
+        yield Raised("begin", "its first task has started")
+    if after.state.is_final and (before is None or not before.state.is_final):
+        yield from _ended(after, wanted)
+
+
+def wanted_of(job: Job) -> frozenset[str]:
+    """The events that are told of this row; an array and its tasks share what was asked for."""
+    alerting = job.spec.alerting
+    if alerting is None:
+        return frozenset()
+    wanted = frozenset(alerting.on)
+    if job.array_id is not None:
+        return wanted - _OF_WHOLE - (frozenset() if EACH_TASK in wanted else _OF_EITHER)
+    return wanted - _OF_EITHER if job.is_array and EACH_TASK in wanted else wanted
+
+
+def _ended(job: Job, wanted: frozenset[str]) -> Iterator[Raised]:
+    """One alert, however many words ask for it."""
+    message = f"{job.state}: {job.reason_text or 'no reason is known'}"
+    if "fail" in wanted and has_failed(job):
+        yield Raised("fail", message, job.run, ("end",) if "end" in wanted else ())
+    elif "end" in wanted:
+        yield Raised("end", message, job.run)
+
+
+def has_failed(job: Job) -> bool:
+    """Whether a final state is a bad end: not one that the user asked for."""
+    if job.state is JobState.CANCELLED:
+        return job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
+    return job.state.is_final and job.state not in _GOOD_ENDS
+
+
+def _begins_as_array(before: Job | None, after: Job) -> bool:
+    is_new = before is None or before.start_at is None
+    return is_new and after.is_array and after.start_at is not None
+
+
+def _makes_room(before: Job | None, after: Job) -> bool:
+    is_new = before is None or before.state is not JobState.SUSPENDED
+    return is_new and after.state is JobState.SUSPENDED and after.suspended_by == "policy"
+
+
+def _how(run: Run | None) -> str:
+    return "did not end well" if run is None or run.outcome is None else f"{run.outcome}: {run.reason_text}"
+
+
+def _where(run: Run | None) -> str:
+    if run is None:
+        return ""
+    return f" on {run.node}" + (f", GPU {_indices(run)}" if run.gpus else "")
+
+
+def _indices(run: Run) -> str:
+    return ",".join(str(share.index) for share in run.gpus)
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+def limit_alert_at(job: Job, run: Run | None) -> float | None:
+    """When the run will have used most of its time limit; None when nobody is to be told, or it does not move."""
+    if run is None or job.state is not JobState.RUNNING or "time_limit_80" not in wanted_of(job):
+        return None
+    if job.spec.time_limit_s is None:
+        return None
+    began_at = run.intent_at if run.start_at is None else run.start_at
+    return began_at + LIMIT_FRACTION * job.spec.time_limit_s + run.suspended_s
+
+
+def pending_alert_at(job: Job, pending_s: float) -> float | None:
+    """When the job will have waited too long; None when nobody is to be told, or somebody holds it on purpose."""
+    if job.state is not JobState.PENDING or job.hold is not None or "pending" not in wanted_of(job):
+        return None
+    if job.start_at is not None and job.is_array:
+        # Some of its tasks have started, so it gets on.
+        return None
+    return max(job.queued_at, job.eligible_at) + pending_s
+
+
+def limit_alert(job: Job, run: Run) -> Raised:
+    """What is told then."""
+    limit = format_duration(job.spec.time_limit_s)
+    return Raised(
+        "time_limit_80", f"run {run.number} has used {LIMIT_FRACTION:.0%} of its time limit, {limit}", job.run
+    )
+
+
+def pending_alert(job: Job, now: float, why: str | None) -> Raised:
+    """What is told then; `why` is why it waits."""
+    waited = format_duration(now - max(job.queued_at, job.eligible_at))
+    return Raised("pending", f"it has waited for {waited}: {why or 'no reason is known'}", job.run + 1)
+
+
+# --- rows of the outbox -------------------------------------------------------------------------------
+
+
+def alert_of(job: Job, what: Raised, run: Run | None, now: float) -> Alert:
+    """The row of the outbox; at most one of an event for each run."""
+    alerting = job.spec.alerting or Alerting()
+    return Alert(
+        key=f"{job.id}.{what.run} {what.event}",
+        event=what.event,
+        counts_as=(what.event, *what.counts_as),
+        uid=job.uid,
+        at=now,
+        facts=facts_of(job, what, run, now),
+        targets=alerting.targets,
+        job_id=job.id,
+        run=what.run or None,
+    )
+
+
+def facts_of(job: Job, what: Raised, run: Run | None, now: float) -> Facts:
+    """What a template may say, by names of `model.alerts.FACTS`; what there is not is left out."""
+    spec = job.spec
+    found: dict[str, str | float | None] = {
+        "event": what.event,
+        "message": what.message,
+        "at": now,
+        "job": job.shown_id,
+        "name": spec.name,
+        "user": job.user,
+        "account": spec.account or None,
+        "queue": spec.queue,
+        "state": job.state.value,
+        "reason": job.reason_text,
+        "exit_code": None if job.exit_code is None else str(job.exit_code),
+        "signal": None if job.signal is None else str(job.signal),
+        "run": str(what.run) if what.run else None,
+        "submit_at": job.submit_at,
+        "end_at": job.end_at,
+        "time_limit": format_duration(spec.time_limit_s),
+        "work_dir": spec.launch.work_dir,
+    }
+    if run is not None:
+        found["node"] = run.node
+        found["gpus"] = _indices(run) or None
+        found["output"] = run.stdout_path
+        began_at = found["start_at"] = run.start_at if run.start_at is not None else run.intent_at
+        found["elapsed"] = format_duration((now if run.end_at is None else run.end_at) - began_at)
+    return tuple((name, value) for name, value in found.items() if value is not None)

@@ -1,0 +1,123 @@
+"""Whose fault a failure is: the program's, or the GPU's.
+
+The driver tells of faults by number (XID). [fault] says which of them are the hardware's: a run that failed while its
+card had one of those is a victim, to be run again without using up a retry. All others, a program's illegal access
+among them, stay the run's own.
+
+Where the driver tells nothing, runs that fail in their first seconds speak of the card as well: those of several users
+in a row, while nobody else's run survives there. One user's mistake, however often repeated, never does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpusched.model.job import Job, Run
+from gpusched.model.settings import FaultSettings
+from gpusched.model.states import JobState, ReasonCode
+
+MEANINGS = {
+    13: "engine exception",
+    31: "page fault",
+    43: "stopped processing",
+    45: "cleaned up after another error",
+    48: "memory error that cannot be corrected",
+    63: "memory row marked for repair",
+    64: "memory row that cannot be repaired",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    92: "many corrected memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    109: "context switch timed out",
+    119: "GPU system processor timed out",
+}
+"""Source: NVIDIA's catalog of XID errors."""
+
+_TOLD_LATE_S = 5.0
+"""A fault may be told of so long after the run that it ended."""
+_BLAMED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.TIMEOUT)
+_OWN_CODES = frozenset({2, 126, 127})
+"""Wrong usage, a program that cannot be executed, one that is not there: nothing that a card could cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """What the driver told of one card. `at` is when it was read."""
+
+    uuid: str
+    index: int
+    xid: int
+    at: float
+
+    @property
+    def text(self) -> str:
+        """`XID 79 (fallen off the bus)`."""
+        meaning = MEANINGS.get(self.xid)
+        return f"XID {self.xid}" + (f" ({meaning})" if meaning else "")
+
+
+def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> Run:
+    """The ended run, as a victim of its card's first fault of the hardware if it had one; else as it is."""
+    if run.outcome not in _BLAMED or run.start_at is None or run.end_at is None:
+        return run
+    uuids = {share.uuid for share in run.gpus}
+    for fault in sorted(faults, key=lambda fault: fault.at):
+        is_inside = run.start_at <= fault.at <= run.end_at + _TOLD_LATE_S
+        if fault.xid in settings.xid_victim and fault.uuid in uuids and is_inside:
+            text = f"hardware fault of GPU {fault.index}: {fault.text}; it had ended as {run.outcome}"
+            return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyFailure:
+    """A run that failed in its first seconds on one card."""
+
+    at: float
+    user: str
+    job_id: int
+
+
+Evidence = dict[str, tuple[EarlyFailure, ...]]
+"""By GPU UUID: early failures in a row, oldest first. Never changed, only replaced."""
+
+
+def weighed(evidence: Evidence, job: Job, run: Run, settings: FaultSettings) -> Evidence:
+    """What is known of the cards after a run has ended.
+
+    A run that survived its first seconds clears all its cards. One that failed in them speaks against its card if it
+    had one alone; a job that fails so on two cards speaks against none.
+    """
+    if run.outcome is None or run.start_at is None or run.end_at is None or not run.gpus:
+        return evidence
+    uuids = [share.uuid for share in run.gpus]
+    lasted_s = run.end_at - run.start_at - run.suspended_s
+    if run.outcome is JobState.COMPLETED or lasted_s > settings.early_s:
+        return {uuid: rows for uuid, rows in evidence.items() if uuid not in uuids}
+    if run.outcome is not JobState.FAILED or run.exit_code in _OWN_CODES or len(uuids) > 1:
+        return evidence
+    if run.reason is ReasonCode.JOB_LAUNCH_FAILURE:
+        return evidence
+    (uuid,) = uuids
+    since = run.end_at - settings.early_window_s
+    fails_elsewhere = any(row.job_id == job.id for other, rows in evidence.items() if other != uuid for row in rows)
+    kept = {
+        other: tuple(row for row in rows if row.at >= since and (other == uuid or row.job_id != job.id))
+        for other, rows in evidence.items()
+    }
+    if not fails_elsewhere:
+        kept[uuid] = (*kept.get(uuid, ()), EarlyFailure(run.end_at, job.user, job.id))[-_MOST_ROWS:]
+    return {other: rows for other, rows in kept.items() if rows}
+
+
+_MOST_ROWS = 100
+
+
+def suspicion(rows: tuple[EarlyFailure, ...], settings: FaultSettings) -> str | None:
+    """Why a card is suspect by these failures; None when it is not."""
+    users = {row.user: row.job_id for row in rows}
+    if not settings.early_users or len(users) < settings.early_users:
+        return None
+    who = ", ".join(f"{user}'s {job_id}" for user, job_id in sorted(users.items())[:5])
+    return f"jobs of {len(users)} users in a row failed here in their first {settings.early_s:g} s ({who})"

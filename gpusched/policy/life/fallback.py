@@ -1,0 +1,101 @@
+"""What runs after a job's last failure (`--fallback`): a job of its own, right behind the failed one.
+
+The failed job stays as it ended; both name each other. A fallback has no fallback and is not retried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule
+from gpusched.model.states import JobState
+
+FAILURES = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL})
+"""Ends that a fallback follows. A cancelled or preempted job was ended on purpose, one past its deadline comes
+too late."""
+
+_LONGEST_NAME = 200
+_SUFFIX = "-fallback"
+_OWN_FILE = ("%j", "%J", "%A")
+
+
+def wants_fallback(job: Job) -> bool:
+    """Whether the job has failed for good, asked for a fallback and has none yet.
+
+    The row of an array runs nothing: its tasks have fallbacks of their own.
+    """
+    return (
+        job.spec.fallback is not None
+        and job.state in FAILURES
+        and job.cancel_at is None
+        and job.fallback_id is None
+        and not job.is_array
+    )
+
+
+def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tuple[Job, Job, tuple[JobEvent, ...]]:
+    """The failed job with its fallback's id, the fallback, and what their stories say.
+
+    The fallback asks for what the job asked for last and counts its age from where the job did, so that it is next in
+    line where the job was. `default_output` is the output pattern of a job that names none.
+    """
+    text = f"fallback of job {job.shown_id}, which ended as {job.state}: {job.reason_text or job.reason}"
+    made = Job(
+        id=job_id,
+        uid=job.uid,
+        user=job.user,
+        spec=_spec(job, default_output),
+        state=JobState.PENDING,
+        submit_at=now,
+        queued_at=job.queued_at,
+        eligible_at=now,
+    )
+    failed = replace(job, fallback_id=job_id)
+    return (
+        failed,
+        made,
+        (
+            JobEvent(job.id, now, "fallback", f"its fallback is job {job_id}"),
+            JobEvent(job_id, now, "submitted", text),
+        ),
+    )
+
+
+def _spec(job: Job, default_output: str) -> JobSpec:
+    spec = job.spec
+    assert spec.fallback is not None
+    launch = replace(
+        spec.launch,
+        argv=("/bin/sh", "-c", spec.fallback),
+        script_sha=None,
+        script_name="fallback",
+        stdout=_beside(spec.launch.stdout, default_output),
+        stderr=None if spec.launch.stderr is None else _beside(spec.launch.stderr, default_output),
+        notice=None,
+    )
+    return replace(
+        spec,
+        name=spec.name[: _LONGEST_NAME - len(_SUFFIX)] + _SUFFIX,
+        launch=launch,
+        retry=RetryRule(requeue=spec.retry.requeue),
+        begin_at=None,
+        dependency=None,
+        hold=False,
+        # The failed job may have used the time up: a fallback that is late is better than none.
+        deadline_at=None,
+        array=None,
+        fallback=None,
+        interactive=None,
+        key=None,
+        pipeline=None,
+        step=None,
+        fallback_of=job.id,
+    )
+
+
+def _beside(pattern: str | None, default: str) -> str | None:
+    """A log of its own: the failed job's must stay as it is."""
+    shown = default if pattern is None else pattern
+    if shown.startswith("/dev/") or any(word in shown for word in _OWN_FILE):
+        return pattern
+    return shown + ".fallback"

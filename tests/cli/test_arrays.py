@@ -1,0 +1,128 @@
+"""Arrays and sweeps as users type them, on a real daemon."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from shell import Shell
+from support import wait_until
+
+
+def listed(sh: Shell, *words: str) -> dict[str, dict[str, Any]]:
+    return {job["id"]: job for job in json.loads(sh.ok("gq", "--json", *words))["jobs"]}
+
+
+def test_tasks_know_who_they_are_and_write_to_files_of_their_own(sh: Shell) -> None:
+    line = "echo $GPUSCHED_ARRAY_JOB_ID $GPUSCHED_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MAX"
+    array = sh.submit("-c", "0", "-a", "3-7:2", "--wrap", line)
+    sh.ok("gwait", array)
+    for task in (3, 5, 7):
+        assert (sh.work / f"gpusched-{array}_{task}.out").read_text() == f"{array} {task} 3 7\n"
+    tasks = listed(sh, "-a", "-j", array)
+    assert {name: job["state"] for name, job in tasks.items() if "_" in name} == {
+        f"{array}_{task}": "COMPLETED" for task in (3, 5, 7)
+    }
+
+
+def test_a_sweep_runs_every_combination(sh: Shell) -> None:
+    words = ("--sweep", "lr=1e-3,1e-4", "--sweep", "seed=0..1", "-J", "s", "-o", "s-{lr}-{seed}.out")
+    array = sh.submit("-c", "0", *words, "--", "sh", "-c", "echo {lr} $seed")
+    sh.ok("gwait", array)
+    for lr in ("1e-3", "1e-4"):
+        for seed in ("0", "1"):
+            assert (sh.work / f"s-{lr}-{seed}.out").read_text() == f"{lr} {seed}\n"
+    (task,) = json.loads(sh.ok("gshow", "--json", f"{array}_3"))["jobs"]
+    assert (task["name"], task["sweep"]) == ("s lr=1e-4 seed=1", {"lr": "1e-4", "seed": "1"})
+    assert "Values:     lr=1e-4, seed=1\n" in sh.ok("gshow", f"{array}_3")
+
+
+def test_a_shell_line_has_places_for_values_too(sh: Shell) -> None:
+    array = sh.submit("-c", "0", "--sweep", "x=a,b", "--wrap", "echo {x}-$x-{y}")
+    sh.ok("gwait", array)
+    assert [(sh.work / f"gpusched-{array}_{task}.out").read_text() for task in (0, 1)] == ["a-a-{y}\n", "b-b-{y}\n"]
+
+
+def test_what_waits_is_one_line(sh: Shell) -> None:
+    array = sh.submit("-c", "0", "-a", "0-9999%2", "--wrap", "sleep 1000")
+    wait_until(lambda: len(listed(sh, "-j", array)) == 3, what="two tasks to run")
+    lines = sh.ok("gq", "-j", array).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [f"{array}_0", f"{array}_1", f"{array}_[2-9999%2]"]
+    assert f"(JobArrayTaskLimit) array {array} may run 2 tasks at once" in lines[3]
+    waiting = listed(sh, "-j", array)[array]
+    assert (waiting["tasks_left"], waiting["throttle"], waiting["array_id"]) == ("2-9999", 2, array)
+    assert "Tasks:      9998 PENDING, 2 RUNNING (not begun: 2-9999), at most 2 at once\n" in sh.ok("gshow", array)
+    (task,) = json.loads(sh.ok("gshow", "--json", f"{array}_77"))["jobs"]
+    assert (task["id"], task["state"], task["task"]) == (f"{array}_77", "PENDING", 77)
+    assert json.loads(sh.ok("gctl", "--json", "update", array, "throttle=3"))["changed"] == [array]
+    wait_until(lambda: len(listed(sh, "-j", array)) == 4, what="a third task to run")
+    assert json.loads(sh.ok("gcancel", "--json", f"{array}_[1,5-7]"))["cancelled"] == [
+        f"{array}_{task}" for task in (1, 5, 6, 7)
+    ]
+    assert sh.type("gcancel", f"{array}_7").err == f"gcancel: job {array}_7 had ended already\n"
+    sh.ok("gcancel", array)
+    done = sh.type("gwait", array)
+    assert done.code == 1
+    assert f"job {array} is CANCELLED: cancelled by " in done.err
+    assert listed(sh, "-j", array, "-s", "RUNNING") == {}
+
+
+def test_wait_gives_the_largest_code(sh: Shell) -> None:
+    done = sh.type("gsub", "-c", "0", "-W", "-a", "0-3", "--wrap", "exit $GPUSCHED_ARRAY_TASK_ID")
+    assert done.code == 3
+    assert "FAILED: 1 COMPLETED, 3 FAILED" in done.err
+
+
+def test_a_broken_sweep_stops_early(sh: Shell) -> None:
+    done = sh.type("gsub", "-c", "0", "-W", "-a", "0-999%1", "--max-fails", "2", "--wrap", "exit 9")
+    assert done.code == 9
+    assert "3 of its tasks failed, and --max-fails is 2 (3 FAILED, 997 never started)" in done.err
+
+
+def test_one_task_may_be_waited_for(sh: Shell) -> None:
+    array = sh.submit("-c", "0", "-a", "0-1%1", "--wrap", "true")
+    after = sh.submit("-c", "0", "-d", f"afterok:{array}_1", "--", "true")
+    sh.ok("gwait", after, f"{array}_[0-1]")
+    (shown,) = json.loads(sh.ok("gshow", "--json", after))["jobs"]
+    (task,) = json.loads(sh.ok("gshow", "--json", f"{array}_1"))["jobs"]
+    assert shown["start_at"] >= task["end_at"]
+
+
+def test_slurm_directives_make_arrays(sh: Shell) -> None:
+    script = sh.work / "a.sh"
+    script.write_text(
+        "#!/bin/sh\n#SBATCH --array=1,4%1\n#SBATCH -o out-%A-%a\n#SBATCH -c 0\necho $SLURM_ARRAY_TASK_ID\n"
+    )
+    array = sh.submit(str(script))
+    sh.ok("gwait", array)
+    assert (sh.work / f"out-{array}-4").read_text() == "4\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-a", "5-2"], "'5-2' ends before it begins"),
+        (["-a", "0-9%0"], "'0' is no number of tasks that may run at once"),
+        (["-a", "x"], "'x' is no list of tasks"),
+        (["--max-fails", "3"], "max_fails is for arrays, and this job is none"),
+        (["--sweep", "3=2"], "'3=2' is no NAME=VALUES"),
+        (["--sweep", "lr="], "the sweep lr has no values"),
+        (["--sweep", "a=1", "--sweep", "a=2"], "the sweep names a twice"),
+        (["--sweep", "a=1,2", "-a", "0-5"], "task 5 is asked for, but the sweep has 2 combinations"),
+        (["-a", "0-9999999"], "is above 4000000"),
+    ],
+)
+def test_mistakes_are_named(sh: Shell, words: list[str], says: str) -> None:
+    done = sh.type("gsub", *words, "--", "true")
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_ids_that_are_not_there_are_named(sh: Shell) -> None:
+    array = sh.submit("-c", "0", "-a", "0-1", "--", "true")
+    plain = sh.submit("-c", "0", "--", "true")
+    assert f"array {array} has no task 2; it has 0-1" in sh.type("gcancel", f"{array}_2").err
+    assert f"job {plain} is no array and has no tasks" in sh.type("gshow", f"{plain}_0").err
+    assert "is more than one job" in sh.type("gshow", f"{array}_[0-1]").err
+    sh.type("gwait", array, plain)

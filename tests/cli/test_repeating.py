@@ -1,0 +1,199 @@
+"""gsub --key and --resubmit: what is submitted twice, on purpose or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from shell import Shell
+
+from gpusched.client import Client
+
+
+def counts(sh: Shell, *names: str) -> list[str]:
+    """Ids of all jobs with these names."""
+    return sh.ok("gq", "-a", "--quiet", "-n", ",".join(names)).split()
+
+
+def test_the_same_key_again_is_the_same_job_waiting_or_ended(sh: Shell) -> None:
+    first = sh.submit("--key", "k-same", "--hold", "--", "true")
+    assert sh.submit("--key", "k-same", "--hold", "--", "true") == first
+    sh.ok("gctl", "release", first)
+    sh.ok("gwait", first)
+    again = sh.type("gsub", "--key", "k-same", "--hold", "--", "true")
+    assert (again.code, again.out) == (0, f"Submitted job {first}\n")
+    assert f"job {first} (COMPLETED) has the key 'k-same'; nothing new was submitted" in again.err
+
+
+def test_json_tells_the_found_job_from_a_new_one(sh: Shell) -> None:
+    new = json.loads(sh.ok("gsub", "--json", "--key", "k-json", "--hold", "--", "true"))
+    found = json.loads(sh.ok("gsub", "--json", "--key", "k-json", "--hold", "--", "true"))
+    assert (new["existing"], found["existing"]) == (False, True)
+    assert found["job"]["id"] == new["job"]["id"]
+    assert found["job"]["key"] == "k-json"
+    assert "existing" not in json.loads(sh.ok("gsub", "--json", "--", "true"))
+
+
+def test_a_key_keeps_a_failed_and_a_cancelled_job_unless_told_otherwise(sh: Shell) -> None:
+    failed = sh.submit("--key", "k-failed", "--", "false")
+    assert sh.type("gwait", failed).code == 1
+    assert sh.submit("--key", "k-failed", "--", "false") == failed
+    anew = sh.submit("--key", "k-failed", "--key-again", "failed", "--", "true")
+    assert anew != failed
+    sh.ok("gwait", anew)
+    # The key now belongs to the new job, which has completed.
+    assert sh.submit("--key", "k-failed", "--key-again", "failed", "--", "true") == anew
+    assert sh.submit("--key", "k-failed", "--key-again", "ended", "--", "true") not in (anew, failed)
+    held = sh.submit("--key", "k-cancelled", "--hold", "--", "true")
+    sh.ok("gcancel", held)
+    assert sh.submit("--key", "k-cancelled", "--", "true") == held
+    assert sh.submit("--key", "k-cancelled", "--key-again", "failed", "--", "true") != held
+
+
+def test_a_job_that_has_not_ended_is_found_whatever_is_said(sh: Shell) -> None:
+    held = sh.submit("--key", "k-held", "--hold", "--", "true")
+    assert sh.submit("--key", "k-held", "--hold", "--key-again", "ended", "--", "true") == held
+
+
+def test_other_work_under_a_key_is_refused(sh: Shell, tmp_path: Path) -> None:
+    held = sh.submit("--key", "k-other", "--hold", "--", "echo", "a")
+    for words, what in (
+        (["--", "echo", "b"], "command line"),
+        (["-D", str(tmp_path.parent), "--", "echo", "a"], "working directory"),
+        (["--wrap", "echo a"], "script"),
+    ):
+        done = sh.type("gsub", "--key", "k-other", *words)
+        assert done.code == 1
+        assert f"the key 'k-other' belongs to job {held}, which has another {what}" in done.err
+
+
+def test_the_same_work_on_other_terms_is_the_same_job_and_says_so(sh: Shell) -> None:
+    held = sh.submit("--key", "k-terms", "--hold", "--", "true")
+    done = sh.type("gsub", "--key", "k-terms", "--hold", "-c", "2", "-t", "1h", "--", "true")
+    assert done.out == f"Submitted job {held}\n"
+    assert "with another cpus, time_limit_s, and keeps that" in done.err
+
+
+def test_a_dry_run_says_that_the_key_has_a_job(sh: Shell) -> None:
+    held = sh.submit("--key", "k-dry", "--hold", "--", "true")
+    found = json.loads(sh.ok("gsub", "--dry-run", "--json", "--key", "k-dry", "--", "true"))["dry_run"]
+    assert (found["verdict"], held in found["text"]) == ("exists", True)
+
+
+@pytest.mark.parametrize(("words", "says"), [(["--key", ""], "key"), (["--key", "a\nb"], "'a\\nb'")])
+def test_a_key_is_a_printable_text(sh: Shell, words: list[str], says: str) -> None:
+    done = sh.type("gsub", *words, "--", "true")
+    assert (done.code, says in done.err) == (2, True), done
+
+
+def test_a_key_does_not_go_with_a_batch(sh: Shell) -> None:
+    done = sh.type("gsub", "--key", "k", "--batch", "-", stdin=b"true\n")
+    assert done.code == 2
+    assert "a key stands for one job" in done.err
+
+
+def test_many_submissions_at_once_with_one_key_make_one_job_also_over_a_kill(own: Shell) -> None:
+    own.submit("--", "true")
+    argv = own.argv("gsub", "--parsable", "--key", "k", "--hold", "--", "true")
+    for _ in range(2):
+        running = [subprocess.Popen(argv, env=own.env, cwd=own.work, stdout=subprocess.PIPE) for _ in range(12)]
+        assert {process.communicate(timeout=60)[0] for process in running} == {b"2\n"}
+        pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+    assert own.submit("--key", "k", "--hold", "--", "true") == "2"
+    assert own.ok("gq", "-a", "--quiet").split() == ["1", "2"]
+
+
+def test_a_hundred_requests_at_once_with_one_key_make_one_job(sh: Shell) -> None:
+    sh.submit("--", "true")
+    spec = {"argv": ["true"], "work_dir": "/", "hold": True, "key": "k-hundred"}
+
+    def one(_: int) -> tuple[str, bool]:
+        with Client(str(sh.home / "run" / "api.sock")) as client:
+            answer = client.call("POST", "/v1/jobs", {"spec": spec})
+        return answer["job"]["id"], answer["existing"]
+
+    with ThreadPoolExecutor(100) as pool:
+        found = list(pool.map(one, range(100)))
+    assert len({job_id for job_id, _ in found}) == 1
+    assert sorted(existing for _, existing in found) == [False] + [True] * 99
+
+
+# --- resubmit -------------------------------------------------------------------------------------
+
+
+def test_a_repetition_has_script_arguments_environment_folder_and_requests(sh: Shell, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    script = tmp_path / "s.sh"
+    script.write_text('#!/bin/sh\necho "$1:$TOKEN:$(pwd)"\n')
+    words = (
+        *("-D", "there", "-g", "1", "--vram", "2G", "-c", "2", "-t", "1h", "--retries", "3", "-o", "out-%j"),
+        *("--nice", "5", str(script), "an arg"),
+    )
+    first = sh.ok("gsub", "--parsable", *words, TOKEN="s3cret").strip()
+    sh.ok("gwait", first)
+    script.unlink()
+    again = sh.type("gsub", "--parsable", "--resubmit", first, cwd=tmp_path.parent, TOKEN="other")
+    new = again.out.strip()
+    sh.ok("gwait", new)
+    assert (tmp_path / "there" / f"out-{new}").read_text() == f"an arg:s3cret:{tmp_path / 'there'}\n"
+    one, other = (json.loads(sh.ok("gshow", "--json", word))["jobs"][0] for word in (first, new))
+    for key in ("name", "gpu_request", "cpus", "time_limit_s", "nice", "retries", "work_dir", "request"):
+        assert one[key] == other[key], key
+    assert f"as job {first} was" in other["events"][0]["text"]
+
+
+def test_options_of_a_repetition_win(sh: Shell) -> None:
+    old = ["-g", "0.5", "-c", "2", "-t", "1h", "--hold", "-J", "old", "--wrap", 'echo "$A-$B"']
+    first = sh.ok("gsub", "--parsable", *old, A="1").strip()
+    words = ["-g", "2", "-t", "UNLIMITED", "-J", "new", "-E", "B=2", "-o", "seen", "-c", "1"]
+    job = json.loads(sh.ok("gsub", "--json", "--resubmit", first, *words))["job"]
+    assert (job["gpu_request"], job["time_limit_s"], job["name"], job["cpus"]) == ("2", None, "new", 1.0)
+    sh.ok("gwait", job["id"])
+    assert (sh.work / "seen").read_text() == "1-2\n"
+    without = json.loads(sh.ok("gsub", "--json", "--hold", "--resubmit", first, "-g", "0"))["job"]
+    assert (without["gpu_request"], without["cpus"], without["time_limit_s"]) == ("0", 2.0, 3600)
+
+
+def test_what_belongs_to_one_submission_is_not_repeated(sh: Shell) -> None:
+    parent = sh.submit("--", "true")
+    first = sh.submit("--key", "r-key", "--hold", "-d", f"afterok:{parent}", "--begin", "now+1h", "--", "true")
+    job = json.loads(sh.ok("gsub", "--json", "--resubmit", first))["job"]
+    assert (job["key"], job["hold"], job["dependency"]) == (None, None, None)
+    sh.ok("gwait", "--timeout", "30s", job["id"])
+    # With a key of its own a repetition is made once, too.
+    once = sh.submit("--resubmit", first, "--key", "r-once")
+    assert sh.submit("--resubmit", first, "--key", "r-once") == once
+
+
+def test_several_jobs_are_repeated_in_order(sh: Shell) -> None:
+    ids = [sh.submit("-J", f"several{n}", "--", "true") for n in range(3)]
+    made = sh.ok("gsub", "--parsable", "--hold", "--resubmit", ",".join(ids[:2]), "--resubmit", ids[2]).split()
+    names = [json.loads(sh.ok("gshow", "--json", job_id))["jobs"][0]["name"] for job_id in made]
+    assert names == ["several0", "several1", "several2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--resubmit", "999999"], "there is no job 999999"),
+        (["--resubmit", ""], "names no job"),
+        (["--resubmit", "@", "x.sh"], "x.sh"),
+        (["--resubmit", "@", "--wrap", "true"], "--wrap"),
+        (["--resubmit", "@", "--export", "NONE"], "--export"),
+        (["--resubmit", "@", "--mem-per-cpu", "1G"], "-m SIZE"),
+        (["--resubmit", "@", "-g", "99"], "99 GPUs"),
+    ],
+)
+def test_a_repetition_that_makes_no_sense_is_refused(sh: Shell, words: list[str], says: str) -> None:
+    sh.submit("--hold", "--", "true")
+    before = sh.ok("gq", "-a", "--quiet")
+    done = sh.type("gsub", *words)
+    assert done.code in (1, 2)
+    assert says in done.err
+    assert sh.ok("gq", "-a", "--quiet") == before

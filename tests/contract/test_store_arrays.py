@@ -1,0 +1,95 @@
+"""What every job table promises of arrays and their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpusched.model.job import ArraySpec, Job
+from gpusched.model.states import JobState
+from gpusched.policy.life import arrays
+from gpusched.ports import Changes, JobFilter, Store
+from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
+from gpusched.testing import NOW, job
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+    yield made
+    made.close()
+
+
+def array(array_id: int, tasks: str, left: str | None = None) -> Job:
+    return replace(job(array_id, array=ArraySpec(tasks)), tasks_left=tasks if left is None else left)
+
+
+def ended(of: Job, number: int, state: JobState, code: int | None = None) -> Job:
+    return replace(arrays.task(of, number), state=state, end_at=NOW + 1, exit_code=code)
+
+
+def put(store: Store, *jobs: Job) -> None:
+    store.commit(Changes(jobs={one.id: one for one in jobs}))
+
+
+def ids(store: Store, **restrictions: object) -> list[int]:
+    return [one.id for one in store.jobs(JobFilter(**restrictions))]  # type: ignore[arg-type]
+
+
+def test_the_ids_of_tasks_without_a_row_are_used_up(store: Store) -> None:
+    put(store, array(5, "0-99"))
+    assert store.next_job_id() == 106
+    put(store, array(106, "1,5"), job(109))
+    assert store.next_job_id() == 110
+    put(store, replace(array(5, "0-99"), tasks_left="7-99"))
+    assert store.next_job_id() == 110
+
+
+def test_ended_tasks_are_counted_by_state_with_the_largest_code(store: Store) -> None:
+    one, other = array(1, "0-9", "4-9"), array(20, "0-1", "")
+    put(
+        store,
+        one,
+        other,
+        ended(one, 0, JobState.COMPLETED, 0),
+        ended(one, 1, JobState.FAILED, 3),
+        ended(one, 2, JobState.FAILED, 7),
+        arrays.task(one, 3),
+        ended(other, 0, JobState.CANCELLED),
+    )
+    assert sorted(store.task_tallies([1])) == [(1, JobState.COMPLETED, 1, 0), (1, JobState.FAILED, 2, 7)]
+    assert store.task_tallies([20]) == [(20, JobState.CANCELLED, 1, None)]
+    assert store.task_tallies([]) == []
+
+
+def test_tasks_are_found_by_their_array(store: Store) -> None:
+    one = array(1, "0-9", "2-9")
+    put(store, one, arrays.task(one, 0), ended(one, 1, JobState.COMPLETED), job(30))
+    assert ids(store, arrays=frozenset({1})) == [2, 3]
+    assert ids(store, arrays=frozenset({1}), ids=frozenset({30})) == [2, 3, 30]
+    assert ids(store, arrays=frozenset({1}), states=frozenset({JobState.COMPLETED})) == [3]
+
+
+def test_arrays_without_waiting_tasks_can_be_left_out(store: Store) -> None:
+    put(store, array(1, "0-1", ""), array(10, "0-1", "1"), job(20))
+    assert ids(store, leaves_out_arrays=True) == [10, 20]
+    assert ids(store) == [1, 10, 20]
+
+
+def test_the_array_around_an_id(store: Store) -> None:
+    put(store, array(1, "0-9"), job(12), array(13, "3-4", ""))
+    around = {one: store.array_around(one) for one in (1, 2, 11, 12, 13, 14, 15, 16)}
+    assert {one: found.id if found else None for one, found in around.items()} == {
+        1: None,
+        2: 1,
+        11: 1,
+        12: None,
+        13: None,
+        14: 13,
+        15: 13,
+        16: None,
+    }

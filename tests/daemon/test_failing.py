@@ -1,0 +1,129 @@
+"""Failures with real processes: fallbacks, what runs are told of their past, and kill -9 in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+from gpusched.daemon.tick import STEPS
+from gpusched.errors import GpuschedError
+
+SAY = "printf '%s %s %s\\n' $GPUSCHED_FAILED_JOB_ID $GPUSCHED_EXIT_CODE $GPUSCHED_REASON >> said"
+
+
+def said(daemon: Daemon) -> list[str]:
+    path = daemon.home / "said"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_fallback_follows_the_last_failure_and_both_tell_of_it(daemon: Daemon) -> None:
+    script = "echo ${GPUSCHED_PREVIOUS_EXIT_CODE:-none} >> past; exit 7"
+    failing = daemon.submit("/bin/sh", "-c", script, retries=1, backoff_s=0, fallback=SAY, stdout="job.log")
+    (failed,) = daemon.wait(failing)
+    assert (failed["state"], failed["exit_code"], failed["run"]) == ("FAILED", 7, 2)
+    (follower,) = daemon.wait(failed["fallback_id"])
+    assert (follower["state"], follower["fallback_of"]) == ("COMPLETED", failing)
+    assert said(daemon) == [f"{failing} 7 NonZeroExitCode"]
+    assert (daemon.home / "past").read_text() == "none\n7\n"
+    assert follower["stdout_path"] == str(daemon.home / "job.log.fallback")
+    (related,) = daemon.job(failing)["related"]
+    assert (related["relation"], related["id"], related["state"]) == ("fallback", follower["id"], "COMPLETED")
+    (related,) = follower["related"]
+    assert (related["relation"], related["id"], related["state"]) == ("fallback_of", failing, "FAILED")
+
+
+def test_a_time_limit_has_a_fallback_and_a_cancel_has_none(daemon: Daemon) -> None:
+    slow = daemon.submit("/bin/sleep", "100", time_limit_s=1, fallback=SAY)
+    gone = daemon.submit("/bin/sleep", "100", fallback=SAY)
+    daemon.wait_state(gone, "RUNNING")
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [gone]})
+    assert daemon.wait(gone)[0]["fallback_id"] is None
+    (late,) = daemon.wait(slow)
+    assert late["state"] == "TIMEOUT"
+    daemon.wait(late["fallback_id"])
+    assert said(daemon) == [f"{slow} 143 TimeLimit"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [2, 3, 4])
+def test_a_kill_between_failure_and_fallback_neither_loses_nor_doubles_it(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, step: str, nth: int
+) -> None:
+    daemon = make_daemon(start=False)
+    daemon.try_start(GPUSCHED_CRASH_AT=f"{step}:{nth}")
+    try:
+        daemon.submit("/bin/sh", "-c", "echo run >> runs; exit 3", retries=1, backoff_s=0, fallback=SAY)
+        # Some tick on the way to the end of both reaches the step.
+        wait_until(lambda: daemon.process is not None and daemon.process.poll() is not None, what="the crash")
+    except (GpuschedError, OSError):
+        wait_until(lambda: daemon.process is not None and daemon.process.poll() is not None, what="the crash")
+    daemon.reap()
+    daemon.start()
+    known = daemon.call("GET", "/v1/jobs?states=all")["jobs"]
+    if not known:
+        return  # it died before the submission was recorded
+    (failed,) = daemon.wait("1")
+    assert (failed["state"], failed["failures"]) == ("FAILED", 1)
+    (follower,) = daemon.wait(failed["fallback_id"])
+    assert follower["state"] == "COMPLETED"
+    assert said(daemon) == ["1 3 NonZeroExitCode"]
+    assert (daemon.home / "runs").read_text() == "run\nrun\n"
+    assert len(daemon.call("GET", "/v1/jobs?states=all")["jobs"]) == 2
+
+
+def test_a_job_that_runs_out_of_gpu_memory_comes_back_with_more(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(fake_gpus="1xT4:16GiB+1xA100:80GiB")
+    script = (
+        'echo "$GPUSCHED_VRAM_MIB" >> asked; test "${GPUSCHED_VRAM_MIB:-80000}" -gt 14000 && exit 0; '
+        "echo CUDA out of memory; exit 1"
+    )
+    job_id = daemon.submit("/bin/sh", "-c", script, retries=3, backoff_s=0, gpus=1, vram_mib=7000)
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], job["run"], job["failures"]) == ("COMPLETED", 3, 2)
+    assert (daemon.home / "asked").read_text().split() == ["7000", "10752", "16128"]
+    assert [run["outcome"] for run in job["runs"]] == ["OUT_OF_MEMORY", "OUT_OF_MEMORY", "COMPLETED"]
+    largest = daemon.submit(
+        "/bin/sh", "-c", "echo CUDA out of memory; exit 1", retries=3, backoff_s=0, gpus=1, fallback=SAY
+    )
+    (job,) = daemon.wait(largest)
+    assert (job["state"], [run["gpus"][0]["index"] for run in job["runs"]]) == ("OUT_OF_MEMORY", [0, 1])
+    assert "no more GPU memory" in job["reason_text"]
+    daemon.wait(job["fallback_id"])
+    assert said(daemon) == [f"{largest} 1 OutOfMemory"]
+
+
+def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    gpus = tmp_path / "gpus.json"
+
+    def write(*xids: int) -> None:
+        part = tmp_path / "part"
+        part.write_text(json.dumps({"gpus": [{"vram": "24GiB", "xids": list(xids)}, {"vram": "24GiB"}]}))
+        part.rename(gpus)
+
+    write()
+    daemon = make_daemon(fake_gpus=str(gpus), config="[daemon]\npoll_s = 0.1\n")
+    gate = tmp_path / "gate"
+    script = f"test $CUDA_VISIBLE_DEVICES = 1 && exit 0; while [ ! -e {gate} ]; do sleep 0.02; done; exit 9"
+    job_id = daemon.submit("/bin/sh", "-c", script, gpus=1)
+    daemon.wait_state(job_id, "RUNNING")
+    write(95)
+    wait_until(
+        lambda: daemon.call("GET", "/v1/cluster")["gpus"][0]["state"] == "suspect", what="the card to be taken out"
+    )
+    gate.touch()
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], job["run"], job["failures"]) == ("COMPLETED", 2, 0)
+    first = job["runs"][0]
+    assert (first["outcome"], first["reason"], first["exit_code"]) == ("NODE_FAIL", "GpuFailed", 9)
+    assert "XID 95 (uncontained memory error)" in first["reason_text"]
+    daemon.kill()
+    daemon.start()
+    assert daemon.call("GET", "/v1/cluster")["gpus"][0]["state"] in ("suspect", "unknown")
+    daemon.call("POST", "/v1/undrain", {"targets": ["0"]})

@@ -1,0 +1,173 @@
+"""A job whose GPU memory ran out asks for more: the ladder, rung by rung, and what is not on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import Lab
+
+from gpusched.engine.simulated import Outcome
+from gpusched.model.cluster import NodeView
+from gpusched.model.job import GpuShare, Request, RetryRule
+from gpusched.model.settings import LifeSettings, QueueSettings, Settings
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.policy.capacity import refusal
+from gpusched.policy.life.growth import Larger, NothingLarger, grown
+from gpusched.testing import gpu_view, job, node, request, run
+
+GIB = 1024
+
+
+def small_and_large() -> NodeView:
+    """Card 0 with 16 GiB, cards 1 and 2 with 24, card 3 with 80."""
+    sizes = [16, 24, 24, 80]
+    cards = [gpu_view(at, vram_total_mib=size * GIB, name=f"Card{size}") for at, size in enumerate(sizes)]
+    return node("n1", gpus=cards)
+
+
+def grow(
+    asked: Request, *cards: int, on: NodeView | None = None, growth: float = 1.5, peak: int | None = None
+) -> Larger | NothingLarger | None:
+    on = on or small_and_large()
+    shares = tuple(
+        GpuShare(on.gpus[card].uuid, card, vram_mib=asked.vram_mib, fraction=asked.gpu_fraction) for card in cards
+    )
+    settings = replace(Settings(), life=LifeSettings(oom_growth=growth))
+    ended = run(job(1, request=asked), gpus=shares, peak_vram_mib=peak)
+    return grown(asked, ended, [on], settings, lambda wish: True)
+
+
+LADDER = {
+    "a slice grows by half": (request(gpus=1, vram_mib=8 * GIB), [0], None, request(gpus=1, vram_mib=12 * GIB)),
+    "a small slice grows by a step at least": (request(gpus=1, vram_mib=100), [0], None, request(gpus=1, vram_mib=512)),
+    "a slice that used more than it booked grows beyond that": (
+        request(gpus=1, vram_mib=4 * GIB),
+        [0],
+        12 * GIB,
+        request(gpus=1, vram_mib=15 * GIB),
+    ),
+    "slices on two cards grow alike": (
+        request(gpus=2, vram_mib=8 * GIB),
+        [0, 1],
+        None,
+        request(gpus=2, vram_mib=12 * GIB),
+    ),
+    "a slice too large for the cards of its type becomes a whole card": (
+        request(gpus=1, vram_mib=20 * GIB, gpu_type="card24"),
+        [1],
+        None,
+        request(gpus=1, gpu_type="card24", min_vram_mib=24 * GIB),
+    ),
+    "a slice too large for any card becomes a whole one that is larger than it": (
+        request(gpus=1, vram_mib=60 * GIB),
+        [3],
+        None,
+        request(gpus=1, min_vram_mib=80 * GIB),
+    ),
+    "a quarter becomes a half": (request(gpus=1, gpu_fraction=0.25), [1], None, request(gpus=1, gpu_fraction=0.5)),
+    "a half becomes a whole card that is larger than half of the one it was on": (
+        request(gpus=1, gpu_fraction=0.5),
+        [1],
+        None,
+        request(gpus=1, min_vram_mib=16 * GIB),
+    ),
+    "a whole card becomes the next larger one": (request(gpus=1), [0], None, request(gpus=1, min_vram_mib=24 * GIB)),
+    "and the next": (request(gpus=1, min_vram_mib=24 * GIB), [1], None, request(gpus=1, min_vram_mib=80 * GIB)),
+    "two whole cards become two larger ones": (
+        request(gpus=2),
+        [0, 0],
+        None,
+        request(gpus=2, min_vram_mib=24 * GIB),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_the_ladder(name: str) -> None:
+    asked, cards, peak, expected = LADDER[name]
+    found = grow(asked, *cards, peak=peak)
+    assert isinstance(found, Larger)
+    assert found.request == expected
+
+
+AT_THE_TOP = {
+    "the largest card of all": (request(gpus=1), [3]),
+    "the largest of its type": (request(gpus=1, gpu_type="card24"), [1]),
+    "as many cards of the next size are not there": (request(gpus=2, min_vram_mib=24 * GIB), [1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_TOP)
+def test_at_the_top_it_is_not_tried_again(name: str) -> None:
+    asked, cards = AT_THE_TOP[name]
+    assert isinstance(grow(asked, *cards), NothingLarger)
+
+
+def test_what_nobody_knows_is_tried_again_as_it_was() -> None:
+    asked = request(gpus=1)
+    cards = small_and_large().gpus
+    unread = replace(small_and_large(), gpus=(cards[0], replace(cards[1], vram_total_mib=None), *cards[2:]))
+    squatted = replace(small_and_large(), gpus=(*cards[:3], replace(cards[3], foreign_mib=9 * GIB)))
+    assert grow(asked, 1, on=unread) is None
+    assert grow(asked, 3, on=squatted) is None
+    assert grow(asked, 3, on=replace(small_and_large(), gpu_error="no driver")) is None
+    assert grow(asked, 3, growth=1) is None
+
+
+@given(
+    st.one_of(
+        st.builds(request, gpus=st.integers(1, 2), vram_mib=st.integers(1, 80 * GIB)),
+        st.builds(request, gpus=st.just(1), gpu_fraction=st.floats(0.01, 0.99)),
+        st.builds(request, gpus=st.integers(1, 4), min_vram_mib=st.none() | st.integers(1, 80 * GIB)),
+    ),
+    st.lists(st.integers(0, 3), min_size=1, max_size=1),
+    st.floats(1.2, 8),
+)
+def test_each_rung_can_be_had_and_the_ladder_ends(asked: Request, cards: list[int], growth: float) -> None:
+    settings, machines = Settings(), [small_and_large()]
+    at = cards[0]
+    for _ in range(60):
+        total_mib = small_and_large().gpus[at].vram_total_mib or 0
+        had_mib = asked.vram_mib or (int(total_mib * asked.gpu_fraction) if asked.gpu_fraction else total_mib)
+        found = grow(asked, at, growth=growth)
+        if not isinstance(found, Larger):
+            assert isinstance(found, NothingLarger)
+            return
+        assert refusal(found.request, machines, settings) is None
+        asked = found.request
+        # The smallest card that it may be on now.
+        sizes = [card.vram_total_mib or 0 for card in small_and_large().gpus]
+        least_mib = asked.vram_mib or asked.min_vram_mib or 0
+        at = next(number for number, size in enumerate(sizes) if size >= least_mib)
+        if asked.gpu_fraction is None:
+            assert (asked.vram_mib or sizes[at]) > had_mib
+    raise AssertionError("the ladder does not end")
+
+
+def test_the_story_tells_of_the_larger_request_and_of_the_end() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True))
+    job_id = lab.submit(request=request(gpus=1, vram_mib=50000), retry=RetryRule(retries=5, backoff_s=0))
+    for _ in range(12):
+        lab.turn(1)
+    found = lab.job(job_id)
+    story = [event.text for event in lab.store.events(job_id) if event.kind in ("retry", "note")]
+    assert story == [
+        "retry 1 of 5 in 0.0s, with 73.2G of VRAM instead of 48.8G of VRAM",
+        "retry 2 of 5 in 0.0s, with a whole GPU of 80G instead of 73.2G of VRAM",
+        "not tried again, since it can have no more GPU memory here than a whole GPU of 80G",
+    ]
+    assert (found.state, found.reason, found.run) == (JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, 3)
+    assert found.reason_text is not None
+    assert found.reason_text.endswith(story[-1])
+
+
+def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
+    queue = {"default": QueueSettings("default", max_gpus_per_job=0.9)}
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
+    job_id = lab.submit(request=request(gpus=1, vram_mib=55000), retry=RetryRule(retries=5, backoff_s=0))
+    for _ in range(6):
+        lab.turn(1)
+    assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.OUT_OF_MEMORY, 1)

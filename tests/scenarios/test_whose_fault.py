@@ -1,0 +1,218 @@
+"""Whose fault a failure is: XID numbers, and runs that fail in their first seconds on one card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import ANN, BOB, Lab
+
+from gpusched.daemon.commands import Drain
+from gpusched.engine.simulated import Outcome
+from gpusched.model.job import Job, RetryRule, Run
+from gpusched.model.settings import FaultSettings
+from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.policy.life.blame import Evidence, GpuFault, blamed, suspicion, weighed
+from gpusched.testing import NOW, gpu_uuid, job, request, run, share
+
+SETTINGS = FaultSettings()
+
+
+def ended(of: Job, *cards: int, lasted_s: float = 3.0, at: float = NOW, **parts: object) -> Run:
+    shares = tuple(share(card) for card in cards or (0,))
+    fields = {"outcome": JobState.FAILED, "reason": ReasonCode.NON_ZERO_EXIT_CODE, "exit_code": 1, **parts}
+    return run(of, state=RunState.ENDED, gpus=shares, start_at=at - lasted_s, end_at=at, **fields)
+
+
+def fault(xid: int, card: int = 0, at: float = NOW) -> GpuFault:
+    return GpuFault(gpu_uuid("n1", card), card, xid, at)
+
+
+XIDS = {
+    "an illegal access of the program is its own": (fault(31), JobState.FAILED),
+    "so is an engine exception": (fault(13), JobState.FAILED),
+    "and a cleanup after it": (fault(45), JobState.FAILED),
+    "what is only noted changes nothing": (fault(63), JobState.FAILED),
+    "memory that cannot be corrected is the card's": (fault(48), JobState.NODE_FAIL),
+    "so is a card that fell off the bus": (fault(79), JobState.NODE_FAIL),
+    "and a contained memory error": (fault(94), JobState.NODE_FAIL),
+    "one on another card is not": (fault(79, card=1), JobState.FAILED),
+    "one before the run is not": (fault(79, at=NOW - 60), JobState.FAILED),
+    "one that is told of a little late is": (fault(79, at=NOW + 3), JobState.NODE_FAIL),
+    "one long after is not": (fault(79, at=NOW + 60), JobState.FAILED),
+}
+
+
+@pytest.mark.parametrize("name", XIDS)
+def test_whose_fault_an_xid_is(name: str) -> None:
+    told, expected = XIDS[name]
+    after = blamed(ended(job(1)), (told,), SETTINGS)
+    assert after.outcome is expected
+    assert (after.reason is ReasonCode.GPU_FAILED) is (expected is JobState.NODE_FAIL)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (JobState.FAILED, JobState.NODE_FAIL),
+        (JobState.OUT_OF_MEMORY, JobState.NODE_FAIL),
+        (JobState.TIMEOUT, JobState.NODE_FAIL),
+        (JobState.COMPLETED, JobState.COMPLETED),
+        (JobState.CANCELLED, JobState.CANCELLED),
+        (JobState.PREEMPTED, JobState.PREEMPTED),
+    ],
+)
+def test_only_failures_have_somebody_to_blame(outcome: JobState, expected: JobState) -> None:
+    assert blamed(ended(job(1), outcome=outcome), (fault(79),), SETTINGS).outcome is expected
+
+
+def test_which_xids_are_the_hardwares_is_a_setting() -> None:
+    assert blamed(ended(job(1)), (fault(31),), replace(SETTINGS, xid_victim=(31,))).outcome is JobState.NODE_FAIL
+
+
+# --- the first seconds ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class End:
+    """A run of `user` that has ended on these cards so many minutes after the first."""
+
+    user: str
+    minute: float = 0
+    cards: tuple[int, ...] = (0,)
+    job_id: int | None = None
+    lasted_s: float = 3.0
+    outcome: JobState = JobState.FAILED
+    code: int | None = 1
+
+
+def after(ends: list[End], settings: FaultSettings = SETTINGS) -> set[int]:
+    """Cards that are suspect after these ends."""
+    evidence: Evidence = {}
+    found = set()
+    for number, end in enumerate(ends, start=1):
+        one = job(end.job_id or number, user=end.user)
+        at = NOW + end.minute * 60
+        last = ended(one, *end.cards, lasted_s=end.lasted_s, at=at, outcome=end.outcome, exit_code=end.code)
+        evidence = weighed(evidence, one, last, settings)
+        found |= {card for card in range(4) if suspicion(evidence.get(gpu_uuid("n1", card), ()), settings) is not None}
+    return found
+
+
+WELL = JobState.COMPLETED
+EARLY: dict[str, tuple[list[End], set[int]]] = {
+    "two users in a row": ([End("ann"), End("bob")], {0}),
+    "one user, however often": ([End("ann", minute) for minute in range(30)], set()),
+    "two users on two cards": ([End("ann"), End("bob", cards=(1,))], set()),
+    "two users with somebody's success between": ([End("ann"), End("eva", outcome=WELL), End("bob")], set()),
+    "two users with a run between that lasted": ([End("ann"), End("eva", lasted_s=60), End("bob")], set()),
+    "a short success between": ([End("ann"), End("eva", lasted_s=0.1, outcome=WELL, code=0), End("bob")], set()),
+    "a cancelled run between says nothing": ([End("ann"), End("eva", outcome=JobState.CANCELLED), End("bob")], {0}),
+    "two users, hours apart": ([End("ann"), End("bob", 90)], set()),
+    "runs that lasted before they failed": ([End("ann", lasted_s=60), End("bob", lasted_s=60)], set()),
+    "a program that is not there": ([End("ann", code=127), End("bob")], set()),
+    "wrong options": ([End("ann"), End("bob", code=2)], set()),
+    "runs that a signal ended": ([End("ann", code=None), End("bob", code=None)], {0}),
+    "GPU memory that ran out": ([End("ann", outcome=JobState.OUT_OF_MEMORY), End("bob")], set()),
+    "runs on several cards": ([End("ann", cards=(0, 1)), End("bob", cards=(0, 1))], set()),
+    "a job that fails on every card": (
+        [End("ann", job_id=7), End("ann", 1, (1,), job_id=7), End("bob", 2, (1,))],
+        set(),
+    ),
+    "a job that fails here, and one that fails everywhere": (
+        [End("bob"), End("ann", 1, job_id=7), End("ann", 2, (1,), job_id=7)],
+        {0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_which_cards_become_suspect(name: str) -> None:
+    ends, expected = EARLY[name]
+    assert after(ends) == expected
+
+
+ENDS = st.builds(
+    End,
+    user=st.sampled_from(["ann", "bob", "eva"]),
+    minute=st.floats(0, 100),
+    cards=st.sampled_from([(0,), (1,), (0, 1)]),
+    job_id=st.integers(1, 6),
+    lasted_s=st.sampled_from([0.1, 5.0, 30.0]),
+    outcome=st.sampled_from([JobState.FAILED, JobState.COMPLETED, JobState.TIMEOUT, JobState.CANCELLED]),
+    code=st.sampled_from([None, 0, 1, 2, 127]),
+)
+
+
+@given(st.lists(ENDS, max_size=30))
+def test_one_user_alone_never_makes_a_card_suspect(ends: list[End]) -> None:
+    ends = sorted(ends, key=lambda end: end.minute)
+    assert after([replace(end, user="ann") for end in ends]) == set()
+
+
+@given(st.lists(ENDS, max_size=30))
+def test_switched_off_no_card_is_suspect(ends: list[End]) -> None:
+    assert after(sorted(ends, key=lambda end: end.minute), replace(SETTINGS, early_users=0)) == set()
+
+
+@given(st.lists(ENDS, max_size=30))
+def test_runs_that_survive_keep_every_card(ends: list[End]) -> None:
+    assert after([replace(end, lasted_s=60) for end in sorted(ends, key=lambda end: end.minute)]) == set()
+
+
+# --- in the daemon ----------------------------------------------------------------------------------
+
+
+def test_a_victim_of_its_card_runs_again_elsewhere_for_free() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=10, exit_code=1))
+    job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
+    lab.turn(5)
+    lab.xids[0] = (31, 48)
+    lab.outcome = Outcome(runs_s=10)
+    lab.turn(1)
+    lab.turn(5)
+    lab.turn(1)
+    first, second = lab.store.runs([job_id])
+    assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
+    assert first.reason_text is not None
+    assert first.reason_text.startswith("hardware fault of GPU 0: XID 48 (memory error")
+    assert second.gpus[0].index == 1
+    assert (lab.job(job_id).failures, lab.job(job_id).requeues) == (0, 1)
+    lab.turn(20)
+    lab.turn(1)
+    assert lab.job(job_id).state is JobState.COMPLETED
+    assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 48")
+
+
+def test_a_fault_of_the_program_is_a_failure() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=10, exit_code=1))
+    job_id = lab.submit(request=request(gpus=1))
+    lab.xids[0] = (31,)
+    lab.turn(5)
+    lab.turn(6)
+    lab.turn(1)
+    assert lab.job(job_id).state is JobState.FAILED
+    assert lab.store.load_drains() == {}
+
+
+def test_a_card_on_which_everybody_fails_is_taken_out_until_somebody_clears_it() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=2, exit_code=1))
+    for caller in (ANN, BOB):
+        lab.ask(lab.submission(caller, request=request(gpus=1)))
+        lab.turn(3)
+        lab.turn(1)
+    (message,) = lab.store.load_drains().values()
+    assert message.startswith("suspect: jobs of 2 users in a row failed here in their first 10 s (ann's 1, bob's 2)")
+    lab.restart()
+    job_id = lab.submit(request=request(gpus=1))
+    assert lab.store.runs([job_id])[0].gpus[0].index == 1
+    status = lab.scheduler.tracker.status("GPU-0")
+    assert status.state == "suspect"
+    lab.turn(5)
+    lab.turn(1)
+    lab.ask(Drain(ANN, ("0",), None))
+    assert lab.store.load_drains() == {}
+    job_id = lab.submit(request=request(gpus=1))
+    assert lab.store.runs([job_id])[0].gpus[0].index == 0

@@ -1,0 +1,114 @@
+"""Keys within one turn of the daemon, and whose jobs may be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpusched.api.again import read_resubmission
+from gpusched.daemon import keys
+from gpusched.daemon.commands import Submit, apply, new_job
+from gpusched.daemon.selection import Caller
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.world import World
+from gpusched.errors import Forbidden, UsageError
+from gpusched.model.cluster import NodeView
+from gpusched.model.job import ArraySpec, JobSpec, Launch, Request
+from gpusched.model.settings import Settings
+from gpusched.store.memory import MemoryStore
+
+ALICE, BOB = Caller(1000, "alice"), Caller(1001, "bob")
+NODE = NodeView(name="lab1", cpus=8, mem_mib=1024, gpus=())
+
+
+def spec(key: str | None = None, **parts: Any) -> JobSpec:
+    launch = Launch(("true",), None, None, "0" * 64, "/")
+    return JobSpec(name="x", request=parts.pop("request", Request()), launch=launch, key=key, **parts)
+
+
+def a_turn(store: MemoryStore, world: World | None = None) -> Turn:
+    return Turn(world or World.load(store, 100.0), store, Settings(), (NODE,), 100.0)
+
+
+def submit(turn: Turn, caller: Caller, *specs: JobSpec, again: str = keys.NEVER) -> dict[str, Any]:
+    return apply(Submit(caller, specs, {}, again), turn)
+
+
+def test_commands_of_one_turn_see_each_others_keys() -> None:
+    turn = a_turn(MemoryStore())
+    assert submit(turn, ALICE, spec("k")) == {"ids": [1]}
+    assert submit(turn, ALICE, spec("k"))["ids"] == [1]
+    assert submit(turn, BOB, spec("k")) == {"ids": [2]}
+    assert submit(turn, ALICE, spec("other")) == {"ids": [3]}
+    assert submit(turn, ALICE, spec()) == {"ids": [4]}
+    assert len(turn.changes.jobs) == 4
+
+
+def test_a_key_is_found_in_the_table_after_a_restart() -> None:
+    store = MemoryStore()
+    turn = a_turn(store)
+    submit(turn, ALICE, spec("k"))
+    store.commit(turn.changes)
+    assert submit(a_turn(store), ALICE, spec("k"))["existing"] is True
+
+
+def test_a_job_that_ended_in_this_very_turn_counts_as_ended() -> None:
+    store = MemoryStore()
+    turn = a_turn(store)
+    submit(turn, ALICE, spec("k"))
+    store.commit(turn.changes)
+    turn = a_turn(store)
+    turn.cancel(turn.world.jobs[1], "alice")
+    assert submit(turn, ALICE, spec("k"))["ids"] == [1]
+    assert submit(turn, ALICE, spec("k"), again=keys.FAILED)["ids"] == [2]
+    assert submit(turn, ALICE, spec("k"), again=keys.ENDED)["ids"] == [2]
+
+
+def test_terms_that_differ_are_named() -> None:
+    turn = a_turn(MemoryStore())
+    submit(turn, ALICE, spec("k"))
+    found = submit(turn, ALICE, spec("k", nice=5, request=Request(cpus=2)))
+    assert found["differs"] == ["cpus", "nice"]
+
+
+def test_only_owners_repeat_jobs() -> None:
+    turn = a_turn(MemoryStore())
+    submit(turn, ALICE, spec())
+    job = turn.changes.jobs[1]
+    with pytest.raises(Forbidden, match="job 1 belongs to alice, not to bob"):
+        read_resubmission([job], {}, BOB, Settings(), turn.store)
+    assert read_resubmission([job], {}, ALICE, Settings(), turn.store).specs == (job.spec,)
+
+
+def test_what_is_run_cannot_change_in_a_repetition() -> None:
+    turn = a_turn(MemoryStore())
+    submit(turn, ALICE, spec())
+    for change in ({"argv": ["x"]}, {"script": "#!/bin/sh\n"}):
+        with pytest.raises(UsageError, match="cannot change"):
+            read_resubmission([turn.changes.jobs[1]], change, ALICE, Settings(), turn.store)
+
+
+def test_every_part_of_a_request_survives_a_repetition() -> None:
+    request = Request(
+        gpus=2,
+        gpu_type="a100",
+        min_vram_mib=5,
+        cpus=0.5,
+        mem_mib=7,
+        nodes=3,
+        is_linked=True,
+        is_exclusive=True,
+        constraint="a&b",
+        prefer="c",
+        nodelist=("n1", "n2", "n3"),
+        exclude=("n9",),
+        licenses=(("m", 2),),
+        resources=(("r", 1),),
+    )
+    turn = a_turn(MemoryStore())
+    for wanted in (request, Request(gpus=1, gpu_fraction=0.5), Request(gpus=2, vram_mib=64), Request(cpus=0)):
+        old = spec(request=wanted, array=ArraySpec("0-3", throttle=2), ignore_idle=True, account="a", qos="q")
+        turn.put_job(new_job(9, ALICE, old, turn.now))
+        found = read_resubmission([turn.changes.jobs[9]], {}, ALICE, Settings(), turn.store).specs[0]
+        assert found == old
