@@ -1,6 +1,50 @@
 """gpusched: a batch scheduler for shared GPU servers ("Slurm-lite").
 
-Kept free of imports: the command-line clients import this package at every prompt.
+    import gpusched
+
+    with gpusched.Client() as client:
+        job = client.wait(client.submit(["python", "train.py"], gpus=1, time="4h"))
+
+Kept free of imports: the command-line clients import this package at every prompt. The names above are
+loaded when they are first used.
 """
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpusched.model.states import JobState as JobState
+    from gpusched.sdk.client import Client as Client
+    from gpusched.sdk.executor import Executor as Executor
+    from gpusched.sdk.future import CallFuture as CallFuture
+    from gpusched.sdk.values import Event as Event
+    from gpusched.sdk.values import Gpu as Gpu
+    from gpusched.sdk.values import Job as Job
+    from gpusched.sdk.values import JobDetails as JobDetails
+    from gpusched.sdk.values import Run as Run
+
+_HOME_OF = {
+    "CallFuture": "gpusched.sdk.future",
+    "Client": "gpusched.sdk.client",
+    "Event": "gpusched.sdk.values",
+    "Executor": "gpusched.sdk.executor",
+    "Gpu": "gpusched.sdk.values",
+    "Job": "gpusched.sdk.values",
+    "JobDetails": "gpusched.sdk.values",
+    "JobState": "gpusched.model.states",
+    "Run": "gpusched.sdk.values",
+}
+
+__all__ = ["CallFuture", "Client", "Event", "Executor", "Gpu", "Job", "JobDetails", "JobState", "Run", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

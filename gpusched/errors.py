@@ -10,6 +10,8 @@
         DaemonUnreachable    no daemon answers on the socket
         StoreBroken          the database is corrupt or was written by a newer release
         StoreFull            the disk that holds the database cannot take more
+      JobFailed            a job whose result was waited for did not give one
+      WaitTimeout          what was waited for has not happened in time
       BrokenInvariant      our bug: a state that the design says cannot happen
 
 A message is one sentence with the offending value; the hint is the next command to type. This
@@ -87,6 +89,34 @@ class StoreFull(NotReady):
 
     code = "disk_full"
     http_status = 507
+
+
+class JobFailed(GpuschedError):
+    """A job ended without the result that was waited for; what it ended as is in its attributes."""
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        *,
+        job_id: str = "",
+        state: str = "",
+        job_exit_code: int | None = None,
+        job_signal: int | None = None,
+    ) -> None:
+        super().__init__(message, hint)
+        self.job_id = job_id
+        self.state = state
+        self.job_exit_code = job_exit_code
+        self.job_signal = job_signal
+
+
+class WaitTimeout(GpuschedError, TimeoutError):
+    """What was waited for has not happened in time; it may still happen."""
+
+    code = "timeout"
 
 
 class BrokenInvariant(GpuschedError):

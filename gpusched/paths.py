@@ -46,6 +46,11 @@ def spool_dir() -> str:
     return os.path.join(state_dir(), "spool")
 
 
+def checkpoint_dir() -> str:
+    """Folders in which jobs keep what they need to go on."""
+    return os.path.join(state_dir(), "checkpoints")
+
+
 def log_file() -> str:
     """The daemon's log."""
     return os.path.join(state_dir(), "log", "gpuschedd.log")

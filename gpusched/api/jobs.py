@@ -12,9 +12,9 @@ from gpusched.api import validate
 from gpusched.api.again import read_resubmission
 from gpusched.api.arrays import resolve_tasks
 from gpusched.api.identity import caller_of
-from gpusched.api.render import JOB_FIELDS, document, event_json, job_json, plain, run_json
+from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.render_ahead import forecast_json
-from gpusched.api.service import Service, number, service_of, states_of, words
+from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
 from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Caller, Selection
@@ -113,8 +113,14 @@ async def listing(request: web.Request) -> web.Response:
         if missing and len(ids) == 1:
             raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
     extra: dict[str, Any] = {"missing": missing} if missing else {}
-    facts = service.facts_of(jobs)
     names = request.query.get("fields")
+    brings_progress = request.query.get("progress") == "1"
+    if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
+        await service.look_at_progress(jobs)
+    if brings_progress:
+        found = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING)
+        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in found if shown}
+    facts = service.facts_of(jobs)
     if names is None:
         return respond(jobs=[job_json(job, facts(job)) for job in jobs], **extra)
     fields = [name for name in names.split(",") if name]
@@ -198,6 +204,7 @@ async def show(request: web.Request) -> web.Response:
     runs = {run.number: run for run in store.runs([job.id])}
     runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
     spec = plain(job.spec)
+    await service.look_at_progress([job])
     return respond(
         job={
             **job_json(job, service.facts_of([job])(job)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gpusched.daemon.launch import output_paths
+from gpusched.daemon.progress import Shown
 from gpusched.model.job import Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
@@ -34,6 +35,8 @@ class JobContext:
     """Why it waits, for a pending job."""
     priority_parts: Callable[[], dict[str, float]]
     """The weighted factors that its priority is the sum of."""
+    progress: Shown | None = None
+    """How far its run is, if it says so and somebody has looked."""
 
 
 JobFacts = Callable[[Job], JobContext]
@@ -80,6 +83,9 @@ def _sweep(job: Job) -> dict[str, str] | None:
         return None
     return swept(array, job.task)
 
+
+PROGRESS_FIELDS = frozenset({"progress", "progress_text", "eta_at"})
+"""Keys for which files of jobs have to be looked at."""
 
 JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "id": lambda job, ctx: job.shown_id,
@@ -135,6 +141,9 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "stderr_path": lambda job, ctx: _path(job, ctx, 1),
     "command": lambda job, ctx: command_line(job),
     "run": lambda job, ctx: job.run,
+    "progress": lambda job, ctx: ctx.progress.fraction if ctx.progress else None,
+    "progress_text": lambda job, ctx: ctx.progress.text if ctx.progress else None,
+    "eta_at": lambda job, ctx: ctx.progress.eta_at if ctx.progress else None,
     "restarts": lambda job, ctx: job.restarts,
     "retries": lambda job, ctx: job.spec.retry.retries,
     "failures": lambda job, ctx: job.failures,

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, attach, calendar, jobs, logs, policy, site
+from gpusched.api import ahead, attach, calendar, ended, jobs, logs, policy, site
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,7 +65,7 @@ ROUTES: tuple[Route, ...] = (
         jobs.listing,
         "List jobs; active ones unless ids or states are given.",
         "jobs, or fields and rows",
-        query=_FILTERS,
+        query={**_FILTERS, "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]"},
     ),
     Route(
         "GET",
@@ -149,6 +149,17 @@ ROUTES: tuple[Route, ...] = (
             "timeout_s": "answer after this long at the latest; at most 300",
             "state_not": "one id only: answer once its state differs from this",
             "run_not": "one id only: answer once its run number differs from this",
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/ended",
+        ended.ended,
+        "The caller's jobs that end after a cursor, as they end; without one, the cursor of now.",
+        "cursor, jobs, missed (the cursor is too old: look at the jobs themselves)",
+        query={
+            "after": "a cursor of an answer before",
+            "timeout_s": "answer after this long at the latest; at most 300",
         },
     ),
     Route(

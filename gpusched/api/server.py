@@ -7,6 +7,7 @@ from logging import getLogger
 
 from aiohttp import web
 
+from gpusched.api.ended import FEED, Feed
 from gpusched.api.jobs import respond
 from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
@@ -28,7 +29,9 @@ def build_app(service: Service) -> web.Application:
     app[DOCUMENT] = build()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
+    app[FEED] = feed = Feed()
     service.scheduler.listeners.append(service.announce)
+    service.scheduler.listeners.append(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
     return app
 
 

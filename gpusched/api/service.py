@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -14,6 +14,7 @@ from aiohttp import web
 from gpusched.api.arrays import task_ids
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon.commands import Command
+from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
@@ -38,6 +39,8 @@ class Service:
     stop: Callable[[], None]
     facts: dict[str, Any]
     """Fixed facts for /v1/status: version, pid, paths."""
+    progress: ProgressReader | None = None
+    """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
     watchers: dict[int, set[asyncio.Event]] = field(default_factory=dict)
@@ -183,6 +186,17 @@ class Service:
             runs.update(last)
         return runs
 
+    async def look_at_progress(self, jobs: Iterable[Job]) -> None:
+        """Have it known how far those of these jobs are that run."""
+        if self.progress is not None:
+            running = [job for job in jobs if job.state in MOVING]
+            await self.progress.refresh(running, self.scheduler.world.open_runs)
+
+    def progress_of(self, job: Job) -> Shown | None:
+        """How far a job is, as of the last look; while it stands still nobody knows when it will be done."""
+        shown = None if self.progress is None else self.progress.of(run_id(job.id, job.run))
+        return replace(shown, eta_at=None) if shown is not None and job.suspended_at is not None else shown
+
     def facts_of(self, jobs: Iterable[Job]) -> JobFacts:
         """A function that gives the context of each of these jobs."""
         jobs = list(jobs)
@@ -196,6 +210,7 @@ class Service:
                 node=scheduler.site.node,
                 run=runs.get(job.id),
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
+                progress=self.progress_of(job) if job.state in MOVING else None,
                 priority_parts=lambda: dict(
                     ranking.priority(scheduler.world.class_of(job.id) or class_key(job), job.queued_at).parts
                 ),
@@ -203,6 +218,9 @@ class Service:
 
         return context
 
+
+MOVING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
+"""States in which a job can be asked how far it is."""
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)

@@ -116,8 +116,8 @@ class Followed:
     def learn(self, job: dict[str, Any]) -> None:
         """Take in what the daemon says about it."""
         wish = self._wish
-        if not self.job and wish.run is None and wish.since_run is None:
-            # From the current run on.
+        if not self.job and wish.lines is not None and wish.run is None and wish.since_run is None:
+            # The last lines are those of the current run.
             self._known = job["runs"][-1]["run"] - 1 if job["runs"] else 0
         self.job = job
         for run in job["runs"]:

@@ -115,7 +115,7 @@ def _sortable(value: object) -> tuple[int, float, str]:
 def _table(client: Client, asked: str, values: Values) -> None:
     sort = [key.lstrip("+-") for key in values.get("sort", ())]
     fields = [*_FIELDS, *[key for key in sort if key not in _FIELDS]]
-    answer = client.call("GET", f"/v1/jobs?fields={','.join(fields)}&{asked}")
+    answer = client.call("GET", f"/v1/jobs?progress=1&fields={','.join(fields)}&{asked}")
     rows = answer["rows"]
     if sort:
         for key in reversed(values["sort"]):
@@ -127,7 +127,14 @@ def _table(client: Client, asked: str, values: Values) -> None:
         output.note("gq", f"there is no job {job_id}")
     now = time.time()
     lines = [_line(row, now) for row in rows]
-    titles = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON")
+    titles = ["ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON"]
+    progress = answer.get("progress")
+    if progress:
+        from gpusched.cli.bars import bar  # few queues have one
+
+        bars = {job_id: bar(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
+        lines = [(*line[:-1], bars.get(line[0], ""), line[-1]) for line in lines]
+        titles.insert(-1, "PROGRESS")
     output.print_table(titles, lines, right=frozenset({0, 4}), header=not values.get("noheader"))
 
 

@@ -85,7 +85,14 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
+    if job["spec"]["alerting"] is not None:
+        pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
+    if job["progress"] is not None:
+        from gpusched.cli.bars import sentence  # few jobs say how far they are
+
+        said = sentence(job["progress"], job["progress_text"], job["eta_at"], time.time())
+        pairs.insert([name for name, _ in pairs].index("Ended"), ("Progress", said))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))
@@ -102,6 +109,11 @@ def _tasks(job: dict[str, Any]) -> str:
     text = ", ".join(f"{count} {state}" for state, count in job["tasks"].items())
     left = f" (not begun: {job['tasks_left']})" if job["tasks_left"] else ""
     return text + left + (f", at most {job['throttle']} at once" if job["throttle"] else "")
+
+
+def _tells(alerting: dict[str, Any]) -> str:
+    """Of what the owner is told, and through which targets when not through all."""
+    return ", ".join(alerting["on"]) + (f" to {', '.join(alerting['targets'])}" if alerting["targets"] else "")
 
 
 def _related(job: dict[str, Any]) -> list[tuple[str, str]]:

@@ -580,13 +580,13 @@ def glogs_table() -> Table:
     return Table(
         "glogs",
         [
-            Option("-f", "--follow", sets={"follow": True}, help="wait for more until all have ended, through retries"),
+            Option("-f", "--follow", sets={"follow": True}, help="all runs from the first on, until all have ended"),
             Option(
                 "-n",
                 "--lines",
                 metavar="N",
                 read=whole("lines", 0, 1_000_000_000),
-                help="only the last N lines of each job",
+                help="only the last N lines of each job; with -f those of its current run, and then more",
             ),
             Option("--no-prefix", sets={"no_prefix": True}, help="do not begin lines with the job they are of"),
             Option("--quiet", sets={"quiet": True}, help="the output and nothing else, no remarks on stderr"),
@@ -595,7 +595,7 @@ def glogs_table() -> Table:
                 metavar="N",
                 read=whole("run", 1, 1_000_000),
                 section=which,
-                help="of this attempt; default: the last",
+                help="of this attempt; default: the last, with -f all",
             ),
             Option(
                 "--since-run",

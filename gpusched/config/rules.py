@@ -64,6 +64,18 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Folder:
+    """The path of a folder."""
+
+    def __str__(self) -> str:
+        return "an absolute path"
+
+    def admits(self, value: str) -> bool:
+        """Whether it begins at the root and is on one line."""
+        return value.startswith("/") and Text().admits(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Texts:
     """A list of words, none of them empty."""
 
@@ -123,7 +135,7 @@ class Numbers:
         return all(self.low <= number <= self.high for number in value)
 
 
-Rule = Numbers | Range | OneOf | Text | Texts | Cells | Amounts
+Rule = Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts
 
 _WEIGHT = Range(0, 1e12)
 _FRACTION = Range(0, 1, above=True)
@@ -193,6 +205,8 @@ RULES: dict[str, Rule] = {
     "interactive.log_mib": Range(0, MAX_MIB),
     "life.max_requeues": Range(0, 10**6),
     "life.never_satisfied": OneOf(("cancel", "wait")),
+    "life.checkpoint_dir": Folder(),
+    "life.checkpoint_keep_s": _WAIT,
     "life.oom_growth": Range(1, 100),
     "fault.xid_victim": Numbers(1, 100_000),
     "fault.xid_drain": Numbers(1, 100_000),

@@ -60,6 +60,10 @@ class Alerts:
         self._armed, self._of_job, self._view = {}, {}, None
         for alert in store.load_alerts():
             self._put(alert.key, alert)
+        self.adopt(world, settings)
+
+    def adopt(self, world: World, settings: Settings) -> None:
+        """Set every alarm by these settings; those by others mean nothing when they ring."""
         for job in world.jobs.values():
             self.watch(job, world, settings)
 

@@ -25,7 +25,9 @@ class GpuWatch:
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
             if event is None:
-                self._bad.pop(gpu.uuid, None)
+                # One that cannot be judged now is not well yet.
+                if status.state != GpuState.UNKNOWN:
+                    self._bad.pop(gpu.uuid, None)
             elif self._bad.get(gpu.uuid) != event:
                 self._bad[gpu.uuid] = event
                 what = "was lost" if event == "gpu_lost" else "is suspect"

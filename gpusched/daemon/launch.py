@@ -25,6 +25,8 @@ class Site:
     node: str
     socket: str
     cluster: str = "gpusched"
+    checkpoints: str = ""
+    """Folder of the jobs' checkpoint folders, unless the settings name one; empty for none."""
 
 
 _NO_PAST: Mapping[str, str] = MappingProxyType({})
@@ -132,6 +134,20 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
     return ",".join(str(index) for index in indexes)
 
 
+def keeps_checkpoints(job: Job) -> bool:
+    """Whether a folder is made for the job: it may run again, and what it does is worth going on from.
+
+    For short jobs without GPUs and retries a folder more would be most of what they cost.
+    """
+    return bool(job.spec.request.gpus or job.spec.retry.retries or job.restarts)
+
+
+def checkpoint_folder(job: Job, site: Site, settings: Settings) -> str | None:
+    """Where the job may keep what it needs to go on; the same for all its runs."""
+    base = settings.life.checkpoint_dir or site.checkpoints
+    return f"{base}/{job.id}" if base else None
+
+
 def job_environment(
     job: Job,
     run: Run,
@@ -163,6 +179,8 @@ def job_environment(
     env.update({f"GPUSCHED_{name}": value for name, value in own.items()})
     env["GPUSCHED_RUN"] = run.id
     env["GPUSCHED_SOCKET"] = site.socket
+    if (folder := checkpoint_folder(job, site, settings)) is not None:
+        env["GPUSCHED_CHECKPOINT_DIR"] = folder
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
     for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
@@ -270,6 +288,7 @@ def make_ticket(
         has_gpus=bool(run.gpus),
         interactive=spec.interactive,
         log_mib=settings.interactive.log_mib,
+        checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
     )

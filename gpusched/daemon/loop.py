@@ -14,6 +14,7 @@ from logging import getLogger
 from aiohttp import web
 
 from gpusched.daemon.activity import ActivityReader
+from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.reloading import Reload
@@ -45,6 +46,8 @@ class Loop:
         self._last_turn = 0.0
         self._estimator = Estimator(scheduler)
         self._activity = ActivityReader(scheduler)
+        self._checkpoints = CheckpointKeeper(scheduler)
+        scheduler.listeners.append(self._checkpoints.changed)
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -88,6 +91,7 @@ class Loop:
                 if timer is not None:
                     timer.cancel()
             self._scheduler.engine.set_waker(None)
+            self._checkpoints.close()
             await runner.cleanup()
             loop.remove_reader(self._worker.fileno())
             _unlink(socket_path)
@@ -162,6 +166,7 @@ class Loop:
         self._take_reading()
         self._estimator.poll()
         self._activity.poll()
+        self._checkpoints.poll()
         self._poll_alerts()
         self.wake()
         wait_s = settings.poll_s

@@ -23,6 +23,7 @@ from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
 from gpusched.daemon.loop import Loop
+from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
@@ -173,7 +174,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             tracker=tracker,
             settings=settings,
             clock=clock,
-            site=Site(node=sample.name, socket=paths.socket_path()),
+            site=Site(sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir()),
             boot_id=sample.boot_id,
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),
@@ -233,6 +234,7 @@ async def _loop(
 ) -> None:
     loop = Loop(scheduler, worker, host, dispatcher)
     service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())
+    service.progress = ProgressReader(paths.spool_dir(), time.time)
     await loop.run(build_app(service), paths.socket_path(), report.ready)
 
 

@@ -60,7 +60,7 @@ from .gpu_watch import GpuWatch
 from .growing import grow
 from .history import Estimates, History
 from .idling import IdleWatch
-from .launch import Site, make_ticket, output_paths
+from .launch import Site, checkpoint_folder, make_ticket, output_paths
 from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
@@ -110,8 +110,8 @@ class Scheduler:
         self.recent_tick_s: deque[float] = deque(maxlen=512)
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
-        self.listeners: list[Callable[[Iterable[int]], None]] = []
-        """Called after a commit with the ids of all jobs whose row changed."""
+        self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
+        """Called after a commit with all jobs whose row changed, by id."""
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
@@ -185,9 +185,12 @@ class Scheduler:
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def files_of(self, run: str) -> tuple[str, ...]:
-        """Logs of an open run."""
+        """Logs of an open run, and where it keeps its work."""
         found = self.world.open_runs.get(run)
-        paths = () if found is None else (found.stdout_path, found.stderr_path)
+        if found is None:
+            return ()
+        folder = checkpoint_folder(self.world.jobs[found.job_id], self.site, self.settings)
+        paths = (found.stdout_path, found.stderr_path, folder)
         return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
@@ -301,6 +304,7 @@ class Scheduler:
         for listener in self.settings_listeners:
             listener(self.settings)
         self.world.touch_dependencies()
+        self.alerts.adopt(self.world, self.settings)
         self._look_again = True
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched.engine.remains import CHECKPOINT_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
-from gpusched.engine.spool import SUSPEND_LINE, checkpoint_path
+from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
+from gpusched.engine.spool import SUSPEND_LINE, checkpoint_path, progress_path
 from gpusched.model.execution import (
     LimitOrder,
     Order,
@@ -30,6 +30,7 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
         RUN_VARIABLE: ticket.run,
         SPOOL_VARIABLE: spool,
         CHECKPOINT_VARIABLE: checkpoint_path(spool, ticket.run),
+        PROGRESS_VARIABLE: progress_path(spool, ticket.run),
     }
     return {
         "run": ticket.run,
@@ -57,6 +58,7 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
             "lease_s": foreground.lease_s,
             "log_bytes": int(ticket.log_mib * (1 << 20)),
         },
+        "checkpoint_dir": ticket.checkpoint_dir,
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,
     }

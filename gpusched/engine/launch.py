@@ -98,7 +98,7 @@ def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) ->
         raise LaunchError("the command is empty")
     gid = _group_of(uid) if foreign else -1
     if foreign:
-        _make_checkpoint_file(spool, ticket["run"], uid)
+        _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
     logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
@@ -139,18 +139,19 @@ def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
     return path
 
 
-def _make_checkpoint_file(spool: str, run: str, owner: int) -> None:
-    """Another user can make no file in the spool, so it is there already, dated to the epoch: not touched yet."""
-    try:
-        fd = os.open(files.checkpoint_path(spool, run), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _make_files(spool: str, run: str, owner: int) -> None:
+    """Another user can make no file in the spool, so they are there already, dated to the epoch: not touched yet."""
+    for path in (files.checkpoint_path(spool, run), files.progress_path(spool, run)):
         try:
-            os.fchown(fd, owner, -1)
-            os.utime(fd, (0, 0))
-        finally:
-            os.close(fd)
-    except OSError:
-        # A full disk: the job runs as well without.
-        pass
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchown(fd, owner, -1)
+                os.utime(fd, (0, 0))
+            finally:
+                os.close(fd)
+        except OSError:
+            # A full disk: the job runs as well without.
+            pass
 
 
 def _enter(ticket: dict[str, Any]) -> Logs:
@@ -159,6 +160,7 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.chdir(work_dir)
     except (OSError, ValueError) as error:
         raise LaunchError(f"cannot enter the working directory {work_dir}: {_text(error)}") from None
+    _make_checkpoint_dir(ticket)
     before = os.umask(ticket["umask"])
     try:
         output = _open_log(ticket["stdout_path"], ticket, "output")
@@ -172,6 +174,21 @@ def _enter(ticket: dict[str, Any]) -> Logs:
             raise
     finally:
         os.umask(before)
+
+
+def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
+    """Make the job's folder as its user. One that is somebody else's is not used: what is in it would not be theirs."""
+    path = ticket["checkpoint_dir"]
+    if path is None:
+        return
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        # A full disk, or a place where the user may not write: the job runs as well without.
+        ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
 
 
 def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Result:

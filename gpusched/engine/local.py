@@ -531,9 +531,8 @@ class LocalEngine:
 
     def _remove(self, watched: Watched) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
-        paths = []
-        if os.path.lexists(saved := files.checkpoint_path(self._spool, watched.run)):
-            paths.append(saved)
+        own = (files.checkpoint_path(self._spool, watched.run), files.progress_path(self._spool, watched.run))
+        paths = list(filter(os.path.lexists, own))
         if watched.supervisor is not None:
             paths.append(files.record_path(self._spool, watched.run))
         if watched.other_files:
@@ -548,7 +547,7 @@ class LocalEngine:
         if record is None or record.pid is None:
             if self._may_sweep:
                 files.remove([files.record_path(self._spool, run)])
-            ways = (files.script_path, files.order_path, files.checkpoint_path, files.attach_path)
+            ways = (files.script_path, files.order_path, files.checkpoint_path, files.progress_path, files.attach_path)
             files.remove([way(self._spool, run) for way in ways])
             return
         log.warning("the spool holds run %s, of no job in the table", run)

@@ -6,6 +6,7 @@
     JOB.RUN.script   the job's script
     JOB.RUN.attach   socket of a run in the foreground, for its client
     JOB.RUN.checkpoint  touched by the job when it has saved its work
+    JOB.RUN.progress how far the job is, by its own words
     server.lock      share-locked by every fork server and every supervisor: by all who may claim
     engine.log       complaints of fork servers and supervisors
 
@@ -78,6 +79,11 @@ def checkpoint_path(spool: str, run: str) -> str:
 def attach_path(spool: str, run: str) -> str:
     """Where the client of a run in the foreground finds it."""
     return f"{spool}/{run}.attach"
+
+
+def progress_path(spool: str, run: str) -> str:
+    """Where it says how far it is."""
+    return f"{spool}/{run}.progress"
 
 
 # --- the supervisor's side --------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from gpusched.gpu.device import Nvml
 XID_EVENT = 8
 """nvmlEventTypeXidCriticalError."""
 _UNKNOWN_XID = 999
-_TIMEOUT, _WAIT_MS = 10, 1000
+TIMEOUT = 10
+"""NVML_ERROR_TIMEOUT: nothing has happened."""
+_WAIT_MS = 1000
 _MOST = 1000
 
 
@@ -63,7 +65,7 @@ class XidWatch:
     def _listen(self) -> None:
         while not self._closing.is_set():
             data, code = self._nvml.ask("nvmlEventSetWait_v2", self._events, _WAIT_MS)
-            if code == _TIMEOUT:
+            if code == TIMEOUT:
                 continue
             if code:
                 # A lost device or driver ends the waiting for all; readings say the rest.

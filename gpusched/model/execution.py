@@ -38,6 +38,8 @@ class Ticket:
     leftover_grace_s: float
     stop_signal: int
     notice: Notice | None = None
+    checkpoint_dir: str | None = None
+    """Folder to make for the user if it is not there; when that fails the variable that names it is left out."""
     has_gpus: bool = False
     """Look for GPU out-of-memory in the tail of the output when the run fails."""
     interactive: Interactive | None = None

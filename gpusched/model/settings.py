@@ -173,6 +173,14 @@ class LifeSettings:
         "What becomes of a job whose dependency can never come true: `cancel` ends it, `wait` keeps it pending "
         "until it is changed or cancelled; --kill-on-invalid-dep overrules it.",
     )
+    checkpoint_dir: str | None = setting(
+        None,
+        "Folder in which each job has one of its own, GPUSCHED_CHECKPOINT_DIR; default: `checkpoints` in the state "
+        "folder. With several users it must be one in which all may make folders, as in /tmp.",
+    )
+    checkpoint_keep_s: float = setting(
+        7 * 86400.0, "How long it is kept after a job that did not COMPLETE, in seconds."
+    )
     oom_growth: float = setting(
         1.5, "A slice whose GPU memory ran out is retried so many times larger, or on a larger card; 1 for the same."
     )

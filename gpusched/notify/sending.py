@@ -95,11 +95,13 @@ class Attempt:
 
 
 def preload() -> bool:
-    """Import apprise once in the parent, so that no child has to; whether it is there."""
+    """Load apprise with its services once in the parent, so that no child has to; whether it is there."""
     try:
-        import apprise  # noqa: F401
+        import apprise
     except ImportError:
         return False
+    # The first address has every service imported; after that it costs nothing.
+    apprise.Apprise.instantiate("json://localhost", suppress_exceptions=True)
     return True
 
 

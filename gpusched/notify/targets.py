@@ -238,6 +238,14 @@ class _Reader:
         self._refuse(f"{where} has no {printable(word, 40)}; {hint}", *key)
 
     def _refuse(self, text: str, *key: str) -> None:
-        line = next((self._lines[key[:length]] for length in range(len(key), 0, -1) if key[:length] in self._lines), 0)
+        line = self._line(key)
         place = f"file {self._file}, line {line}" if line else f"file {self._file}"
         self._problems.append((line, UsageError(f"{place}: {text}", HINT)))
+
+    def _line(self, key: Key) -> int:
+        """Of the key, else of the first thing in it, else of the table that it is in; 0 when nobody knows."""
+        for length in range(len(key), 0, -1):
+            found = [line for known, line in self._lines.items() if known[:length] == key[:length]]
+            if found:
+                return min(found)
+        return 0

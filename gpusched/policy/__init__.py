@@ -16,7 +16,8 @@ The cycle
 
 Placing
     draft         tentative bookings on a copy of the machines, with checkpoint and rollback
-    need          a request in the units in which it is booked
+    amounts       the whole numbers in which parts of a node are booked
+    need          a request in these
     placement     filter, then score: where a request fits; the nodes of a gang
     filters, scores, topology, constraints, fragmentation    its parts
     cells, cell_search    promised groups of linked cards

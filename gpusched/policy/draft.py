@@ -8,36 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-
-if TYPE_CHECKING:
-    from gpusched.policy.need import Need
+from gpusched.policy.amounts import WHOLE_CARD, micros_of, millicpus_of, squeeze
+from gpusched.policy.need import Need
 
 Counts = tuple[tuple[str, int], ...]
 """Names and numbers, sorted by name."""
-
-WHOLE_CARD = 1_000_000
-"""A whole card in the unit in which fractions are booked."""
-
-
-def millicpus_of(cpus: float) -> int:
-    """Cores in the unit in which they are booked, thousandths."""
-    return round(cpus * 1000)
-
-
-def micros_of(fraction: float) -> int:
-    """A fraction of a card in the unit in which it is booked, millionths."""
-    return max(1, round(fraction * WHOLE_CARD))
-
-
-def squeeze(model: str) -> str:
-    """A model name as types are compared: lower case, without blanks and dashes."""
-    return "".join(model.split()).replace("-", "").lower()
 
 
 @dataclass(frozen=True, slots=True)

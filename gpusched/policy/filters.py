@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpusched.model.cluster import NodeView
+from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.constraints import parse
-from gpusched.policy.draft import WHOLE_CARD, Card, Counts, Draft, Layout, Part
+from gpusched.policy.draft import Card, Counts, Draft, Layout, Part
 from gpusched.policy.need import CardKind, Need, Where
 
 

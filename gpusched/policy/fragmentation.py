@@ -19,7 +19,8 @@ from math import exp, floor
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Snapshot
-from gpusched.policy.draft import WHOLE_CARD, Booking, Card, Draft, Layout, Part
+from gpusched.policy.amounts import WHOLE_CARD
+from gpusched.policy.draft import Booking, Card, Draft, Layout, Part
 from gpusched.policy.filters import pool
 from gpusched.policy.need import Need
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusched.model.job import Request
-from gpusched.policy.draft import micros_of, millicpus_of, squeeze
+from gpusched.policy.amounts import micros_of, millicpus_of, squeeze
 
 CardKind = tuple[bool, str, int]
 """Slices or whole cards, type, least VRAM."""

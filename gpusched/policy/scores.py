@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpusched.policy.draft import WHOLE_CARD, Booking, Card, Draft, Layout
+from gpusched.policy.amounts import WHOLE_CARD
+from gpusched.policy.draft import Booking, Card, Draft, Layout
 from gpusched.policy.fragmentation import fragmentation_of
 from gpusched.policy.need import Need
 

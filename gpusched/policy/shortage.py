@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.model.units import format_size_mib
-from gpusched.policy.draft import WHOLE_CARD, Card, Draft
+from gpusched.policy.amounts import WHOLE_CARD
+from gpusched.policy.draft import Card, Draft
 from gpusched.policy.placement import Need, hosts, pool, slice_of
 from gpusched.policy.topology import by_group, largest_group
 from gpusched.policy.words import (

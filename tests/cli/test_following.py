@@ -206,3 +206,11 @@ def test_last_lines_of_a_file_while_it_is_followed(sh: Shell) -> None:
     assert [first_line(process) for _ in range(2)] == [b"999\n", b"1000\n"]
     Path(sh.work / "go").touch()
     assert finished(process)[:2] == (0, "end\n")
+
+
+def test_all_runs_are_followed_from_the_first_or_the_last_lines_of_the_current_one(sh: Shell) -> None:
+    script = 'n=${SLURM_RESTART_COUNT:-0}; echo "run $n"; [ $n = 1 ]'
+    job_id = sh.submit(*RETRIES, "--wrap", script)
+    sh.ok("gwait", job_id)
+    assert finished(following(sh, "-f", job_id))[1] == "run 0\nrun 1\n"
+    assert finished(following(sh, "-f", "-n", "5", job_id))[1] == "run 1\n"

@@ -188,7 +188,7 @@ def test_what_cannot_be_submitted_is_said_in_a_sentence(sh: Shell, words: list[s
         ("#!/bin/sh\r\ntrue\r\n", 1, "DOS"),
         ("#!/bin/sh\necho \0\n", 1, "NUL"),
         ("#!/bin/sh\n#SBATCH --colour=red\n", 2, "line 2"),
-        ("#!/bin/sh\n\n#SBATCH --mail-type=ALL\n", 2, "line 3"),
+        ("#!/bin/sh\n\n#SBATCH --mail-type=STAGE_OUT\n", 2, "line 3"),
         ("#!/bin/sh\n#SBATCH --job-name  second name\n", 2, "'name'"),
         ("#!/bin/sh\n#SBATCH --time='5\n", 2, "quote"),
         ("#!/bin/sh\n#GSUB --mem lots\n", 2, "line 2"),

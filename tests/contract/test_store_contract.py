@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -387,3 +388,44 @@ def test_equal_requests_of_loaded_jobs_are_one_object(store: Store) -> None:
     assert len({id(one.spec.request) for one in jobs}) == 1
     assert len({id(one.spec.retry) for one in jobs}) == 1
     assert len({id(one.spec) for one in jobs}) == 1
+
+
+ALERT = Alert(
+    key="7.1 end",
+    event="fail",
+    counts_as=("fail", "end"),
+    uid=1000,
+    at=NOW + 1,
+    facts=(("job", "7"), ("name", "a\udcff\0{}"), ("at", NOW)),
+    targets=("phone",),
+    job_id=7,
+    run=1,
+    settled=("mail", "phone"),
+)
+OF_NO_JOB = Alert("gpu_lost GPU-1 \udcff", "gpu_lost", ("gpu_lost",), 0, NOW)
+
+
+def alerts(*rows: Alert) -> Changes:
+    return Changes(alerts={row.key: row for row in rows})
+
+
+def test_alerts_come_back_equal_the_oldest_first(store: Store) -> None:
+    store.commit(Changes(jobs={7: job(7)}, alerts={ALERT.key: ALERT, OF_NO_JOB.key: OF_NO_JOB}))
+    assert store.load_alerts() == [OF_NO_JOB, ALERT]
+
+
+def test_an_alert_is_replaced_by_its_key_and_goes_when_it_is_taken_out(store: Store) -> None:
+    store.commit(Changes(jobs={7: job(7)}, alerts={ALERT.key: ALERT}))
+    told = replace(ALERT, state="told", settled=("phone",))
+    store.commit(alerts(told))
+    assert store.load_alerts() == [told]
+    store.commit(Changes(alerts={ALERT.key: None, "never there": None}))
+    assert store.load_alerts() == []
+
+
+@pytest.mark.parametrize("bad", [ALERT, replace(OF_NO_JOB, state="lost"), replace(OF_NO_JOB, key="")])
+def test_an_alert_of_no_job_or_in_no_state_takes_the_whole_commit_with_it(store: Store, bad: Alert) -> None:
+    with pytest.raises(BrokenInvariant):
+        store.commit(Changes(jobs={1: job(1)}, alerts={bad.key: bad}))
+    assert store.load_active() == ([], [])
+    assert store.load_alerts() == []

@@ -22,6 +22,7 @@ def places() -> list[str]:
     return [
         *(paths.state_dir(), paths.database(), paths.spool_dir(), paths.log_file(), paths.daemon_output()),
         *(paths.lock_file(), paths.start_lock(), paths.socket_path(), paths.config_file()),
+        paths.notify_file(),
     ]
 
 
@@ -31,6 +32,7 @@ def test_a_home_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places() == [
         *("/lab", "/lab/gpusched.db", "/lab/spool", "/lab/log/gpuschedd.log", "/lab/log/gpuschedd.out"),
         *("/lab/daemon.lock", "/lab/start.lock", "/lab/run/api.sock", "/lab/config.toml"),
+        "/lab/notify.toml",
     ]
 
 

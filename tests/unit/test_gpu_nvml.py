@@ -15,7 +15,7 @@ import pytest
 from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
 from support import wait_until
 
-from gpusched.gpu import device
+from gpusched.gpu import device, xids
 from gpusched.gpu.nvml import Gateway, NvmlSource
 from gpusched.gpu.topology import EVERY_S, sysfs_numa
 from gpusched.gpu.visible import visible
@@ -62,7 +62,9 @@ def test_the_installed_binding_has_what_is_asked() -> None:
 
     asked = FakeNvml().module()
     missing = [name for name in dir(asked) if name.lower().startswith("nvml") and not hasattr(pynvml, name)]
-    assert missing == []
+    events = ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree")
+    assert [*missing, *(name for name in events if not hasattr(pynvml, name))] == []
+    assert (pynvml.nvmlEventTypeXidCriticalError, pynvml.NVML_ERROR_TIMEOUT) == (xids.XID_EVENT, xids.TIMEOUT)
     assert "version" in inspect.signature(pynvml.nvmlDeviceGetMemoryInfo).parameters
     assert pynvml.NVMLError(15).value == 15
     gateway = Gateway(pynvml)

@@ -48,6 +48,7 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
+    "sdk": frozenset({"client", "paths", "quickjson", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),

@@ -10,7 +10,8 @@ import pytest
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Placement
-from gpusched.policy.draft import Booking, Draft, Layout, Part, micros_of, squeeze
+from gpusched.policy.amounts import micros_of, squeeze
+from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.factors import age_factor, nice_factor
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.ordering import Line, Ranking, class_key

@@ -9,7 +9,7 @@ from math import inf
 from gpusched.model.job import Request
 from gpusched.model.units import format_size_mib
 from gpusched.policy.ahead.trial import Change, Trial
-from gpusched.policy.draft import squeeze
+from gpusched.policy.amounts import squeeze
 
 STEP_S = 300
 """Time limits are proposed in these steps."""

@@ -9,8 +9,9 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_duration
+from gpusched.policy.amounts import millicpus_of
 from gpusched.policy.calendar.entries import YEAR_S, active, meet_at, next_window, overlaps, shared, starts
-from gpusched.policy.draft import Layout, millicpus_of
+from gpusched.policy.draft import Layout
 
 
 @dataclass(frozen=True, slots=True)

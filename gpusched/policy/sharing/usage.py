@@ -9,7 +9,8 @@ from gpusched.model.job import Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot, Usage
-from gpusched.policy.draft import WHOLE_CARD, Booking, Layout, Part, squeeze
+from gpusched.policy.amounts import WHOLE_CARD, squeeze
+from gpusched.policy.draft import Booking, Layout, Part
 
 _LN2 = log(2.0)
 

@@ -1,0 +1,120 @@
+"""The folders in which jobs keep what they need to go on: named here, made by the engine as the user, taken away here.
+
+One folder for each job, kept over all its runs. It goes when the job COMPLETED, and [life] checkpoint_keep_s after any
+other end. Folders that belong to no job of the table are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from logging import getLogger
+
+from gpusched.model.job import Job
+from gpusched.model.states import JobState
+from gpusched.ports import JobFilter
+
+from .launch import checkpoint_folder, keeps_checkpoints
+from .tick import Scheduler
+
+log = getLogger("gpusched.daemon")
+
+SWEEP_S = 3600.0
+_CHUNK = 500
+_REMOVE_S = 600.0
+
+
+class CheckpointKeeper:
+    """Takes folders away on a thread of its own: they may be large, on any file system."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._next_sweep = 0.0
+
+    def changed(self, jobs: Mapping[int, Job]) -> None:
+        """Called after each commit with the jobs whose rows changed."""
+        for job in jobs.values():
+            if job.state is JobState.COMPLETED and keeps_checkpoints(job):
+                self._remove(job)
+
+    def poll(self) -> None:
+        """Look now and then for what is due, or was left by a daemon that died."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._next_sweep:
+            return
+        self._next_sweep = loop.time() + SWEEP_S
+        scheduler = self._scheduler
+        base = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
+        if base:
+            loop.run_in_executor(self._thread, _numbers, base).add_done_callback(self._sweep)
+
+    def close(self) -> None:
+        """Leave what is not begun to the next daemon."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _sweep(self, looked: asyncio.Future[list[int]]) -> None:
+        if looked.cancelled():
+            return
+        ids = looked.result()
+        settings = self._scheduler.settings.life
+        before = self._scheduler.now() - settings.checkpoint_keep_s
+        for at in range(0, len(ids), _CHUNK):
+            for job in self._scheduler.store.jobs(JobFilter(ids=frozenset(ids[at : at + _CHUNK]))):
+                is_old = job.end_at is not None and job.end_at < before
+                if job.state is JobState.COMPLETED or is_old:
+                    self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        folder = checkpoint_folder(job, self._scheduler.site, self._scheduler.settings)
+        if folder is not None:
+            self._thread.submit(remove, folder, job.uid)
+
+
+def _numbers(base: str) -> list[int]:
+    """Ids of the jobs that have a folder."""
+    try:
+        return sorted(int(name) for name in os.listdir(base) if name.isascii() and name.isdigit())
+    except OSError:
+        return []
+
+
+def remove(folder: str, uid: int) -> None:
+    """Take a user's folder away, with that user's rights alone: what is in it is theirs to make.
+
+    A link, or what belongs to somebody else, is left alone: the job did not use it.
+    """
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return
+    if found.st_uid != uid or not stat.S_ISDIR(found.st_mode):
+        return
+    if uid == os.geteuid():
+        shutil.rmtree(folder, ignore_errors=True)
+    elif os.geteuid() == 0:
+        try:
+            gid = pwd.getpwuid(uid).pw_gid
+            command = ["/bin/rm", "-rf", "--one-file-system", "--", folder]
+            subprocess.run(
+                command,
+                user=uid,
+                group=gid,
+                extra_groups=[],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_REMOVE_S,
+                check=False,
+            )
+        except (KeyError, OSError, subprocess.TimeoutExpired) as error:
+            log.warning("the checkpoint folder %s was not removed: %s", folder, error)
+    if os.path.lexists(folder):
+        log.warning("something is left in the checkpoint folder %s; it is tried again later", folder)

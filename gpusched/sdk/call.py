@@ -1,0 +1,73 @@
+"""What a job of an executor runs: `python call.py FOLDER NUMBER` makes one call and leaves its result.
+
+Run by its path, by the caller's interpreter, and for that reason importing nothing of gpusched: the caller's
+import path is known only once the call has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+if __name__ == "__main__":
+    # The folder of this file is no place to import from.
+    del sys.path[0]
+
+
+def main(folder: str, number: str) -> int:
+    """Make the call; returns the exit code: 1 when it raised, so that the job counts as failed and may be retried."""
+    with open(os.path.join(folder, f"{number}.call"), "rb") as file:
+        setup = pickle.load(file)
+        payload = file.read()
+    sys.path[:] = setup["path"]
+    document: dict[str, Any]
+    try:
+        if b"__main__" in payload:
+            _load_main(setup)
+        call, arguments, keywords = pickle.loads(payload)
+        # Without keywords it is a chunk of map: many calls, one after the other.
+        result = call(*arguments, **keywords) if keywords is not None else [call(*each) for each in arguments]
+        document = {"ok": True, "value": pickle.dumps(result, setup["protocol"])}
+    except BaseException as error:
+        document = {"ok": False, "value": _packed(error, setup["protocol"]), "text": traceback.format_exc()}
+        sys.stderr.write(document["text"])
+    document["run"] = os.environ.get("GPUSCHED_RUN", "")
+    path = os.path.join(folder, f"{number}.result")
+    # Whole or not at all, also when this is killed half-way.
+    with open(path + ".new", "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        pickle.dump(document, file)
+    os.replace(path + ".new", path)
+    return 0 if document["ok"] else 1
+
+
+def _packed(error: BaseException, protocol: int) -> bytes | str:
+    """The exception as bytes, or what it says when it does not survive that."""
+    try:
+        packed = pickle.dumps(error, protocol)
+        pickle.loads(packed)
+    except Exception:
+        return "".join(traceback.format_exception_only(type(error), error)).strip()
+    return packed
+
+
+def _load_main(setup: dict[str, Any]) -> None:
+    """Have what the caller defined in its main module; as multiprocessing does, under another name than __main__."""
+    import runpy
+    import types
+
+    module = types.ModuleType("__mp_main__")
+    if setup["main_name"] is not None:
+        found = runpy.run_module(setup["main_name"], run_name="__mp_main__", alter_sys=True)
+    elif setup["main_path"] is not None:
+        found = runpy.run_path(setup["main_path"], run_name="__mp_main__")
+    else:
+        return
+    module.__dict__.update(found)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,266 @@
+"""The client for Python programs: what the commands do, with typed answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+from urllib.parse import quote, urlencode
+
+from gpusched.errors import NotFound, Refused, UsageError, WaitTimeout
+from gpusched.sdk.link import Link
+from gpusched.sdk.logs import read_logs
+from gpusched.sdk.options import spec_of
+from gpusched.sdk.values import Job, JobDetails, read_details, read_job
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpusched.sdk.options import JobOptions
+
+JobLike = Job | str | int
+"""A job, or its id: `42`, `"42_7"`, `"@"` for one's last job."""
+_WAIT_S = 60.0
+_IDS_AT_ONCE = 500
+"""What fits into one request line."""
+
+
+class Client:
+    """One scheduler: GPUSCHED_SOCKET, else the system's, else one's own, which is started when it is not there.
+
+    For any number of threads. Every method raises the errors of `gpusched.errors`, each with a message and a hint.
+    """
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, autostart: bool = True) -> None:
+        self._link = Link(None if socket is None else os.fspath(socket), autostart)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connections. Jobs go on."""
+        self._link.close()
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One request of the API as it is, for what has no method here; see docs/reference/openapi.json."""
+        return self._link.call(method, path, body)
+
+    # --- submitting -------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        command: Sequence[str] | str | None = None,
+        *,
+        script: str | os.PathLike[str] | None = None,
+        args: Sequence[str] = (),
+        key_again: str = "never",
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Record a job; it is on disk when this returns.
+
+        Args:
+            command: words that are kept exactly, or one shell line.
+            script: in place of a command, the path of a script; it is read now. Its #GSUB lines are not.
+            args: of the script.
+            key_again: with `key`, when it makes another job: `never`, `failed`, `ended`.
+            options: see JobOptions.
+        Raises: UsageError, Refused; NotReady when the daemon went away and there is no `key` to try again with.
+        """
+        spec = {**spec_of(options), **_program(command, script, args)}
+        body: dict[str, Any] = {"spec": spec, "key_again": key_again}
+        answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
+        return read_job(answer["job"], answer.get("existing", False))
+
+    def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
+        """Record a job for each shell line, all or none of them; returns their ids in order."""
+        answer = self.call("POST", "/v1/jobs", {"spec": spec_of(options), "batch": list(lines)})
+        return [str(job_id) for job_id in answer["ids"]]
+
+    def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> Job:
+        """Once more what a job ran, with the options given here in place of its own."""
+        spec = spec_of(options)
+        for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("umask", "")):
+            if given not in options:
+                del spec[name]
+        if options.get("env") is not None:
+            raise UsageError("a repeated job keeps its environment", "add to it with extra_env=")
+        if "env" in spec:
+            spec["env"] = dict(options["extra_env"])
+        body = {"resubmit": [_id(job)], "spec": spec}
+        answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
+        return read_job(answer["job"], answer.get("existing", False))
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def jobs(
+        self,
+        *,
+        ids: Iterable[JobLike] | None = None,
+        states: Iterable[str] = (),
+        users: Iterable[str] = (),
+        names: Iterable[str] = (),
+        queues: Iterable[str] = (),
+        since: float | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Jobs by id, ascending: those that have not ended, unless `ids` or `states` (or `["all"]`) say otherwise.
+
+        Args: since: only those unfinished, or ended at or after this instant. limit: the newest so many.
+        """
+        words = {"states": states, "users": users, "names": names, "queues": queues}
+        query: dict[str, Any] = {name: ",".join(given) for name, given in words.items() if given}
+        query.update({name: value for name, value in (("since", since), ("limit", limit)) if value is not None})
+        if ids is None:
+            return self._listed(query)
+        found: list[Job] = []
+        wanted = [_id(job) for job in ids]
+        for at in range(0, len(wanted), _IDS_AT_ONCE):
+            found += self._listed({**query, "ids": ",".join(wanted[at : at + _IDS_AT_ONCE])})
+        return found if limit is None else found[-limit:]
+
+    def _listed(self, query: Mapping[str, Any]) -> list[Job]:
+        return [read_job(job) for job in self.call("GET", f"/v1/jobs?{urlencode(query)}")["jobs"]]
+
+    def job(self, job: JobLike) -> JobDetails:
+        """Everything about one job, as it stands now. Raises: NotFound."""
+        return read_details(self.call("GET", f"/v1/jobs/{quote(_id(job), safe='')}")["job"])
+
+    def logs(
+        self, job: JobLike, *, follow: bool = False, run: int | None = None, err: bool = False, lines: int | None = None
+    ) -> Iterator[str]:
+        """A job's output line by line, of its last run unless `run` says otherwise.
+
+        Args:
+            follow: wait for it to start, go on as it writes, through retries, until it has ended.
+            err: its errors, where they go to a file of their own.
+            lines: begin with the last so many.
+        Raises: NotFound, Refused: when there is no output (yet) and it is not followed.
+        """
+        return read_logs(self, _id(job), follow=follow, run=run, err=err, lines=lines)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    @overload
+    def wait(  # type: ignore[overload-overlap]  # a text is one id, never many
+        self, jobs: JobLike, timeout_s: float | None = None
+    ) -> JobDetails: ...
+    @overload
+    def wait(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> list[Job]: ...
+
+    def wait(self, jobs: JobLike | Iterable[JobLike], timeout_s: float | None = None) -> JobDetails | list[Job]:
+        """Return when the job, or all of these jobs, have ended, in the order given. Raises: WaitTimeout."""
+        is_one = isinstance(jobs, (Job, str, int))
+        ids = [_id(jobs)] if isinstance(jobs, (Job, str, int)) else [_id(job) for job in jobs]
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for at in range(0, len(ids), _IDS_AT_ONCE):
+            self._wait(ids[at : at + _IDS_AT_ONCE], deadline)
+        if is_one:
+            return self.job(ids[0])
+        found = {job.id: job for job in self.jobs(ids=ids)}
+        return [found[job_id] for job_id in ids]
+
+    def _wait(self, ids: Sequence[str], deadline: float | None) -> None:
+        while True:
+            left_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - time.monotonic()))
+            answer = self.call("GET", f"/v1/wait?ids={','.join(map(_quoted, ids))}&timeout_s={left_s:.3f}")
+            if answer["done"]:
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                open_ids = [job["id"] for job in answer["jobs"] if job["state"] in _ACTIVE]
+                raise WaitTimeout(
+                    f"not ended in time: {', '.join(open_ids[:10])}{', ...' if len(open_ids) > 10 else ''}",
+                    f"see why with: gq --why {open_ids[0]}" if open_ids else "",
+                )
+
+    def as_completed(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> Iterator[Job]:
+        """Each of these jobs once, as it ends. Raises: NotFound, WaitTimeout."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        cursor = self.call("GET", "/v1/ended")["cursor"]
+        left = dict.fromkeys(_id(job) for job in jobs)
+        if "@" in left:
+            left = dict.fromkeys(self.job("@").id if job_id == "@" else job_id for job_id in left)
+        ended = self._left(left)
+        while True:
+            for job in ended:
+                if left.pop(job.id, "gone") is None:
+                    yield job
+            if not left:
+                return
+            left_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - time.monotonic()))
+            answer = self.call("GET", f"/v1/ended?after={cursor}&timeout_s={left_s:.3f}")
+            cursor = answer["cursor"]
+            now = [job["id"] for job in answer["jobs"] if job["id"] in left]
+            ended = self._left(left) if answer["missed"] else self.jobs(ids=now)
+            if not ended and deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeout(f"{len(left)} jobs have not ended in time", "see them with: gq")
+
+    def _left(self, ids: Iterable[str]) -> list[Job]:
+        """Those of these jobs that have ended. Raises: NotFound when one does not exist."""
+        known = self.jobs(ids=ids)
+        gone = set(ids) - {job.id for job in known}
+        if gone:
+            raise NotFound(f"there is no job {min(gone)}", "list the jobs with: gq -a")
+        return [job for job in known if job.is_final]
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def cancel(self, jobs: JobLike | Iterable[JobLike], *, signal: int | None = None) -> list[str]:
+        """End jobs, or send them one signal; returns the ids of those that were not over already."""
+        answer = self.call("POST", "/v1/jobs/cancel", {"ids": _ids(jobs), "signal": signal})
+        return [str(job_id) for job_id in (*answer["cancelled"], *answer["signalled"])]
+
+    def hold(self, jobs: JobLike | Iterable[JobLike]) -> None:
+        """Keep jobs from starting."""
+        self.call("POST", "/v1/jobs/hold", {"ids": _ids(jobs)})
+
+    def release(self, jobs: JobLike | Iterable[JobLike]) -> None:
+        """Undo a hold."""
+        self.call("POST", "/v1/jobs/release", {"ids": _ids(jobs)})
+
+    def requeue(self, jobs: JobLike | Iterable[JobLike]) -> None:
+        """End the runs of jobs and let them wait again."""
+        self.call("POST", "/v1/jobs/requeue", {"ids": _ids(jobs)})
+
+    def update(self, jobs: JobLike | Iterable[JobLike], **changes: Any) -> None:
+        """Change what jobs ask for, by the names of the API: `time_limit_s=7200`, `nice=5`; None is the default."""
+        self.call("POST", "/v1/jobs/update", {"ids": _ids(jobs), "changes": changes})
+
+
+_ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})
+
+
+def _id(job: JobLike) -> str:
+    return job.id if isinstance(job, Job) else str(job)
+
+
+def _ids(jobs: JobLike | Iterable[JobLike]) -> list[str]:
+    return [_id(jobs)] if isinstance(jobs, (Job, str, int)) else [_id(job) for job in jobs]
+
+
+def _quoted(job_id: str) -> str:
+    return quote(job_id, safe="@")
+
+
+def _program(
+    command: Sequence[str] | str | None, script: str | os.PathLike[str] | None, args: Sequence[str]
+) -> dict[str, Any]:
+    if (command is None) == (script is None):
+        raise UsageError("give a command or a script, one of them", 'for example: submit(["python", "train.py"])')
+    if script is not None:
+        path = os.fspath(script)
+        try:
+            with open(path, "rb") as file:
+                text = file.read().decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise Refused(f"the script {path} cannot be read: {error.strerror}", f"look at: ls -l {path}") from None
+        return {"script": text, "script_name": os.path.basename(path), "argv": [str(word) for word in args]}
+    if args:
+        raise UsageError("args are those of a script", "put the words of a command into one list")
+    if isinstance(command, str):
+        return {"script": f"#!/bin/sh\n{command}\n", "script_name": "wrap", "argv": []}
+    assert command is not None
+    return {"argv": [os.fspath(word) for word in command]}

@@ -1,0 +1,101 @@
+"""An executor like those of concurrent.futures, whose calls are jobs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from gpusched.errors import UsageError
+from gpusched.sdk import call as call_module
+from gpusched.sdk.client import Client
+from gpusched.sdk.dispatch import Dispatch
+from gpusched.sdk.options import spec_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpusched.sdk.future import CallFuture
+    from gpusched.sdk.options import JobOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Executor(concurrent.futures.Executor):
+    """Runs calls as jobs of the scheduler, each with the resources that are named here.
+
+    A call and its result travel by pickle, in files for the owner alone; what a call raises is raised by
+    `result()`, with the traceback of the job as its cause. A job that is killed raises JobFailed.
+    """
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        max_workers: int | None = None,
+        python: str = sys.executable,
+        **options: Unpack[JobOptions],
+    ) -> None:
+        """Set up an executor; nothing is submitted yet.
+
+        Args:
+            client: that of another part of the program; by default one of its own.
+            max_workers: most jobs that wait or run at once; by default all calls are jobs at once.
+            python: the interpreter of the jobs.
+            options: of every job, see JobOptions.
+        """
+        if max_workers is not None and max_workers < 1:
+            raise ValueError("max_workers must be greater than 0")
+        if "key" in options:
+            raise UsageError("a key stands for one job, not for the calls of an executor", "leave key= out")
+        command = [python, os.path.abspath(call_module.__file__)]
+        own = client is None
+        self._dispatch = Dispatch(client or Client(), spec_of(options), command, max_workers, own)
+        # An executor that nobody refers to takes no more calls; those that it has go on.
+        weakref.finalize(self, self._dispatch.close, False, False)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
+        """Have a job call `fn(*args, **kwargs)`. Raises: RuntimeError after shutdown."""
+        call: object = fn
+        if isinstance(call, _Chunk):
+            return self._dispatch.add(call.fn, args[0], None)
+        return self._dispatch.add(fn, args, kwargs)
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Results of `fn` over the iterables, in order; everything is submitted at once.
+
+        Args:
+            timeout: of the whole iteration, in seconds from now. Raises: TimeoutError.
+            chunksize: so many calls make one job: starting a job costs more than a small call.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout)
+        calls = zip(*iterables)  # noqa: B905  the shortest one ends it, as in the standard library
+        chunks = iter(lambda: list(itertools.islice(calls, chunksize)), [])
+        submitted = super().map(cast("Callable[..., list[T]]", _Chunk(fn)), chunks, timeout=timeout)
+        return itertools.chain.from_iterable(submitted)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls.
+
+        Args:
+            wait: return when all calls are over; else at once, and they go on.
+            cancel_futures: cancel the calls whose jobs have not started.
+        """
+        self._dispatch.close(wait, cancel_futures)
+
+
+class _Chunk:
+    """Marks a chunk of map on its way through the standard library's `map` to `submit`."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn

@@ -1,0 +1,154 @@
+"""The files of an executor: calls on their way to jobs, results on their way back. For their owner alone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+from gpusched import paths
+from gpusched.errors import JobFailed
+
+_FORGOTTEN_S = 30 * 86400
+"""Folders that no process has touched for so long are those of programs that were killed."""
+
+
+class RemoteTraceback(Exception):
+    """Cause of an exception that a call raised: where it came from, as text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class CallFolder:
+    """A folder of one executor in the state folder."""
+
+    def __init__(self) -> None:
+        root = os.path.join(paths.state_dir(), "calls")
+        for folder in (paths.state_dir(), root):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        _sweep(root)
+        self.path = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
+
+    def write(self, number: int, call: Any, arguments: Any, keywords: dict[str, Any] | None) -> None:
+        """Put a call down. Raises: what pickling it raises."""
+        payload = _pickled((call, arguments, keywords))
+        setup = pickle.dumps({"path": sys.path, "protocol": pickle.HIGHEST_PROTOCOL, **_main_of()})
+        path = os.path.join(self.path, f"{number}.call")
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
+            file.write(setup + payload)
+
+    def take(self, number: int, job: dict[str, Any], name: str) -> Any:
+        """The value that a call has returned. Raises: what it raised, or JobFailed when it left nothing."""
+        path = os.path.join(self.path, f"{number}.result")
+        try:
+            with open(path, "rb") as file:
+                is_ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+                document = pickle.load(file) if is_ours else None
+        except FileNotFoundError:
+            document = None
+        # What an earlier attempt has left is not the result of the last one.
+        if document is None or (document["run"] and not document["run"].endswith(f".{job['run']}")):
+            raise _failure(job, name)
+        # What was defined in the main module comes back under the name that it had there.
+        sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+        if document["ok"]:
+            return pickle.loads(document["value"])
+        cause = RemoteTraceback(document["text"])
+        if isinstance(document["value"], str):
+            raise JobFailed(
+                f"the call of {name} raised {document['value']}, which cannot be pickled",
+                f"see its output with: glogs {job['id']}",
+                job_id=job["id"],
+                state=job["state"],
+                job_exit_code=job["exit_code"],
+            ) from cause
+        raise pickle.loads(document["value"]) from cause
+
+    def forget(self, number: int) -> None:
+        """A call is settled: drop its files."""
+        for ending in ("call", "result", "result.new"):
+            _unlink(os.path.join(self.path, f"{number}.{ending}"))
+
+    def log_pattern(self) -> str:
+        """Where the jobs write, unless they are told otherwise."""
+        return os.path.join(self.path.replace("%", "%%"), "%j.out")
+
+    def forget_log(self, job_id: str) -> None:
+        """The output of a call that went well is kept only as long as the executor."""
+        _unlink(os.path.join(self.path, f"{job_id}.out"))
+
+    def remove(self) -> None:
+        """Drop the folder, unless the output of a call that failed is in it."""
+        try:
+            os.rmdir(self.path)
+        except OSError:
+            pass  # kept for `glogs`, and swept some day
+
+
+def _failure(job: dict[str, Any], name: str) -> JobFailed:
+    why = job["reason_text"] or job["reason"] or ""
+    return JobFailed(
+        f"job {job['id']}, the call of {name}, is {job['state']}{': ' if why else ''}{why}; it has left no result",
+        f"see its output with: glogs {job['id']}",
+        job_id=job["id"],
+        state=job["state"],
+        job_exit_code=job["exit_code"],
+        job_signal=job["signal"],
+    )
+
+
+def _pickled(value: Any) -> bytes:
+    main = _main_of()
+    try:
+        payload = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        if b"__main__" not in payload or main["main_name"] or main["main_path"]:
+            return payload
+        problem: Exception = pickle.PicklingError(
+            "what is defined at a prompt cannot be found by a job; put it into a module, or install cloudpickle"
+        )
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        problem = error
+    try:
+        import cloudpickle  # type: ignore[import-not-found, unused-ignore]  # used where it is there, never required
+    except ImportError:
+        raise problem from None
+    return bytes(cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+def _main_of() -> dict[str, str | None]:
+    """How a job can have what this process's main module defines."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    path = getattr(main, "__file__", None)
+    is_file = path is not None and os.path.exists(path)
+    return {
+        "main_name": None if spec is None else spec.name,
+        "main_path": os.path.abspath(path) if spec is None and path is not None and is_file else None,
+    }
+
+
+def _sweep(root: str) -> None:
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        try:
+            is_old = time.time() - os.stat(path).st_mtime > _FORGOTTEN_S
+        except FileNotFoundError:
+            continue  # another process sweeps as well
+        if is_old:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # it never came to be

@@ -1,0 +1,49 @@
+"""The future of one call: one of concurrent.futures, which knows its job."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from gpusched.sdk.dispatch import Dispatch
+
+T = TypeVar("T")
+
+
+class CallFuture(Future[T]):
+    """What a call will return. `as_completed` and `wait` of concurrent.futures take it like any other."""
+
+    def __init__(self, dispatch: Dispatch, number: int, name: str) -> None:
+        super().__init__()
+        self.number = number
+        """Of the call, within its executor."""
+        self.name = name
+        self.job_id: str | None = None
+        """Its job, once that is submitted, which is a moment after the call."""
+        self.is_being_cancelled = False
+        self._dispatch = dispatch
+
+    def cancel(self) -> bool:
+        """Take the call back if its job has not started; False when it has, or is over."""
+        if self.done():
+            return self.cancelled()
+        return self._dispatch.cancel([self])
+
+    def running(self) -> bool:
+        """Whether the job runs now. Asks the scheduler: nobody keeps count of it otherwise."""
+        if not super().running() and not self.done() and self._dispatch.has_started(self):
+            with self._condition:
+                if self._state == "PENDING":
+                    self._state = "RUNNING"
+        return super().running()
+
+    def become_cancelled(self) -> bool:
+        """Be cancelled here, and tell those who wait. The job is not asked."""
+        if not super().cancel():
+            return False
+        with self._condition:
+            is_told = self._state == "CANCELLED_AND_NOTIFIED"
+        if not is_told:
+            self.set_running_or_notify_cancel()
+        return True

@@ -1,0 +1,147 @@
+"""What a submission from Python may say, and how it becomes the fields of the API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import PurePath
+from typing import Any, TypedDict
+
+from gpusched.errors import UsageError
+from gpusched.model.units import parse_duration_s, parse_size_mib
+
+
+class JobOptions(TypedDict, total=False):
+    """Keywords of `Client.submit` and `Executor`: the API's fields, and gsub's long options where they are handier.
+
+    Those with another meaning than the API's field of the same name say so. Sizes are texts (`"8G"`) or MiB;
+    times are texts (`"4h"`), `timedelta` or seconds; instants are `datetime` or epoch seconds.
+    """
+
+    name: str
+    gpus: int | float | str
+    """`2`, `0.5` of one card, `"a100:2"`; on all nodes together."""
+    gpus_per_node: int
+    gpu_type: str
+    gpus_linked: bool
+    vram: str | int
+    min_vram: str | int
+    gpu_ids: str
+    cpus: float
+    mem: str | int
+    resources: Mapping[str, int]
+    licenses: Mapping[str, int]
+    nodes: int
+    nodelist: Sequence[str]
+    exclude: Sequence[str]
+    constraint: str
+    prefer: str
+    exclusive: bool
+    time: str | timedelta | float
+    queue: str
+    account: str
+    qos: str
+    reservation: str
+    nice: int
+    dependency: str
+    begin: datetime | float
+    deadline: datetime | float
+    hold: bool
+    key: str
+    retries: int
+    backoff: str | timedelta | float
+    backoff_factor: float
+    backoff_max: str | timedelta | float
+    retry_on: Sequence[str]
+    requeue: bool
+    stop_signal: int
+    grace: str | timedelta | float
+    output: str | os.PathLike[str]
+    error: str | os.PathLike[str]
+    open_mode: str
+    chdir: str | os.PathLike[str]
+    """Working directory; the current one when it is not given."""
+    env: Mapping[str, str]
+    """The whole environment, as for `subprocess`; this process's own when it is not given."""
+    extra_env: Mapping[str, str]
+    """Added to the environment."""
+
+
+_SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib"}
+_TIMES = {"time": "time_limit_s", "backoff": "backoff_s", "backoff_max": "backoff_max_s", "grace": "grace_s"}
+_INSTANTS = {"begin": "begin_at", "deadline": "deadline_at"}
+_PATHS = {"output": "stdout", "error": "stderr"}
+_KEPT_OUT = ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES")
+"""Not the job's business: it is told anew which scheduler to talk to, and which GPUs are its own."""
+
+
+def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the API. A name that is not known here goes as it is: the daemon says what is wrong with it.
+
+    Raises: UsageError naming the option and the value that cannot be read.
+    """
+    spec: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in ("env", "extra_env", "chdir"):
+            continue
+        try:
+            spec.update(_field(name, value))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{name}={value!r}: {error}", "see JobOptions in docs/reference/python.md") from None
+    spec["work_dir"] = os.path.abspath(options.get("chdir") or os.getcwd())
+    env = dict(os.environ if options.get("env") is None else options["env"])
+    env.update(options.get("extra_env") or {})
+    spec["env"] = {key: text for key, text in env.items() if key not in _KEPT_OUT}
+    spec["umask"] = _umask()
+    return spec
+
+
+def _field(name: str, value: Any) -> dict[str, Any]:
+    if name in _SIZES:
+        return {_SIZES[name]: parse_size_mib(value) if isinstance(value, str) else value}
+    if name in _TIMES:
+        seconds = _seconds(value)
+        return {_TIMES[name]: int(seconds) if name == "time" else seconds}
+    if name in _INSTANTS:
+        return {_INSTANTS[name]: value.timestamp() if isinstance(value, datetime) else value}
+    if name in _PATHS:
+        return {_PATHS[name]: os.fspath(value)}
+    if name == "gpus":
+        return _gpus(value)
+    if isinstance(value, PurePath):
+        return {name: str(value)}
+    if isinstance(value, Mapping):
+        return {name: dict(value)}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return {name: list(value)}
+    return {name: value}
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return parse_duration_s(value) if isinstance(value, str) else value
+
+
+def _gpus(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        kind, colon, count = value.rpartition(":")
+        if not colon and not count[:1].isdigit():
+            kind, count = count, "1"
+        number = float(count) if "." in count else int(count)
+        return {**_gpus(number), **({"gpu_type": kind} if kind else {})}
+    if isinstance(value, float) and 0 < value < 1:
+        return {"gpu_fraction": value}
+    if value != int(value):
+        raise ValueError("it must be a whole number of GPUs, or a share of one")
+    return {"gpus": int(value)}
+
+
+def _umask() -> int:
+    # The kernel tells it without changing it, which another thread could see.
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022

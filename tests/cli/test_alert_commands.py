@@ -1,0 +1,139 @@
+"""Alerts as users type them: options, Slurm's lines, the test message, what is said of a wrong file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from receivers import MailReceiver, WebReceiver, silence
+from shell import Shell
+from support import wait_until
+
+pytest.importorskip("apprise", reason="apprise sends; install gpusched-lab[notify]")
+
+
+@pytest.fixture
+def web() -> Iterator[WebReceiver]:
+    receiver = WebReceiver()
+    yield receiver
+    receiver.close()
+
+
+def targets(shell: Shell, text: str) -> Path:
+    file = shell.home / "notify.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def alerting(shell: Shell, job: str) -> dict[str, list[str]]:
+    return dict(json.loads(shell.ok("gshow", "--json", job))["jobs"][0]["spec"]["alerting"])
+
+
+@pytest.mark.parametrize(
+    ("words", "on", "to"),
+    [
+        (("--notify", "end,TIME_LIMIT_80"), ["end", "time_limit_80"], []),
+        (("--notify=fail", "--notify=end", "--notify-to=phone,mail"), ["end", "fail"], ["phone", "mail"]),
+        (("--mail-type=ALL",), ["begin", "end", "fail", "preempt", "retry"], []),
+        (("--mail-type=END,REQUEUE", "--mail-user=a@b.org"), ["end", "preempt", "retry"], ["a@b.org"]),
+    ],
+)
+def test_options_say_whom_to_tell_what(sh: Shell, words: tuple[str, ...], on: list[str], to: list[str]) -> None:
+    job = sh.submit("--hold", *words, "--", "true")
+    assert alerting(sh, job) == {"on": on, "targets": to}
+    tells = next(line for line in sh.ok("gshow", job).splitlines() if line.startswith("Tells:"))
+    assert tells.split(maxsplit=1)[1] == ", ".join(on) + (f" to {', '.join(to)}" if to else "")
+    sh.ok("gcancel", job)
+
+
+def test_none_is_nobody_and_a_variable_is_a_default(sh: Shell) -> None:
+    job = sh.submit("--hold", "--mail-type=NONE", "--", "true")
+    assert json.loads(sh.ok("gshow", "--json", job))["jobs"][0]["spec"]["alerting"] is None
+    other = sh.ok("gsub", "--parsable", "--hold", "--", "true", GSUB_NOTIFY="fail").strip()
+    assert alerting(sh, other)["on"] == ["fail"]
+    sh.ok("gcancel", job, other)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--notify", "ends"), "--notify: 'ends' is nothing to be told of"),
+        (("--mail-type=TIME_LIMIT_90",), "the nearest is time_limit_80"),
+        (("--mail-user=a@b.org",), "a@b.org is to be told, but nothing of what"),
+        (("--notify=end", "--notify-to=a b"), "'a b' is neither a target nor a mail address"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(sh: Shell, words: tuple[str, ...], says: str) -> None:
+    done = sh.type("gsub", *words, "--", "true")
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_a_script_from_slurm_mails_its_user(own: Shell) -> None:
+    mail = MailReceiver()
+    targets(own, f'mail = "mailto://127.0.0.1:{mail.port}?from=gpu@lab.example&mode=insecure"\n')
+    (own.work / "job.sh").write_text(
+        "#!/bin/sh\n#SBATCH --mail-type=BEGIN,END\n#SBATCH --mail-user=alice@lab.example\ntrue\n"
+    )
+    own.submit("job.sh")
+    wait_until(lambda: len(mail.mails) == 2, what="two mails")
+    assert [to for to, _ in mail.mails] == [["alice@lab.example"]] * 2
+    assert ["has started" in mail.mails[0][1]["Subject"], "COMPLETED" in mail.mails[1][1]["Subject"]] == [True, True]
+    mail.close()
+
+
+def test_the_test_message_says_what_became_of_it(own: Shell, web: WebReceiver) -> None:
+    (own.home / "config.toml").write_text("[alert]\ntimeout_s = 2\n")
+    with silence() as port:
+        hangs = f'[target.hangs]\nurl = "json://127.0.0.1:{port}/hush-5ecret"\n'
+        targets(own, f'[target.good]\nurl = "{web.url()}"\n[target.gone]\nurl = "json://127.0.0.1:9/x-5ecret"\n{hangs}')
+        assert own.ok("gpusched", "notify", "test", "good") == "good: told\n"
+        assert web.titles == ["gpusched: a test"]
+        done = own.type("gpusched", "notify", "test")
+    assert done.code == 1
+    good, gone, last = done.out.splitlines()
+    assert good == "good: told"
+    assert gone.startswith("gone: not told: ")
+    assert last == "hangs: not told: no answer within 2 s"
+    assert "5ecret" not in done.out + done.err
+    web.codes = [500]
+    document = json.loads(own.type("gpusched", "notify", "test", "good", "--json").out)
+    assert (document["targets"][0]["target"], document["targets"][0]["told"]) == ("good", False)
+    assert "500" in document["targets"][0]["error"]
+
+
+def test_a_test_without_anybody_to_tell_is_a_sentence(own: Shell, tmp_path: Path, web: WebReceiver) -> None:
+    done = own.type("gpusched", "notify", "test")
+    assert (done.code, done.err.splitlines()[0]) == (1, f"gpusched: error: there is no {own.home}/notify.toml")
+    targets(own, f'[target.good]\nurl = "{web.url()}"\n')
+    done = own.type("gpusched", "notify", "test", "god")
+    assert (done.code, done.err.splitlines()[-1]) == (1, "gpusched: hint: targets are: good")
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide" / "apprise.py").write_text("raise ImportError('not here')\n")
+    hidden = f"{tmp_path / 'hide'}:{own.env.get('PYTHONPATH', '')}"
+    done = own.type("gpusched", "notify", "test", PYTHONPATH=hidden)
+    assert done.code == 1
+    assert "good: not told: apprise is not installed; install it where gpusched is, with: pip install" in done.out
+
+
+def test_config_check_and_doctor_know_the_file_and_config_show_none_of_its_secrets(
+    own: Shell, web: WebReceiver
+) -> None:
+    file = targets(own, f'[target.good]\nurl = "{web.url()}"\ntitle = "{{nmae}}"\n')
+    done = own.type("gpusched", "config", "check")
+    assert done.code == 2
+    said = f"file {file}, line 3: target.good.title uses {{nmae}}, which is no fact; did you mean {{name}}?"
+    assert said in done.err
+    assert said in own.type("gpusched", "doctor").out
+    targets(own, '[target.good]\nurl = "nosuchservice://5ecret"\n')
+    done = own.type("gpusched", "config", "check")
+    assert "no service understands the address nosuchservice://... of target good" in done.err
+    targets(own, f'[target.good]\nurl = "{web.url()}"\n').chmod(0o644)
+    done = own.type("gpusched", "config", "check")
+    assert f"hint: chmod 600 {file}" in done.err
+    file.chmod(0o600)
+    own.ok("gpusched", "config", "check")
+    assert "5ecret" not in own.ok("gpusched", "config", "show") + own.ok("gpusched", "config", "show", "--json")

@@ -1,0 +1,91 @@
+"""A folder for each job: the same for all its runs, made as its user, gone when it is of no more use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+GO_ON = (
+    'echo "$GPUSCHED_RESTART_COUNT" >> "$GPUSCHED_CHECKPOINT_DIR/steps"; '
+    'test "$(wc -l < "$GPUSCHED_CHECKPOINT_DIR/steps")" = 3 && cp "$GPUSCHED_CHECKPOINT_DIR/steps" steps'
+)
+
+
+def folder_of(daemon: Daemon, job_id: str) -> Path:
+    return daemon.home / "checkpoints" / job_id
+
+
+def test_runs_go_on_from_it_and_it_goes_with_success(daemon: Daemon) -> None:
+    job_id = daemon.submit("/bin/sh", "-c", GO_ON, retries=5, backoff_s=0)
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], job["run"]) == ("COMPLETED", 3)
+    assert (daemon.home / "steps").read_text().split() == ["0", "1", "2"]
+    wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
+
+
+def test_it_stays_after_a_failure_for_as_long_as_is_set(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(fake_gpus="1x24GiB")
+    job_id = daemon.submit("/bin/sh", "-c", 'echo x > "$GPUSCHED_CHECKPOINT_DIR/x"; exit 1', gpus=1)
+    stranger = daemon.home / "checkpoints" / "4711"
+    stranger.mkdir(parents=True)
+    daemon.wait(job_id)
+    daemon.stop()
+    daemon.start()
+    folder = folder_of(daemon, job_id)
+    assert (folder / "x").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    daemon.stop()
+    (daemon.home / "config.toml").write_text("[life]\ncheckpoint_keep_s = 0\n")
+    daemon.start()
+    wait_until(lambda: not folder.exists(), what="the folder to go")
+    assert stranger.exists()
+
+
+def test_a_kill_before_it_is_taken_away_only_puts_that_off(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = make_daemon(start=False)
+    daemon.start()
+    gate = tmp_path / "gate"
+    script = f"echo x > $GPUSCHED_CHECKPOINT_DIR/x; while [ ! -e {gate} ]; do sleep 0.01; done"
+    job_id = daemon.submit("/bin/sh", "-c", script, retries=1)
+    daemon.wait_state(job_id, "RUNNING")
+    wait_until((folder_of(daemon, job_id) / "x").exists, what="the job to write")
+    daemon.kill()
+    daemon.try_start(GPUSCHED_CRASH_AT="reply:2")
+    gate.touch()
+    wait_until(lambda: daemon.process is not None and daemon.process.poll() is not None, what="the crash")
+    daemon.reap()
+    daemon.start()
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+    wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
+
+
+def test_short_jobs_are_told_the_name_and_may_make_it_themselves(daemon: Daemon) -> None:
+    script = 'test ! -e "$GPUSCHED_CHECKPOINT_DIR" && mkdir -p "$GPUSCHED_CHECKPOINT_DIR"'
+    job_id = daemon.submit("/bin/sh", "-c", script)
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+    assert folder_of(daemon, job_id).is_dir()
+
+
+def test_where_it_cannot_be_made_the_job_runs_without(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(config='[life]\ncheckpoint_dir = "/proc/none"\n')
+    job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', retries=1)
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+    assert daemon.output(job_id) == "<>\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others and start jobs as them")
+def test_somebody_elses_folder_is_not_used(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    base = tmp_path / "shared"
+    base.mkdir()
+    daemon = make_daemon(config=f'[life]\ncheckpoint_dir = "{base}"\n')
+    (base / "1").mkdir()
+    os.chown(base / "1", 65534, -1)
+    job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', retries=1)
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+    assert daemon.output(job_id) == "<>\n"
+    assert (base / "1").exists()

@@ -1,0 +1,247 @@
+"""gpusched.Client: typed answers, waiting, logs, what goes wrong, and what importing the package costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+import gpusched
+from gpusched.api.render import JOB_FIELDS
+from gpusched.api.schema import SPEC_FIELDS
+from gpusched.errors import DaemonUnreachable, NotFound, Refused, UsageError, WaitTimeout
+from gpusched.sdk.options import JobOptions, spec_of
+from gpusched.sdk.values import Job
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[gpusched.Client]:
+    with gpusched.Client(daemon.home / "run" / "api.sock") as made:
+        yield made
+
+
+def test_importing_the_package_loads_nothing_of_the_api() -> None:
+    code = "import sys; before = set(sys.modules); import gpusched; print(*(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) == {"gpusched"}
+    code = "import sys, gpusched.cli.gsub; print(*(name for name in sys.modules if '.sdk' in name))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    for name in gpusched.__all__:
+        assert getattr(gpusched, name) is not None
+        assert name in dir(gpusched)
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = gpusched.nothing_such  # type: ignore[attr-defined]
+
+
+def test_a_job_from_submission_to_its_result(client: gpusched.Client, daemon: Daemon) -> None:
+    job = client.submit(["sh", "-c", "echo out; exit 3"], cpus=0, name="three", time="1h", chdir=daemon.home)
+    assert (job.name, job.time_limit_s, job.work_dir) == ("three", 3600, str(daemon.home))
+    ended = client.wait(job)
+    assert (ended.state, ended.result_code, ended.is_final) == (gpusched.JobState.FAILED, 3, True)
+    assert [(run.run, run.exit_code, run.outcome) for run in ended.runs] == [(1, 3, gpusched.JobState.FAILED)]
+    assert ended.events[0].kind == "submitted"
+    assert list(client.logs(ended)) == ["out\n"]
+
+
+def test_result_codes_are_those_of_gsub_wait(client: gpusched.Client) -> None:
+    lines = ["true", "exit 7", "kill -TERM $$", "sleep 100"]
+    jobs = [client.submit(line, cpus=0, output="/dev/null") for line in lines]
+    assert jobs[3].result_code is None
+    wait_until(lambda: client.job(jobs[3]).state == "RUNNING", what="the sleep to run")
+    assert client.cancel(jobs[3]) == [jobs[3].id]
+    assert [job.result_code for job in client.wait(jobs, timeout_s=30)] == [0, 7, 143, 143]
+
+
+def test_a_script_with_arguments_and_an_environment(client: gpusched.Client, tmp_path: Path) -> None:
+    script = tmp_path / "s.sh"
+    script.write_text('#!/bin/sh\necho "$1 $A $B"\n')
+    options: Any = {"env": {"A": "1", "PATH": "/bin"}, "extra_env": {"B": "2"}}
+    job = client.submit(script=script, args=["x y"], cpus=0, chdir=tmp_path, **options)
+    assert "".join(client.logs(job, follow=True)) == "x y 1 2\n"
+
+
+def test_many_lines_at_once(client: gpusched.Client) -> None:
+    ids = client.submit_all(["true", "false"], cpus=0, output="/dev/null")
+    assert [job.result_code for job in client.wait(ids)] == [0, 1]
+
+
+def test_jobs_are_listed_by_what_is_asked(client: gpusched.Client) -> None:
+    held = [client.submit("true", hold=True, name=f"n{n}") for n in range(3)]
+    for found in (client.jobs(), client.jobs(states=["PENDING"]), client.jobs(ids=held)):
+        assert [job.id for job in found] == [job.id for job in held]
+    assert [job.name for job in client.jobs(names=["n1", "n2"], limit=1)] == ["n2"]
+    assert client.jobs(states=["COMPLETED"]) == []
+    assert client.jobs(ids=[]) == []
+
+
+def test_keys_and_repetitions(client: gpusched.Client) -> None:
+    first = client.submit("true", key="k", hold=True, cpus=0)
+    again = client.submit("true", key="k", hold=True, cpus=0)
+    assert (first.existing, again.existing, again.id) == (False, True, first.id)
+    copy = client.resubmit(first, extra_env={"X": "1"}, name="copy", output="/dev/null")
+    assert (copy.name, copy.key, copy.work_dir) == ("copy", None, first.work_dir)
+    assert client.wait(copy).result_code == 0
+
+
+def test_holding_releasing_updating(client: gpusched.Client) -> None:
+    job = client.submit("true", hold=True, cpus=0, output="/dev/null")
+    client.update(job, time_limit_s=60, name="new")
+    client.release(job)
+    ended = client.wait(job)
+    assert (ended.name, ended.time_limit_s, ended.result_code) == ("new", 60, 0)
+
+
+def test_waiting_has_an_end(client: gpusched.Client) -> None:
+    job = client.submit("true", hold=True)
+    with pytest.raises(WaitTimeout, match=f"not ended in time: {job.id}"):
+        client.wait(job, timeout_s=0.05)
+    with pytest.raises(TimeoutError):
+        list(client.as_completed([job], timeout_s=0.05))
+
+
+def test_jobs_come_as_they_end_those_that_have_ended_first(client: gpusched.Client) -> None:
+    done = client.wait(client.submit("true", cpus=0, output="/dev/null"))
+    held = [client.submit("true", hold=True, cpus=0, output="/dev/null") for _ in range(2)]
+    found = client.as_completed([*held, done])
+    assert next(found).id == done.id
+    for job in reversed(held):
+        client.release(job)
+        assert next(found).id == job.id
+    with pytest.raises(NotFound):
+        next(client.as_completed(["99999"]))
+
+
+def test_jobs_that_end_while_the_daemon_is_away_are_seen(
+    client: gpusched.Client, daemon: Daemon, tmp_path: Path
+) -> None:
+    job = client.submit(f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done", cpus=0, output="/dev/null")
+    daemon.wait_state(job.id, "RUNNING")
+    seen: list[str] = []
+    waiter = threading.Thread(target=lambda: seen.extend(ended.id for ended in client.as_completed([job])))
+    waiter.start()
+    daemon.kill()
+    (tmp_path / "go").touch()
+    daemon.start()
+    waiter.join(timeout=30)
+    assert seen == [job.id]
+
+
+def test_output_is_followed_through_retries(client: gpusched.Client, tmp_path: Path) -> None:
+    line = "echo begin; [ -e tried ] && { printf end; exit 0; }; touch tried; exit 1"
+    job = client.submit(line, cpus=0, retries=1, backoff=0, chdir=tmp_path)
+    assert list(client.logs(job, follow=True)) == ["begin\n", "begin\n", "end"]
+    assert list(client.logs(job, run=1)) == ["begin\n"]
+    assert list(client.logs(job, lines=1)) == ["end"]
+    with pytest.raises(NotFound, match="no run 9"):
+        client.logs(job, run=9)
+
+
+def test_there_is_no_output_before_the_start(client: gpusched.Client) -> None:
+    with pytest.raises(Refused, match="has not started"):
+        client.logs(client.submit("true", hold=True))
+
+
+def test_threads_have_connections_of_their_own(client: gpusched.Client) -> None:
+    held = client.submit("true", hold=True, cpus=0, output="/dev/null")
+    waiter = threading.Thread(target=client.wait, args=(held,))
+    waiter.start()
+    # Would not be answered before the wait is over, were it on the same connection.
+    assert client.jobs()[0].id == held.id
+    client.release(held)
+    waiter.join(timeout=30)
+    assert not waiter.is_alive()
+
+
+def test_errors_say_what_and_what_next(client: gpusched.Client) -> None:
+    with pytest.raises(UsageError) as caught:
+        client.submit("true", gpu=1)  # type: ignore[call-arg]  # that is the point
+    assert (caught.value.message, caught.value.hint) == ("unknown field 'gpu'", "did you mean 'gpus'?")
+    with pytest.raises(UsageError, match="mem='lots'"):
+        client.submit("true", mem="lots")
+    with pytest.raises(UsageError, match="a command or a script"):
+        client.submit()
+    with pytest.raises(NotFound, match="no job 99999"):
+        client.job(99999)
+
+
+def test_a_daemon_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
+    with gpusched.Client(tmp_path / "none") as client, pytest.raises(DaemonUnreachable):
+        client.jobs()
+
+
+def test_a_submission_with_a_key_is_made_again_over_a_restart(client: gpusched.Client, daemon: Daemon) -> None:
+    first = client.submit("true", key="r", hold=True)
+    daemon.kill()
+    starter = threading.Timer(0.3, daemon.start)
+    starter.start()
+    assert client.submit("true", key="r", hold=True).id == first.id
+    starter.join()
+
+
+def test_the_feed_of_ends_says_when_it_cannot_know(daemon: Daemon) -> None:
+    cursor = daemon.call("GET", "/v1/ended")["cursor"]
+    job_id = daemon.submit("true", stdout="/dev/null")
+    answer = daemon.call("GET", f"/v1/ended?after={cursor}&timeout_s=30")
+    assert [job["id"] for job in answer["jobs"]] == [job_id]
+    assert daemon.call("GET", f"/v1/ended?after={answer['cursor']}&timeout_s=0")["jobs"] == []
+    for wrong in ("", "x", "1.2", f"{cursor}9", cursor.replace(".", ".-")):
+        assert daemon.call("GET", f"/v1/ended?after={wrong}")["missed"] is True
+    wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], what="the job to be gone")
+
+
+# --- options ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ({"gpus": 2}, "gpus", 2),
+        ({"gpus": 1.0}, "gpus", 1),
+        ({"gpus": 0.5}, "gpu_fraction", 0.5),
+        ({"gpus": "a100:2"}, "gpu_type", "a100"),
+        ({"gpus": "a100:2"}, "gpus", 2),
+        ({"gpus": "a100:0.5"}, "gpu_fraction", 0.5),
+        ({"gpus": "t4"}, "gpus", 1),
+        ({"vram": "8G"}, "vram_mib", 8192),
+        ({"vram": 100}, "vram_mib", 100),
+        ({"time": timedelta(minutes=2)}, "time_limit_s", 120),
+        ({"time": 90}, "time_limit_s", 90),
+        ({"backoff": 0}, "backoff_s", 0),
+        ({"begin": datetime(2030, 1, 1, tzinfo=timezone.utc)}, "begin_at", 1893456000.0),
+        ({"output": Path("a")}, "stdout", "a"),
+        ({"nodelist": ("a", "b")}, "nodelist", ["a", "b"]),
+        ({"time_limit_s": 5}, "time_limit_s", 5),
+    ],
+)
+def test_options_become_fields(options: dict[str, Any], field: str, value: object) -> None:
+    assert spec_of(options)[field] == value
+
+
+def test_every_option_is_a_field_that_the_daemon_knows() -> None:
+    texts = {
+        "time": "1h",
+        "backoff": "1s",
+        "backoff_max": "1s",
+        "grace": "1s",
+        "vram": "1G",
+        "min_vram": "1G",
+        "mem": "1G",
+    }
+    for name in JobOptions.__annotations__:
+        found = spec_of({name: texts.get(name, {} if name in ("env", "extra_env") else "1" if name == "gpus" else "x")})
+        assert found.keys() <= SPEC_FIELDS.keys(), name
+
+
+def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:
+    assert Job.__dataclass_fields__.keys() - {"existing"} <= JOB_FIELDS.keys()

@@ -1,0 +1,373 @@
+"""gpusched.Executor: what CPython's documentation says of executors, and what becomes of killed jobs."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import calls
+import pytest
+from harness import Daemon
+from support import wait_until
+
+import gpusched
+from gpusched.errors import JobFailed, Refused, UsageError
+
+
+@pytest.fixture
+def make(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., gpusched.Executor]]:
+    """Makes executors on a daemon of the test's own, which are shut down at the end."""
+    for name in ("GPUSCHED_SOCKET", "GPUSCHED_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GPUSCHED_HOME", str(daemon.home))
+    made: list[gpusched.Executor] = []
+
+    def new(**options: Any) -> gpusched.Executor:
+        made.append(gpusched.Executor(**{"cpus": 0, "chdir": daemon.home, **options}))
+        return made[-1]
+
+    yield new
+    for executor in made:
+        executor.shutdown(wait=False, cancel_futures=True)
+    if daemon.process is not None:
+        daemon.call("POST", "/v1/jobs/cancel", {"all": True})
+    for executor in made:
+        executor.shutdown()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpusched-")]
+
+
+Make = Callable[..., gpusched.Executor]
+
+
+def job_of(future: gpusched.CallFuture[Any]) -> str:
+    wait_until(lambda: future.job_id, what="the job to be submitted")
+    assert future.job_id is not None
+    return future.job_id
+
+
+# --- results and exceptions -------------------------------------------------------------------------
+
+
+def test_a_call_returns_its_result(make: Make) -> None:
+    future = make().submit(calls.add, 2, other=3)
+    assert future.result(timeout=30) == 5
+    assert future.exception() is None
+    assert (future.done(), future.running(), future.cancelled()) == (True, False, False)
+
+
+def test_an_exception_is_raised_by_result_with_the_traceback_as_its_cause(make: Make) -> None:
+    future = make().submit(calls.fail, "because")
+    with pytest.raises(ValueError, match="because") as caught:
+        future.result(timeout=30)
+    assert future.exception() is caught.value
+    assert "in fail\n    raise ValueError(text)" in str(caught.value.__cause__)
+
+
+def test_system_exit_is_an_exception_of_the_call(make: Make) -> None:
+    with pytest.raises(SystemExit):
+        make().submit(calls.leave).result(timeout=30)
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_in_words(make: Make) -> None:
+    with pytest.raises(JobFailed, match=r"raised calls.Unpicklable: cannot be made again") as caught:
+        make().submit(calls.raise_unpicklable).result(timeout=30)
+    assert "in raise_unpicklable" in str(caught.value.__cause__)
+
+
+def test_what_cannot_be_pickled_is_an_exception_of_the_future(make: Make) -> None:
+    executor = make()
+    lock = executor.submit(calls.square, threading.Lock())  # type: ignore[arg-type]  # that is the point
+    assert isinstance(lock.exception(timeout=30), TypeError)
+    assert "pickle" in str(executor.submit(calls.return_unpicklable).exception(timeout=30))
+
+
+def test_result_and_exception_time_out_and_the_call_goes_on(make: Make, tmp_path: Path) -> None:
+    future = make().submit(calls.wait_for, str(tmp_path / "go"))
+    for ask in (future.result, future.exception):
+        with pytest.raises(cf.TimeoutError):
+            ask(timeout=0.01)
+    (tmp_path / "go").touch()
+    assert future.result(timeout=30)
+
+
+# --- cancelling ---------------------------------------------------------------------------------------
+
+
+def test_a_call_whose_job_waits_can_be_cancelled(make: Make, daemon: Daemon) -> None:
+    future = make(hold=True).submit(calls.square, 2)
+    assert future.cancel()
+    assert (future.cancelled(), future.done(), future.running()) == (True, True, False)
+    for ask in (future.result, future.exception):
+        with pytest.raises(cf.CancelledError):
+            ask(timeout=30)
+    wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], what="the job to be gone")
+    assert future.cancel()
+
+
+def test_a_call_that_runs_or_is_over_cannot_be_cancelled(make: Make, tmp_path: Path) -> None:
+    future = make().submit(calls.wait_for, str(tmp_path / "go"))
+    wait_until(future.running, what="the call to run")
+    assert not future.cancel()
+    (tmp_path / "go").touch()
+    assert future.result(timeout=30)
+    assert not future.cancel()
+    assert not future.cancelled()
+
+
+def test_a_job_that_runs_is_not_cancelled_though_nobody_asked_whether_it_does(
+    make: Make, tmp_path: Path, daemon: Daemon
+) -> None:
+    future = make().submit(calls.wait_for, str(tmp_path / "go"))
+    daemon.wait_state(job_of(future), "RUNNING")
+    assert not future.cancel()
+    (tmp_path / "go").touch()
+    assert future.result(timeout=30)
+
+
+# --- callbacks ----------------------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_in_order_and_at_once_when_it_is_over(make: Make) -> None:
+    future = make().submit(calls.square, 3)
+    seen: list[Any] = []
+    future.add_done_callback(lambda done: seen.append((1, done.result())))
+    future.add_done_callback(lambda done: seen.append((2, done.result())))
+    assert future.result(timeout=30) == 9
+    wait_until(lambda: len(seen) == 2, what="both callbacks")
+    future.add_done_callback(lambda done: seen.append(3))
+    assert seen == [(1, 9), (2, 9), 3]
+
+
+def test_a_callback_that_raises_is_logged_and_the_others_are_called(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    future = make(hold=True).submit(calls.square, 3)
+    seen: list[bool] = []
+    future.add_done_callback(lambda done: 1 / 0)  # type: ignore[arg-type, return-value]
+    future.add_done_callback(lambda done: seen.append(done.cancelled()))
+    assert future.cancel()
+    assert seen == [True]
+    assert "exception calling callback" in caplog.text
+
+
+# --- map ----------------------------------------------------------------------------------------------
+
+
+def test_map_gives_results_in_order_up_to_the_shortest_iterable(make: Make) -> None:
+    executor = make()
+    assert list(executor.map(calls.add, range(5), [10, 20, 30])) == [10, 21, 32]
+    assert list(executor.map(calls.square, range(23), chunksize=5)) == [n * n for n in range(23)]
+    assert list(executor.map(calls.square, [])) == []
+
+
+def test_map_raises_where_the_value_would_be(make: Make) -> None:
+    found = make().map(calls.fail, ["a", "b"])
+    with pytest.raises(ValueError, match="a"):
+        next(found)
+
+
+def test_map_collects_its_iterables_at_once(make: Make) -> None:
+    taken: list[int] = []
+    make(hold=True).map(calls.square, (taken.append(n) or n for n in range(4)))  # type: ignore[func-returns-value]
+    assert taken == [0, 1, 2, 3]
+
+
+def test_map_times_out(make: Make) -> None:
+    with pytest.raises(cf.TimeoutError):
+        list(make(hold=True).map(calls.square, [1], timeout=0.1))
+
+
+def test_a_chunk_of_less_than_one_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="chunksize must be >= 1"):
+        make().map(calls.square, [1], chunksize=0)
+
+
+# --- waiting for many ---------------------------------------------------------------------------------
+
+
+def test_wait_and_as_completed_of_the_standard_library_work(make: Make, tmp_path: Path) -> None:
+    executor = make()
+    slow = executor.submit(calls.wait_for, str(tmp_path / "go"))
+    quick, wrong = executor.submit(calls.square, 2), executor.submit(calls.fail)
+    assert cf.wait([slow, quick], return_when=cf.FIRST_COMPLETED, timeout=30).done == {quick}
+    assert wrong in cf.wait([slow, wrong], return_when=cf.FIRST_EXCEPTION, timeout=30).done
+    assert cf.wait([slow], timeout=0.01).not_done == {slow}
+    first = next(cf.as_completed([slow, quick, quick], timeout=30))
+    assert first is quick
+    with pytest.raises(cf.TimeoutError):
+        list(cf.as_completed([slow], timeout=0.01))
+    (tmp_path / "go").touch()
+    assert set(cf.as_completed([slow, quick, quick, wrong], timeout=30)) == {slow, quick, wrong}
+
+
+def test_as_completed_is_told_of_cancelled_ones(make: Make) -> None:
+    future = make(hold=True).submit(calls.square, 2)
+    threading.Timer(0.05, future.cancel).start()
+    assert list(cf.as_completed([future], timeout=30)) == [future]
+
+
+# --- shutting down ------------------------------------------------------------------------------------
+
+
+def test_leaving_the_with_block_waits_and_then_nothing_is_taken(make: Make) -> None:
+    with make() as executor:
+        future = executor.submit(calls.square, 4)
+    assert future.done()
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        executor.submit(calls.square, 4)
+
+
+def test_shutdown_without_waiting_returns_and_calls_go_on(make: Make, tmp_path: Path) -> None:
+    executor = make()
+    future = executor.submit(calls.wait_for, str(tmp_path / "go"))
+    executor.shutdown(wait=False)
+    assert not future.done()
+    (tmp_path / "go").touch()
+    assert future.result(timeout=30)
+
+
+def test_shutdown_cancels_what_waits_and_finishes_what_runs(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+    executor = make(max_workers=1)
+    running = executor.submit(calls.wait_for, str(tmp_path / "go"))
+    waiting = [executor.submit(calls.square, n) for n in range(3)]
+    daemon.wait_state(job_of(running), "RUNNING")
+    executor.shutdown(wait=False, cancel_futures=True)
+    assert all(future.cancelled() for future in waiting)
+    assert not running.cancelled()
+    (tmp_path / "go").touch()
+    assert running.result(timeout=30)
+
+
+def test_an_executor_leaves_no_files_when_all_went_well(make: Make, daemon: Daemon) -> None:
+    with make() as executor:
+        assert sum(executor.map(calls.square, range(4))) == 14
+    assert os.listdir(daemon.home / "calls") == []
+
+
+def test_the_output_of_a_call_that_failed_is_kept(make: Make, daemon: Daemon) -> None:
+    with make() as executor:
+        future = executor.submit(calls.fail, "see the log")
+    with gpusched.Client() as client:
+        assert "see the log" in "".join(client.logs(job_of(future)))
+
+
+# --- jobs -----------------------------------------------------------------------------------------------
+
+
+def test_no_more_workers_than_asked_for(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+    executor = make(max_workers=2)
+    futures = [executor.submit(calls.wait_for, str(tmp_path / f"go{n}")) for n in range(4)]
+    wait_until(lambda: len(daemon.call("GET", "/v1/jobs")["jobs"]) == 2, what="two jobs")
+    assert [future.job_id is not None for future in futures] == [True, True, False, False]
+    for n in range(4):
+        (tmp_path / f"go{n}").touch()
+    assert len({future.result(timeout=30) for future in futures}) == 4
+    with pytest.raises(ValueError, match="max_workers"):
+        make(max_workers=0)
+
+
+def test_a_job_that_dies_says_how(make: Make) -> None:
+    future = make().submit(calls.die)
+    with pytest.raises(JobFailed, match=r"the call of die, is FAILED: .*signal 9.*no result") as caught:
+        future.result(timeout=30)
+    assert (caught.value.job_id, caught.value.state, caught.value.job_signal) == (future.job_id, "FAILED", 9)
+    assert caught.value.hint == f"see its output with: glogs {future.job_id}"
+
+
+def test_a_job_that_somebody_cancels_is_a_failure_of_the_call(make: Make, tmp_path: Path) -> None:
+    future = make().submit(calls.wait_for, str(tmp_path / "never"))
+    wait_until(future.running, what="the call to run")
+    with gpusched.Client() as client:
+        client.cancel(job_of(future))
+    with pytest.raises(JobFailed, match="CANCELLED"):
+        future.result(timeout=30)
+    assert not future.cancelled()
+
+
+def test_a_submission_that_is_refused_is_an_exception_of_the_call(make: Make) -> None:
+    with pytest.raises(Refused, match="GPU"):
+        make(gpus=64).submit(calls.square, 1).result(timeout=30)
+    with pytest.raises(UsageError, match="key"):
+        make(key="k")
+
+
+def test_a_call_is_tried_again_and_the_last_attempt_counts(make: Make, tmp_path: Path) -> None:
+    executor = make(retries=2, backoff=0)
+    assert executor.submit(calls.fail_until, str(tmp_path / "a"), 2).result(timeout=30) == 3
+    with pytest.raises(OSError, match="attempt 3"):
+        executor.submit(calls.fail_until, str(tmp_path / "b"), 9).result(timeout=30)
+
+
+def test_what_an_earlier_attempt_left_is_not_the_result(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match="signal 9"):
+        make(retries=1, backoff=0).submit(calls.fail_then_die, str(tmp_path / "a")).result(timeout=30)
+
+
+def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path: Path) -> None:
+    executor = make()
+    futures = [executor.submit(calls.wait_for, str(tmp_path / "go")) for _ in range(3)]
+    for future in futures:
+        daemon.wait_state(job_of(future), "RUNNING")
+    daemon.kill()
+    (tmp_path / "go").touch()
+    daemon.start()
+    later = executor.submit(calls.square, 5)
+    assert len({future.result(timeout=60) for future in futures}) == 1
+    assert later.result(timeout=60) == 25
+
+
+def test_options_are_those_of_every_job(make: Make, daemon: Daemon) -> None:
+    executor = make(extra_env={"SEEN": "yes"}, time="5m", name="mine")
+    future = executor.submit(calls.environment, "SEEN")
+    assert future.result(timeout=30) == "yes"
+    job = daemon.job(job_of(future))
+    assert (job["name"], job["time_limit_s"]) == ("mine", 300)
+
+
+SCRIPT = """
+import dataclasses, gpusched
+@dataclasses.dataclass
+class Point:
+    x: int
+def double(point): return Point(point.x * 2)
+print("top")
+if __name__ == "__main__":
+    with gpusched.Executor(cpus=0) as executor:
+        print(executor.submit(double, Point(4)).result(timeout=60) == Point(8))
+"""
+
+
+def test_functions_and_classes_of_a_script_arrive_and_come_back(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "top\nTrue\n", "")
+
+
+def test_a_program_that_forgets_to_shut_down_ends_when_its_calls_have(daemon: Daemon, tmp_path: Path) -> None:
+    code = (
+        "import gpusched, math; f = gpusched.Executor(cpus=0).submit(math.sqrt, 16)\n"
+        "f.add_done_callback(lambda f: print(f.result()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4.0\n", "")
+
+
+def test_what_is_defined_at_a_prompt_is_refused_with_a_way_out(daemon: Daemon, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['cloudpickle'] = None\n"
+        "import gpusched\ndef f(): pass\nprint(gpusched.Executor(cpus=0).submit(f).exception())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "put it into a module, or install cloudpickle" in done.stdout

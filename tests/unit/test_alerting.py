@@ -1,0 +1,327 @@
+"""The outbox of a scheduler turned by hand: what is recorded, when, and what a restart makes of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lab import ANN, BOB, Lab
+
+from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit
+from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.reloading import Reload
+from gpusched.daemon.selection import Caller, Selection
+from gpusched.daemon.turn import Turn
+from gpusched.engine.simulated import Outcome
+from gpusched.model.alerts import EVENTS, Alert
+from gpusched.model.job import Alerting, ArraySpec, Request
+from gpusched.model.settings import AlertSettings
+from gpusched.model.states import JobState
+
+ALL = Alerting(tuple(sorted(EVENTS)))
+
+
+def asked(*words: str) -> Alerting:
+    return Alerting(tuple(sorted(words)))
+
+
+def keys(lab: Lab, state: str = "waiting") -> list[str]:
+    """The outbox as it is in the table; the memory has to agree."""
+    rows = lab.store.load_alerts()
+    assert {row.key: row for row in rows} == lab.scheduler.alerts.rows
+    return [row.key for row in rows if row.state == state]
+
+
+def facts(lab: Lab, key: str) -> dict[str, Any]:
+    return dict(lab.scheduler.alerts.rows[key].facts)
+
+
+def finish(lab: Lab, seconds: float = 11) -> None:
+    lab.turn(seconds)
+    lab.turn()
+
+
+def test_an_alert_is_in_the_table_together_with_what_it_is_about() -> None:
+    lab = Lab()
+    job = lab.submit(alerting=asked("begin", "end"))
+    assert keys(lab) == [f"{job}.1 begin"]
+    finish(lab)
+    assert keys(lab) == [f"{job}.1 begin", f"{job}.1 end"]
+    assert facts(lab, f"{job}.1 end")["node"] == "n1"
+
+
+def test_what_is_not_recorded_is_not_told() -> None:
+    lab = Lab()
+    lab.store.is_full = True
+    lab.ask(lab.submission(alerting=ALL))
+    assert keys(lab) == []
+    assert lab.scheduler.alerts.waiting() == {}
+
+
+def test_a_restart_finds_the_outbox_as_it_was() -> None:
+    lab = Lab()
+    job = lab.submit(alerting=asked("end"))
+    finish(lab)
+    lab.restart()
+    assert keys(lab) == [f"{job}.1 end"]
+    assert list(lab.scheduler.alerts.waiting()) == [ANN.uid]
+
+
+def test_the_limit_is_told_once_though_the_daemon_restarts_and_the_limit_is_changed() -> None:
+    lab = Lab(outcome=Outcome(runs_s=1000))
+    job = lab.submit(alerting=asked("time_limit_80"), time_limit_s=100)
+    assert lab.scheduler.next_due() == lab.clock.now() + 80
+    lab.turn(79)
+    assert keys(lab) == []
+    lab.turn(1)
+    assert keys(lab) == [f"{job}.1 time_limit_80"]
+    tell_all(lab)
+    assert keys(lab, "told") == [f"{job}.1 time_limit_80"]
+    lab.restart()
+    lab.turn(1)
+    lab.turn(1)
+    assert keys(lab) == []
+    lab.ask(Cancel(ANN, Selection(ids=(job,))))
+    finish(lab)
+    assert lab.store.load_alerts() == []
+
+
+def tell_all(lab: Lab) -> None:
+    """Have a courier say that everything was told."""
+    dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: Obliging())  # type: ignore[arg-type,return-value]
+    dispatcher.poll()
+    dispatcher.poll()
+
+
+class Obliging:
+    """A courier whose messages always arrive."""
+
+    trouble = None
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self.handed: list[str] = []
+
+    def hand(self, alerts: dict[str, Alert]) -> list[dict[str, Any]]:
+        for key in alerts:
+            self.handed.append(key)
+            self.reports.append({"key": key, "target": "phone", "outcome": "told", "tries": 1})
+            self.reports.append({"key": key, "done": True})
+        return []
+
+    def poll(self) -> list[dict[str, Any]]:
+        taken, self.reports = self.reports, []
+        return taken
+
+
+def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=600))
+    lab.submit(request=Request(gpus=1))
+    job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
+    lab.turn(599)
+    assert keys(lab) == []
+    lab.turn(1)
+    assert keys(lab) == [f"{job}.1 pending"]
+    assert facts(lab, f"{job}.1 pending")["message"].startswith("it has waited for 10:00: ")
+    tell_all(lab)
+    lab.turn(5000)
+    lab.turn(600)
+    assert keys(lab) == []
+
+
+def test_a_hold_and_other_jobs_do_not_count_as_waiting_too_long() -> None:
+    lab = Lab(outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=600))
+    first = lab.submit()
+    held = lab.submit(alerting=asked("pending"))
+    lab.ask(Hold(ANN, (held,)))
+    behind = lab.submit(alerting=asked("pending"), dependency=f"afterok:{first}")
+    lab.turn(601)
+    lab.turn(601)
+    assert keys(lab) == []
+    assert lab.job(behind).state is JobState.PENDING
+
+
+def test_an_empty_queue_is_told_when_the_users_last_job_has_ended_whoever_else_has_jobs() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10))
+    lab.ask(lab.submission(BOB, hold=True))
+    asked_for = lab.submit(alerting=asked("queue_empty"))
+    other = lab.submit(hold=True)
+    finish(lab)
+    assert keys(lab) == []
+    assert keys(lab, "armed") == [f"{asked_for}.0 queue_empty"]
+    lab.restart()
+    lab.ask(Release(ANN, (other,)))
+    finish(lab)
+    (key,) = keys(lab)
+    assert facts(lab, key)["message"].endswith(f"the last was {other} (test), COMPLETED")
+    tell_all(lab)
+    again = lab.submit(alerting=asked("queue_empty"))
+    finish(lab)
+    assert keys(lab) == [f"{again}.0 queue_empty"]
+
+
+def test_an_array_is_told_as_a_whole() -> None:
+    lab = Lab()
+    array = lab.submit(alerting=asked("begin", "end"), array=ArraySpec("0-3"))
+    finish(lab)
+    finish(lab)
+    assert keys(lab) == [f"{array}.0 begin", f"{array}.0 end"]
+
+
+def test_idle_cards_are_told_to_who_asked_once_for_each_run() -> None:
+    lab = Lab(outcome=Outcome(runs_s=1000))
+    told, silent = lab.submit(alerting=asked("gpu_idle")), lab.submit(alerting=asked("end"))
+    alerts, world = lab.scheduler.alerts, lab.scheduler.world
+    for _ in range(2):
+        turn = Turn(world, lab.store, lab.settings, lab.scheduler.nodes(lab.clock.now()), lab.clock.now())
+        for job in (told, silent):
+            alerts.gpu_idle(turn, world.jobs[job], "GPU 0 has done nothing for 30 min")
+        lab.store.commit(turn.changes)
+        alerts.committed(turn.changes, world, lab.settings)
+    assert keys(lab) == [f"{told}.1 gpu_idle"]
+
+
+def test_no_user_fills_the_outbox_of_another() -> None:
+    lab = Lab(cpus=20, alert=AlertSettings(outbox=2))
+    specs = [lab.submission(alerting=asked("begin")).specs[0]] * 5
+    lab.ask(Submit(ANN, specs, lab.submission().payloads))
+    assert len(keys(lab)) == 2
+    assert lab.scheduler.alerts.dropped == 3
+    lab.ask(lab.submission(BOB, alerting=asked("begin")))
+    assert len(keys(lab)) == 3
+
+
+# --- the administrator --------------------------------------------------------------------------------
+
+
+def events(lab: Lab) -> list[str]:
+    return [row.event for row in lab.store.load_alerts()]
+
+
+def test_a_lost_card_a_drain_and_nothing_else_are_told_to_the_administrator() -> None:
+    lab = Lab(alert=AlertSettings(admin=("ops",)))
+    lab.turn(1)
+    assert events(lab) == []
+    lab.lost = {1}
+    lab.turn(1)
+    lab.turn(1)
+    assert events(lab) == ["gpu_lost"]
+    (row,) = lab.store.load_alerts()
+    assert row.targets == ("ops",)
+    lab.ask(Drain(ANN, ("0",), "smells"))
+    assert events(lab) == ["gpu_lost", "gpu_drained"]
+    lab.lost = set()
+    lab.turn(1)
+    lab.turn(1)
+    lab.lost = {1}
+    lab.turn(1)
+    assert events(lab) == ["gpu_lost", "gpu_drained", "gpu_lost"]
+
+
+def test_without_a_target_the_administrator_is_told_nothing() -> None:
+    lab = Lab()
+    lab.lost = {1}
+    lab.turn(1)
+    assert events(lab) == []
+
+
+def test_trouble_with_the_database_is_told_at_once_and_once() -> None:
+    lab = Lab(alert=AlertSettings(admin=("ops",)))
+    courier = Obliging()
+    dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
+    lab.store.is_full = True
+    lab.ask(lab.submission())
+    for _ in range(3):
+        dispatcher.poll()
+    assert [key.split()[0] for key in courier.handed] == ["database"]
+    lab.store.is_full = False
+    lab.ask(lab.submission())
+    dispatcher.poll()
+    assert len(courier.handed) == 1
+
+
+# --- recording ----------------------------------------------------------------------------------------
+
+
+def test_what_was_told_is_not_handed_over_again_while_it_cannot_be_recorded() -> None:
+    lab = Lab()
+    job = lab.submit(alerting=asked("begin"))
+    courier = Obliging()
+    dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
+    dispatcher.poll()
+    lab.store.is_full = True
+    for _ in range(3):
+        dispatcher.poll()
+    assert courier.handed == [f"{job}.1 begin"]
+    assert keys(lab) == [f"{job}.1 begin"]
+    lab.store.is_full = False
+    dispatcher.poll()
+    assert keys(lab) == []
+    assert "told phone of begin" in [event.text for event in lab.store.events(job)]
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        ({"outcome": "told", "tries": 3}, "told phone of begin, at try 3"),
+        (
+            {"outcome": "failed", "tries": 1, "error": "500", "next_s": 5},
+            "could not tell phone of begin yet: 500; it is tried again",
+        ),
+        ({"outcome": "failed", "tries": 2, "error": "500", "next_s": 5}, None),
+        ({"outcome": "gave_up", "tries": 9, "error": "500"}, "could not tell phone of begin after 9 tries: 500"),
+    ],
+)
+def test_the_story_says_what_is_new(report: dict[str, Any], text: str | None) -> None:
+    lab = Lab()
+    job = lab.submit(alerting=asked("begin"))
+    courier = Obliging()
+    courier.hand = lambda alerts: []  # type: ignore[method-assign,assignment]
+    dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
+    dispatcher.poll()
+    courier.reports = [{"key": f"{job}.1 begin", "target": "phone", **report}]
+    dispatcher.poll()
+    notes = [event.text for event in lab.store.events(job) if event.kind == "note"]
+    assert notes == ([] if text is None else [text])
+    is_settled = report["outcome"] != "failed"
+    assert lab.scheduler.alerts.rows[f"{job}.1 begin"].settled == (("phone",) if is_settled else ())
+    assert (lab.scheduler.alerts.trouble() is None) == (report["outcome"] == "told")
+
+
+def test_a_report_of_an_alert_that_is_gone_changes_nothing() -> None:
+    lab = Lab()
+    lab.submit(alerting=asked("begin"))
+    courier = Obliging()
+    dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
+    dispatcher.poll()
+    courier.reports += [{"key": "99.1 end", "target": "phone", "outcome": "told", "tries": 1}]
+    dispatcher.poll()
+    assert keys(lab) == []
+
+
+def test_other_settings_reach_the_couriers() -> None:
+    lab = Lab()
+    lab.submit(alerting=asked("begin"))
+    adopted: list[AlertSettings] = []
+    courier = Obliging()
+    courier.adopt = adopted.append  # type: ignore[attr-defined]
+    dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
+    dispatcher.poll()
+    wanted = replace(lab.settings, alert=AlertSettings(timeout_s=3))
+    lab.scheduler.settings = wanted
+    for listener in lab.scheduler.settings_listeners:
+        listener(wanted)
+    assert adopted == [wanted.alert]
+
+
+def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=6000))
+    lab.submit(request=Request(gpus=1))
+    job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
+    wanted = replace(lab.settings, alert=AlertSettings(pending_s=60))
+    lab.config = lambda: wanted
+    lab.ask(Reload(Caller(os.geteuid(), "owner")))
+    lab.turn(60)
+    assert keys(lab) == [f"{job}.1 pending"]
