@@ -177,9 +177,14 @@ def read_submission(
     return Submission(tuple(specs), payloads)
 
 
-def read_spec(values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes]) -> JobSpec:
-    """One job of checked fields; its texts go to the payloads. Raises: UsageError, Refused."""
-    launch = _read_launch(values, settings, payloads)
+def read_spec(
+    values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes], env_sha: str | None = None
+) -> JobSpec:
+    """One job of checked fields; its texts go to the payloads. Raises: UsageError, Refused.
+
+    Args: env_sha: of an environment that is among the payloads already, in place of `env`.
+    """
+    launch = _read_launch(values, settings, payloads, env_sha)
     command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
     name = values.get("name") or launch.script_name or command or "job"
     if len(name) > MAX_NAME:
@@ -236,7 +241,9 @@ def _read_retry(values: Mapping[str, Any]) -> RetryRule:
     return RetryRule(**wanted)
 
 
-def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes]) -> Launch:
+def _read_launch(
+    values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes], env_sha: str | None
+) -> Launch:
     argv: Sequence[str] = values.get("argv", ())
     script = values.get("script")
     script_sha = None
@@ -269,7 +276,7 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
     return Launch(
         argv=tuple(argv),
         script_sha=script_sha,
-        env_sha=store_environment(values.get("env", {}), settings, payloads),
+        env_sha=env_sha or store_environment(values.get("env", {}), settings, payloads),
         work_dir=work_dir,
         notice=None if notice is None else Notice(**notice),
         **{"script_name": None, **rest},

@@ -12,7 +12,7 @@ import time
 
 from gpusched.cli import output
 from gpusched.cli.foreground import OWN, grun_table
-from gpusched.cli.gsub import spec_of
+from gpusched.cli.gsub import captured, current_folder, spec_of, umask
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
 from gpusched.cli.parse import parse
 from gpusched.client import connect, reach
@@ -89,6 +89,9 @@ def body(words: list[str]) -> int:
 
 def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
     spec = spec_of({key: value for key, value in values.items() if key not in OWN})
+    spec.setdefault("work_dir", current_folder())
+    spec["env"] = captured(values)
+    spec["umask"] = umask()
     spec["argv"] = argv
     spec.setdefault("name", posixpath.basename(argv[0]) or "grun")
     spec["interactive"] = "pty" if values.get("pty") else "pipes"
