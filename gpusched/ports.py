@@ -21,6 +21,7 @@ from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 
@@ -52,6 +53,8 @@ class Changes:
     """By name; None takes it out of the calendar."""
     estimates: dict[int, Estimate] = field(default_factory=dict)
     """By job."""
+    pipelines: dict[int, Pipeline] = field(default_factory=dict)
+    """New ones, by number."""
     alerts: dict[str, Alert | None] = field(default_factory=dict)
     """What is to be told, by key; None takes it out of the outbox."""
 
@@ -65,6 +68,7 @@ class Changes:
             or self.usage
             or self.reservations
             or self.estimates
+            or self.pipelines
             or self.alerts
         )
 
@@ -78,6 +82,8 @@ class JobFilter:
     users: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
+    pipelines: frozenset[str] = frozenset()
+    """Ids of pipelines, `p42`."""
     arrays: frozenset[int] = frozenset()
     """Tasks of these arrays, beside the jobs of `ids`."""
     leaves_out_arrays: bool = False
@@ -115,6 +121,12 @@ class Store(Protocol):
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
+
+    def next_pipeline(self) -> int:
+        """One above the number of every pipeline ever recorded."""
+
+    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
+        """Those of these pipelines that exist, by number."""
 
     def commit(self, changes: Changes) -> None:
         """Record all of it in one transaction, durably."""

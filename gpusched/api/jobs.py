@@ -279,7 +279,7 @@ def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
-    return list(dict.fromkeys(job_id for word in value for job_id in service.named(str(word), caller)))
+    return list(dict.fromkeys(job_id for word in value for job_id in service.named(str(word), caller, unfinished=True)))
 
 
 def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
@@ -356,8 +356,10 @@ async def wait(request: web.Request) -> web.Response:
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
         await service.changed(ids, left_s)
+    spared = service.not_needed(request.query.get("ids", ""))
     return respond(
         done=done,
+        **({"not_needed": spared} if spared else {}),
         jobs=[
             {
                 "id": job.shown_id,

@@ -14,6 +14,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
 from gpusched.policy.life.arrays import swept
+from gpusched.policy.life.dependencies import parse_dependency
 
 SCHEMA_VERSION = 1
 
@@ -84,6 +85,13 @@ def _sweep(job: Job) -> dict[str, str] | None:
     return swept(array, job.task)
 
 
+def _depends_on(job: Job) -> list[str]:
+    """Ids of the jobs that its dependency names."""
+    if not job.spec.dependency:
+        return []
+    return [str(job_id) for job_id in parse_dependency(job.spec.dependency).job_ids]
+
+
 PROGRESS_FIELDS = frozenset({"progress", "progress_text", "eta_at"})
 """Keys for which files of jobs have to be looked at."""
 
@@ -107,6 +115,9 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "nice": lambda job, ctx: job.spec.nice,
     "hold": lambda job, ctx: job.hold,
     "dependency": lambda job, ctx: job.spec.dependency,
+    "depends_on": lambda job, ctx: _depends_on(job),
+    "pipeline": lambda job, ctx: job.spec.pipeline,
+    "step": lambda job, ctx: job.spec.step,
     "reservation": lambda job, ctx: job.spec.reservation,
     "deadline_at": lambda job, ctx: job.spec.deadline_at,
     "key": lambda job, ctx: job.spec.key,

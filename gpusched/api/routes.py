@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, calendar, ended, jobs, logs, policy, site
+from gpusched.api import ahead, attach, calendar, ended, jobs, logs, pipelines, policy, site
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -91,6 +91,14 @@ ROUTES: tuple[Route, ...] = (
         "starts, accuracy",
         query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
     ),
+    Route(
+        "GET",
+        "/v1/jobs/{id}/attach",
+        attach.attach,
+        "Where the client of a job in the foreground finds it: the socket of its current run.",
+        "attach",
+    ),
+    Route("GET", "/v1/inside", attach.inside, "The job that the calling process belongs to, if any.", "inside"),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),
     Route(
         "POST",
@@ -165,6 +173,37 @@ ROUTES: tuple[Route, ...] = (
             "since": "the version of an earlier answer: wait until there is another one",
             "timeout_s": "answer after this long at the latest; at most 300",
         },
+    ),
+    Route(
+        "POST",
+        "/v1/pipelines",
+        pipelines.submit,
+        "Record all jobs of a pipeline at once, or with dry_run check them; pipeline is its id, jobs are ids by step.",
+        "pipeline, jobs",
+        body={
+            "name": {"type": "string"},
+            "source": {"type": "string"},
+            "environments": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}},
+            "steps": {"type": "array", "items": pipelines.step_schema()},
+            "dry_run": {"type": "boolean"},
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/pipelines",
+        pipelines.listing,
+        "Where pipelines stand; those with unfinished jobs unless ids are given.",
+        "pipelines",
+        query={"ids": "comma-separated ids of pipelines"},
+    ),
+    Route("GET", "/v1/pipelines/{id}", pipelines.show, "A pipeline with its steps and its text.", "pipeline"),
+    Route(
+        "POST",
+        "/v1/pipelines/{id}/resume",
+        pipelines.resume,
+        "Run again what did not finish COMPLETED; jobs are the new ids by step.",
+        "pipeline, jobs",
+        body={},
     ),
     Route(
         "GET",

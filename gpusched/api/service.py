@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gpusched.api.arrays import task_ids
 from gpusched.api.render import JobContext, JobFacts
+from gpusched.daemon import pipelines
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
@@ -22,7 +23,7 @@ from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
-from gpusched.model.units import parse_job_id, printable, split_ids
+from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
 from gpusched.policy.life import arrays
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
@@ -106,8 +107,13 @@ class Service:
             raise UsageError(f"{printable(text, 40)!r} is more than one job", "name one, for example: 42_7")
         return found[0]
 
-    def named(self, text: str, caller: Caller) -> list[int]:
-        """What a client wrote: a number, a task `42_7`, several `42_[3-5]`, or `@` for the caller's last job."""
+    def named(self, text: str, caller: Caller, *, unfinished: bool = False) -> list[int]:
+        """What a client wrote: a number, a task `42_7`, several `42_[3-5]`, a pipeline `p42`, `@` for the last job.
+
+        Of a pipeline these are the jobs of its steps; when `unfinished`, those that have not ended if there are any.
+        """
+        if (pipeline := parse_pipeline_id(text)) is not None:
+            return pipelines.step_ids(pipeline, self.scheduler.world, self.scheduler.store, unfinished=unfinished)
         if text == "@":
             last = self.scheduler.store.last_job_id(caller.uid)
             if last is None:
@@ -125,6 +131,12 @@ class Service:
     def job_ids(self, text: str, caller: Caller) -> list[int]:
         """A comma-separated list of ids, each once, in the order given."""
         return list(dict.fromkeys(job_id for word in split_ids(text) for job_id in self.named(word, caller)))
+
+    def not_needed(self, text: str) -> list[str]:
+        """Jobs of the pipelines among these ids that were left out because others went well."""
+        numbers = [number for word in text.split(",") if (number := parse_pipeline_id(word)) is not None]
+        world, store = self.scheduler.world, self.scheduler.store
+        return [job.shown_id for number in numbers for job in pipelines.not_needed(number, world, store)]
 
     def find(self, job_id: int) -> Job:
         """A job, active or ended, or a task that has no row of its own. Raises: NotFound."""

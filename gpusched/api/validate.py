@@ -14,6 +14,7 @@ from typing import Any
 
 from gpusched.api.alerting import read_alerting
 from gpusched.api.arrays import read_array
+from gpusched.api.interactive import read_interactive
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
     JOB_FIELDS,
@@ -147,6 +148,8 @@ def read_submission(
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
     payloads: dict[str, bytes] = {}
     if batch is not None:
+        if values.get("interactive") is not None:
+            raise UsageError("many jobs cannot run in one foreground", "submit them with: gsub --batch FILE")
         if not isinstance(batch, list) or not all(isinstance(line, str) for line in batch):
             raise UsageError("batch must be a list of shell lines", "see gsub --help")
         if len(batch) > settings.limit.batch:
@@ -176,9 +179,14 @@ def read_submission(
     return Submission(tuple(specs), payloads)
 
 
-def read_spec(values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes]) -> JobSpec:
-    """One job of checked fields; its texts go to the payloads. Raises: UsageError, Refused."""
-    launch = _read_launch(values, settings, payloads)
+def read_spec(
+    values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes], env_sha: str | None = None
+) -> JobSpec:
+    """One job of checked fields; its texts go to the payloads. Raises: UsageError, Refused.
+
+    Args: env_sha: of an environment that is among the payloads already, in place of `env`.
+    """
+    launch = _read_launch(values, settings, payloads, env_sha)
     command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
     name = values.get("name") or launch.script_name or command or "job"
     if len(name) > MAX_NAME:
@@ -186,11 +194,13 @@ def read_spec(values: Mapping[str, Any], settings: Settings, payloads: dict[str,
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
     job.setdefault("queue", settings.default.queue)
     check_words(job)
+    interactive, retry = read_interactive(values, _read_retry(values), settings)
     return JobSpec(
         name=name,
         request=read_request(values, settings),
         launch=launch,
-        retry=_read_retry(values),
+        retry=retry,
+        interactive=interactive,
         hold=values.get("hold", False),
         alerting=read_alerting(values),
         array=read_array(values),
@@ -236,7 +246,9 @@ def _read_retry(values: Mapping[str, Any]) -> RetryRule:
     return RetryRule(**wanted)
 
 
-def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes]) -> Launch:
+def _read_launch(
+    values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes], env_sha: str | None
+) -> Launch:
     argv: Sequence[str] = values.get("argv", ())
     script = values.get("script")
     script_sha = None
@@ -271,7 +283,7 @@ def _read_launch(values: Mapping[str, Any], settings: Settings, payloads: dict[s
     return Launch(
         argv=tuple(argv),
         script_sha=script_sha,
-        env_sha=store_environment(values.get("env", {}), settings, payloads),
+        env_sha=env_sha or store_environment(values.get("env", {}), settings, payloads),
         work_dir=work_dir,
         notice=None if notice is None else Notice(**notice),
         **{"script_name": None, **rest},

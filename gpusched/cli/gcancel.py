@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_TOLD = 10
+"""Jobs that had ended already and are named."""
+
+
 def main() -> int:
     """Entry point."""
     return output.run("gcancel", body)
@@ -50,8 +54,10 @@ def body(words: list[str]) -> int:
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{job_id}\n" for job_id in [*answer["cancelled"], *answer["signalled"]]))
     else:
-        for job_id in answer["ended"]:
+        for job_id in answer["ended"][:_TOLD]:
             output.note("gcancel", f"job {job_id} had ended already")
+        if len(answer["ended"]) > _TOLD:
+            output.note("gcancel", f"and {len(answer['ended']) - _TOLD} more")
     if answer["missing"]:
         raise NotFound(f"there is no job {answer['missing'][0]}; the others were cancelled", "list them with: gq")
     if filters and not (answer["cancelled"] or answer["signalled"]) and not values.get("json"):

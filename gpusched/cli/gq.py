@@ -67,7 +67,11 @@ def body(words: list[str]) -> int:
 def show(client: Client, values: Values) -> None:
     """Print the jobs once, in the form that was asked for."""
     asked = query(values)
-    if values.get("start"):
+    if values.get("tree"):
+        from gpusched.cli.tree import show_tree  # few prompts ask for it
+
+        show_tree(client, asked, values)
+    elif values.get("start"):
         from gpusched.cli.ahead import show_starts  # few prompts ask for it
 
         show_starts(client, asked, values)

@@ -10,7 +10,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable, split_ids
+from gpusched.model.units import format_duration, format_size_mib, parse_pipeline_id, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ def body(words: list[str]) -> int:
     if output.common(table, values):
         return 0
     asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
+    if "graph" in values or any(parse_pipeline_id(word) is not None for word in asked):
+        from gpusched.cli.pipeline import show  # few of those that are shown are pipelines
+
+        return show(asked, values)
     with connect() as client:
         if values.get("script"):
             for word in asked:

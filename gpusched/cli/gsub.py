@@ -91,6 +91,12 @@ def body(words: list[str]) -> int:
     given, operands, is_command = parse(table, words)
     if output.common(table, given):
         return 0
+    if "dag" in given or "resume" in given:
+        from gpusched.cli.dag import submit  # few submissions are pipelines
+
+        return submit(table, given, operands)
+    if "vars" in given:
+        raise UsageError("--var is for pipelines", "for example: gsub --dag pipeline.toml --var lr=3e-4")
     if "resubmit" in given:
         check_resubmission(given, operands)
         # Only what is typed counts: defaults of new submissions would change what is repeated.
@@ -98,21 +104,14 @@ def body(words: list[str]) -> int:
     else:
         submission = _what(table, given, operands, is_command)
         values = submission.pop("values")
-    # No time limit is a wish; everything else that is None was taken back by a later option.
-    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
-    spec.update(submission)
-    if "work_dir" in values:
-        spec["work_dir"] = os.path.abspath(values["work_dir"])
+    spec = {**spec_of(values), **submission}
     if "resubmit" not in given:
         if "work_dir" not in spec:
-            spec["work_dir"] = _current_folder()
-        spec["env"] = _environment(values)
-        spec["umask"] = _umask()
+            spec["work_dir"] = current_folder()
+        spec["env"] = captured(values)
+        spec["umask"] = umask()
     elif "extra_env" in given:
         spec["env"] = given["extra_env"]
-    if values.get("mem_per_cpu_mib") is not None:
-        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
-    _check_texts(spec)
     request: dict[str, Any] = {"spec": spec}
     if "batch" in given:
         request["batch"] = _batch_lines(given["batch"])
@@ -146,22 +145,34 @@ def body(words: list[str]) -> int:
     return 0
 
 
+def spec_of(values: Values) -> dict[str, Any]:
+    """What the daemon is told of a job, but for its program and surroundings. Raises: UsageError."""
+    # No time limit is a wish; everything else that is None was taken back by a later option.
+    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
+    if "work_dir" in values:
+        spec["work_dir"] = os.path.abspath(values["work_dir"])
+    if values.get("mem_per_cpu_mib") is not None:
+        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
+    _check_texts(spec)
+    return spec
+
+
 def _what(table: Table, given: Values, operands: list[str], is_command: bool) -> dict[str, Any]:
     """The program of the submission and the values that hold for it, in order of precedence."""
-    environment = _from_environment(table)
+    environment = from_environment(table)
     if "batch" in given:
         _only("--batch", operands, "wrap" in given)
         if given.get("follow"):
             raise UsageError("--follow goes with one job, not with --batch", "wait for all of them with: --wait")
-        return {"values": _over(environment, given)}
+        return {"values": over(environment, given)}
     if "wrap" in given:
         _only("--wrap", operands, False)
         text = "#!/bin/sh\n" + given["wrap"] + "\n"
-        return {"values": _over(environment, given), "script": text, "script_name": "wrap"}
+        return {"values": over(environment, given), "script": text, "script_name": "wrap"}
     if is_command:
         if not operands:
             raise UsageError("there is no command after --", "for example: gsub -g 1 -- python train.py")
-        return {"values": _over(environment, given), "argv": operands}
+        return {"values": over(environment, given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
         content = script.read_file(path)
@@ -177,12 +188,12 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
     script.check(content, path)
-    values = _over(_over(script.directives(table, content, path), environment), given)
+    values = over(over(script.directives(table, content, path), environment), given)
     text = content.decode("utf-8", "surrogateescape")
     return {"values": values, "script": text, "script_name": name, "argv": arguments}
 
 
-def _over(lower: Values, upper: Values) -> Values:
+def over(lower: Values, upper: Values) -> Values:
     """The values of both, the upper ones where both have them; of variables for the job all are kept."""
     is_new_wish = not GPU_KEYS.isdisjoint(upper)
     values = {key: value for key, value in lower.items() if not (is_new_wish and key in GPU_KEYS)}
@@ -198,7 +209,7 @@ def _only(option: str, operands: list[str], has_wrap: bool) -> None:
         raise UsageError(f"{option} and {extra} were both given", "give one thing to run")
 
 
-def _from_environment(table: Table) -> Values:
+def from_environment(table: Table) -> Values:
     """GSUB_TIME=4h and the like: defaults of the options that may stand in a script."""
     values: Values = {}
     for name, text in os.environ.items():
@@ -221,7 +232,8 @@ def _from_environment(table: Table) -> Values:
     return values
 
 
-def _environment(values: Values) -> dict[str, str]:
+def captured(values: Values) -> dict[str, str]:
+    """The environment that a job gets."""
     export = values.get("export", "ALL")
     env: dict[str, str] = {}
     names = export.split(",")
@@ -242,13 +254,15 @@ def _environment(values: Values) -> dict[str, str]:
     return env
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The file mode mask of this process."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _current_folder() -> str:
+def current_folder() -> str:
+    """Raises: Refused when it does not exist any more."""
     try:
         return os.getcwd()
     except FileNotFoundError:

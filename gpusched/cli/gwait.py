@@ -54,7 +54,7 @@ def await_all(
         output.note(command, "stopped waiting; the jobs go on")
         return 130
     if values.get("json"):
-        output.print_json({"done": answer["done"], "jobs": answer["jobs"]})
+        output.print_json({key: answer[key] for key in ("done", "jobs", "not_needed") if key in answer})
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{job['id']} {job['state']}\n" for job in answer["jobs"]))
     elif not answer["done"]:
@@ -62,11 +62,14 @@ def await_all(
             job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
         ]
         output.note(command, f"gave up waiting; not ended: {', '.join(open_ids)}")
-    else:
-        for job in answer["jobs"]:
-            if job["state"] != "COMPLETED":
-                output.note(command, ending(job))
-    return 0 if answer["done"] and all(job["state"] == "COMPLETED" for job in answer["jobs"]) else 1
+    # What a pipeline left out because nothing had failed is no failure.
+    bad = [
+        job for job in answer["jobs"] if job["state"] != "COMPLETED" and job["id"] not in answer.get("not_needed", ())
+    ]
+    if answer["done"] and not (values.get("json") or values.get("quiet")):
+        for job in bad:
+            output.note(command, ending(job))
+    return 0 if answer["done"] and not bad else 1
 
 
 def await_one(client: Client, job_id: str, command: str, as_json: bool = False) -> int:

@@ -182,7 +182,7 @@ def gsub_table() -> Table:
     from gpusched.cli.notifying import notify_options
     from gpusched.cli.repeat import repeat_options
     from gpusched.cli.where import gres, where_options  # its readers are made of those above
-    from gpusched.cli.workflow import dependency_options
+    from gpusched.cli.workflow import dependency_options, pipeline_options
 
     what, res, when, fail, out, slurm = (
         "What to run",
@@ -237,6 +237,7 @@ def gsub_table() -> Table:
                 section=what,
                 help="one more variable; may be repeated",
             ),
+            *pipeline_options(what),
             *repeat_options(what),
             Option(
                 "-g",
@@ -447,7 +448,21 @@ def gsub_table() -> Table:
 
 
 ONLY_TYPED = frozenset(
-    {"wrap", "batch", "dry_run", "follow", "json", "help", "version", "completion", "key_again", "resubmit"}
+    {
+        "wrap",
+        "batch",
+        "dry_run",
+        "follow",
+        "json",
+        "help",
+        "version",
+        "completion",
+        "key_again",
+        "resubmit",
+        "dag",
+        "resume",
+        "vars",
+    }
 )
 """What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
 
@@ -514,6 +529,12 @@ def gq_table() -> Table:
                 read=text("why"),
                 section=show,
                 help="why one job waits, with the facts, when it starts, and what would make it start now",
+            ),
+            Option(
+                "--tree",
+                sets={"tree": True},
+                section=show,
+                help="each job below those that it waits for, and the steps of pipelines below their pipeline",
             ),
             Option(
                 "--start",
@@ -616,6 +637,13 @@ def gshow_table() -> Table:
         "gshow",
         [
             Option("--script", sets={"script": True}, help="print the script as it was submitted"),
+            Option(
+                "--graph",
+                metavar="FORM",
+                read=choice("graph", "mermaid", "dot"),
+                completes="mermaid dot",
+                help="of a pipeline: its steps as a graph, for Mermaid or for Graphviz (dot)",
+            ),
             *_common("--quiet"),
         ],
     )
@@ -749,8 +777,16 @@ def gctl_table() -> Table:
     )
 
 
+def _grun_table() -> Table:
+    """grun"""
+    from gpusched.cli.foreground import grun_table  # it takes most of gsub's
+
+    return grun_table()
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "gsub": gsub_table,
+    "grun": _grun_table,
     "gq": gq_table,
     "gcancel": gcancel_table,
     "gwait": gwait_table,

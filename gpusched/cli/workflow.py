@@ -48,3 +48,31 @@ def dependency_options(when: str) -> list[Option]:
             "[life] never_satisfied of the config",
         ),
     ]
+
+
+def pipeline_options(what: str) -> list[Option]:
+    """Pipelines, in the section that is named so."""
+    return [
+        Option(
+            "--dag",
+            metavar="FILE",
+            read=text("dag"),
+            section=what,
+            completes="file",
+            help="a pipeline: jobs that wait for each other by name, in TOML; checked whole before any is recorded",
+        ),
+        Option(
+            "--var",
+            metavar="NAME=VALUE",
+            read=variable,
+            section=what,
+            help="with --dag: a variable of its [vars]; may be repeated",
+        ),
+        Option(
+            "--resume",
+            metavar="PIPELINE",
+            read=text("resume"),
+            section=what,
+            help="run again what of a pipeline, p42, did not finish COMPLETED",
+        ),
+    ]

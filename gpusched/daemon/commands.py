@@ -18,8 +18,9 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_nod
 from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
 
-from . import keys, reserving, yielding
+from . import keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
+from .making import check_room, new_job, record
 from .selection import Caller, Selection, named, own, select, with_tasks
 from .turn import Turn
 
@@ -94,6 +95,8 @@ Command = (
     | yielding.Requeue
     | reserving.Reserve
     | reserving.Unreserve
+    | pipelines.SubmitPipeline
+    | pipelines.ResumePipeline
 )
 
 UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle"})
@@ -118,6 +121,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return yielding.apply(command, turn)
     if isinstance(command, (reserving.Reserve, reserving.Unreserve)):
         return reserving.apply(command, turn)
+    if isinstance(command, (pipelines.SubmitPipeline, pipelines.ResumePipeline)):
+        return pipelines.apply(command, turn)
     return _drain(command, turn)
 
 
@@ -127,13 +132,7 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         found = keys.existing(command.specs[0], command.key_again, command.caller, turn)
         if found is not None:
             return found
-    room = settings.limit.jobs - len(world.jobs)
-    if len(command.specs) > room:
-        raise Refused(
-            f"{len(world.jobs)} jobs wait or run already and {len(command.specs)} more would pass the limit "
-            f"of {settings.limit.jobs}",
-            "wait for jobs to end, or raise [limit] jobs in the config file",
-        )
+    check_room(len(command.specs), turn)
     specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
     ids = []
@@ -141,30 +140,10 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         job = new_job(world.next_id, command.caller, spec, now)
         world.next_id = job.last_id + 1
         ids.append(job.id)
-        if spec.dependency:
-            turn.world.learn_parents(turn.store, [spec.dependency])
-        turn.put_job(job)
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
-        turn.tell(JobEvent(job.id, now, "submitted", f"submitted by {command.caller.user}{origin}"))
+        record(job, f"submitted by {command.caller.user}{origin}", turn)
     turn.changes.payloads.update(command.payloads)
     return {"ids": ids}
-
-
-def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
-    """The row of a job that has just been submitted."""
-    queued_at = max(now, spec.begin_at or now)
-    return Job(
-        id=job_id,
-        uid=caller.uid,
-        user=caller.user,
-        spec=spec,
-        state=JobState.PENDING,
-        submit_at=now,
-        queued_at=queued_at,
-        eligible_at=queued_at,
-        hold="user" if spec.hold else None,
-        tasks_left=None if spec.array is None else spec.array.tasks,
-    )
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpusched.daemon import keys
 from gpusched.daemon.admitting import check_submission, completed
-from gpusched.daemon.commands import new_job
+from gpusched.daemon.making import new_job
 from gpusched.daemon.outlook import Outlook
 from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler

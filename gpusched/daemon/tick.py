@@ -409,6 +409,7 @@ class Scheduler:
             or changes.usage
             or changes.reservations
             or changes.estimates
+            or changes.pipelines
             or changes.alerts
         ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 

@@ -87,6 +87,7 @@ class World:
         self.active = JobCounts()
         """How many jobs wait or run, for the limits on their number."""
         self.next_id = 1
+        self.next_pipeline = 1
         self.lined_up = 0
         """How often a job was put into the line of its class."""
         self._classes: dict[ClassKey, ClassQueue] = {}
@@ -106,6 +107,7 @@ class World:
         world = cls(rules)
         jobs, runs = store.load_active()
         world.next_id = store.next_job_id()
+        world.next_pipeline = store.next_pipeline()
         world.drains = store.load_drains()
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.calendar = {entry.name: entry for entry in store.load_reservations()}

@@ -133,6 +133,13 @@ def split_ids(text: str) -> list[str]:
     return [one for one in (*words, word) if one]
 
 
+def parse_pipeline_id(text: str) -> int | None:
+    """The number of a pipeline's id, `p42`; None when the text is something else."""
+    digits = text[1:]
+    is_id = text[:1] == "p" and _is_digits(digits) and len(digits) <= 18 and digits[0] != "0"
+    return int(digits) if is_id else None
+
+
 def printable(text: str, width: int | None = None) -> str:
     """Make user-supplied text safe for a terminal: control and undecodable characters are escaped.
 

@@ -30,6 +30,7 @@ from gpusched.model.job import (
     RetryRule,
     Run,
 )
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -96,6 +97,7 @@ RESERVATION_COLUMNS = (
     "made_at",
 )
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
+PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
 ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
@@ -481,6 +483,18 @@ def estimate_row(estimate: Estimate) -> tuple[Any, ...]:
 def read_estimate(row: Row) -> Estimate:
     """The estimate of ESTIMATE_COLUMNS."""
     return Estimate(*row)
+
+
+def pipeline_row(pipeline: Pipeline) -> tuple[Any, ...]:
+    """PIPELINE_COLUMNS of a pipeline."""
+    user, name, source = map(pack_text, (pipeline.user, pipeline.name, pipeline.source))
+    return (pipeline.number, pipeline.uid, user, name, pipeline.submit_at, source)
+
+
+def read_pipeline(row: Row) -> Pipeline:
+    """The pipeline of PIPELINE_COLUMNS."""
+    number, uid, user, name, submit_at, source = row
+    return Pipeline(number, uid, unpack_text(user), unpack_text(name), submit_at, unpack_text(source))
 
 
 def alert_row(alert: Alert) -> tuple[Any, ...]:

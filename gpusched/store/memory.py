@@ -14,6 +14,7 @@ from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes, JobFilter
@@ -35,6 +36,7 @@ class MemoryStore:
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
+        self._pipelines: dict[int, Pipeline] = {}
         self._alerts: dict[str, Alert] = {}
         self._last_of: dict[int, int] = {}
         self._next_id = 1
@@ -67,6 +69,14 @@ class MemoryStore:
     def next_job_id(self) -> int:
         """One above every id ever used."""
         return self._next_id
+
+    def next_pipeline(self) -> int:
+        """One above the number of every pipeline ever recorded."""
+        return max(self._pipelines, default=0) + 1
+
+    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
+        """Those of these pipelines that exist, by number."""
+        return [self._pipelines[number] for number in sorted(set(numbers) & self._pipelines.keys())]
 
     def commit(self, changes: Changes) -> None:
         """Record all of it, or nothing. Raises: BrokenInvariant for what the table on disk would refuse."""
@@ -103,6 +113,7 @@ class MemoryStore:
             else:
                 self._reservations[name] = entry
         self._estimates.update(changes.estimates)
+        self._pipelines.update(changes.pipelines)
         for key, alert in changes.alerts.items():
             if alert is None:
                 self._alerts.pop(key, None)
@@ -129,6 +140,9 @@ class MemoryStore:
         for event in changes.events:
             if event.job_id not in self._jobs and event.job_id not in changes.jobs:
                 return f"a line of the story of job {event.job_id}, which is none"
+        for pipeline in changes.pipelines.values():
+            if pipeline.number in self._pipelines or pipeline.number < 1 or not pipeline.name:
+                return f"pipeline {pipeline.number} named {pipeline.name!r}"
         for job_id in changes.estimates:
             if job_id not in self._jobs and job_id not in changes.jobs:
                 return f"an estimate of job {job_id}, which is none"
@@ -156,6 +170,7 @@ class MemoryStore:
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
             and (not wanted.queues or job.spec.queue in wanted.queues)
+            and (not wanted.pipelines or job.spec.pipeline in wanted.pipelines)
             and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)
         ]
         found.sort(key=lambda job: job.id)

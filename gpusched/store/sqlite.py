@@ -18,6 +18,7 @@ from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
@@ -103,6 +104,11 @@ class SqliteStore:
         found = self._rows(_first, sql.LARGEST_ID_EVER)
         return int(found[0]) + 1 if found else 1
 
+    def next_pipeline(self) -> int:
+        """One above the number of every pipeline ever recorded."""
+        found = self._rows(_first, sql.LAST_PIPELINE)
+        return int(found[0]) + 1 if found else 1
+
     def commit(self, changes: Changes) -> None:
         """Record all of it in one transaction, durably."""
         if not changes:
@@ -127,6 +133,8 @@ class SqliteStore:
                     db.execute(sql.DROP_RESERVATION, (codec.pack_text(name),))
                 else:
                     db.execute(sql.PUT_RESERVATION, codec.reservation_row(entry))
+            if changes.pipelines:
+                db.executemany(sql.PUT_PIPELINE, map(codec.pipeline_row, changes.pipelines.values()))
             if changes.estimates:
                 db.executemany(sql.PUT_ESTIMATE, map(codec.estimate_row, changes.estimates.values()))
             for key, alert in changes.alerts.items():
@@ -192,6 +200,10 @@ class SqliteStore:
     def runs(self, job_ids: Iterable[int]) -> list[Run]:
         """Every run of these jobs, by job and number."""
         return self._rows(codec.read_run, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
+
+    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
+        """Those of these pipelines that exist, by number."""
+        return self._rows(codec.read_pipeline, sql.PIPELINES, (dumps(list(numbers)),))
 
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
@@ -335,6 +347,7 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
         ("user", sorted(map(codec.pack_text, wanted.users))),
         ("name", sorted(map(codec.pack_text, wanted.names))),
         ("queue", sorted(map(codec.pack_text, wanted.queues))),
+        ("pipeline", sorted(map(codec.pack_text, wanted.pipelines))),
     ):
         if words:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")

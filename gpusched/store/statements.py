@@ -10,6 +10,7 @@ from gpusched.store.codec import (
     EVENT_COLUMNS,
     IDENTITY_COLUMNS,
     JOB_COLUMNS,
+    PIPELINE_COLUMNS,
     RESERVATION_COLUMNS,
     RUN_COLUMNS,
     STATE_COLUMNS,
@@ -39,6 +40,7 @@ PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
 PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
 DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
 PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
+PUT_PIPELINE = _insert("pipelines", PIPELINE_COLUMNS)
 PUT_ALERT = _upsert("alerts", ALERT_COLUMNS, ALERT_COLUMNS[:1])
 DROP_ALERT = "DELETE FROM alerts WHERE key = ?"
 
@@ -70,6 +72,11 @@ JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
 )
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
+PIPELINES = (
+    f"SELECT {', '.join(PIPELINE_COLUMNS)} FROM pipelines WHERE number IN (SELECT value FROM json_each(?)) "
+    "ORDER BY number"
+)
+LAST_PIPELINE = "SELECT seq FROM sqlite_sequence WHERE name = 'pipelines'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"
 # Only jobs that had not ended before are looked at, by their index; runs are grouped by what they hold of GPUs, of

@@ -32,9 +32,7 @@ def freeze(sh: Shell, folder: Path, *words: str) -> str:
 
 
 def test_the_first_run_and_every_retry_see_the_code_as_it_was(sh: Shell, code: Path, tmp_path: Path) -> None:
-    line = (
-        f"cat value; echo changed > {code}/value; [ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 1; }}"
-    )
+    line = f"cat value; echo changed > {code}/value; [ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 1; }}"
     job_id = freeze(sh, code, "--hold", "--retries", "1", "--backoff", "0", "--wrap", line)
     (code / "value").write_text("second\n")
     sh.ok("gctl", "release", job_id)

@@ -12,6 +12,7 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
+from gpusched.model.pipeline import Pipeline
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
@@ -429,3 +430,25 @@ def test_an_alert_of_no_job_or_in_no_state_takes_the_whole_commit_with_it(store:
         store.commit(Changes(jobs={1: job(1)}, alerts={bad.key: bad}))
     assert store.load_active() == ([], [])
     assert store.load_alerts() == []
+
+
+def test_pipelines_are_kept_and_their_numbers_never_given_twice(store: Store) -> None:
+    assert (store.next_pipeline(), store.pipelines([1])) == (1, [])
+    first = Pipeline(1, 1000, "zo\udcff", "night \udcff", NOW, "[step.a]\nrun = '\udcff'\n")
+    store.commit(Changes(pipelines={1: first}))
+    second = Pipeline(2, 1001, "bob", "day", NOW + 1, "")
+    store.commit(Changes(pipelines={2: second}))
+    assert store.next_pipeline() == 3
+    assert store.pipelines([2, 7, 1]) == [first, second]
+    with pytest.raises(BrokenInvariant):
+        store.commit(Changes(pipelines={2: second}))
+    assert (first.id, second.id) == ("p1", "p2")
+
+
+def test_jobs_are_found_by_their_pipeline(store: Store) -> None:
+    put(
+        store, job(1, pipeline="p1", step="a"), job(2), job(3, pipeline="p2", step="a"), job(4, pipeline="p1", step="b")
+    )
+    assert found(store, pipelines=frozenset({"p1"})) == [1, 4]
+    assert found(store, pipelines=frozenset({"p1", "p2"})) == [1, 3, 4]
+    assert found(store, pipelines=frozenset({"p3"})) == []

@@ -33,6 +33,8 @@ def test_the_server_serves_its_description(daemon: Daemon) -> None:
 def test_answers_carry_what_the_document_promises(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/true")
     daemon.wait(job_id)
+    step = {"step": "a", "spec": {"argv": ["/bin/true"], "work_dir": str(daemon.home)}}
+    pipeline = daemon.call("POST", "/v1/pipelines", {"name": "p", "steps": [step]})["pipeline"]
     document = build()
     job_schema = document["components"]["schemas"]["Job"]
     for path, operations in document["paths"].items():
@@ -40,7 +42,7 @@ def test_answers_carry_what_the_document_promises(daemon: Daemon) -> None:
         if operation is None or path == "/v1/openapi.json":
             continue
         query = f"?ids={job_id}" if path in ("/v1/wait", "/v1/logs") else "?states=all" if path == "/v1/jobs" else ""
-        answer = daemon.call("GET", path.replace("{id}", job_id) + query)
+        answer = daemon.call("GET", path.replace("{id}", pipeline if "pipelines" in path else job_id) + query)
         assert answer["schema_version"] == 1
         promised = re.findall(r"[a-z_]+", operation["responses"]["200"]["description"].removeprefix("carries "))
         assert any(word in answer for word in promised), (path, sorted(answer))

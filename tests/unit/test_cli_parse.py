@@ -65,7 +65,7 @@ def test_the_last_one_wins_but_lists_and_variables_add_up() -> None:
         (["--retrys", "3"], "unknown option '--retrys'", "did you mean --retries?"),
         (
             ["--re"],
-            "'--re' is short for --requeue, --res, --reservation, --resubmit, --retries, --retry-on",
+            "'--re' is short for --requeue, --res, --reservation, --resubmit, --resume, --retries, --retry-on",
             "gsub --help",
         ),
         (["-Z"], "unknown option '-Z'", "gsub --help"),

@@ -15,6 +15,16 @@ ALTER TABLE jobs ADD COLUMN fallback_id INTEGER;
 ALTER TABLE runs ADD COLUMN idle_at REAL;
 ALTER TABLE runs ADD COLUMN idle_step INTEGER NOT NULL DEFAULT 0 CHECK (idle_step >= 0);
 
+-- What was submitted together with --dag. AUTOINCREMENT: no number is given twice.
+CREATE TABLE pipelines (
+    number    INTEGER PRIMARY KEY AUTOINCREMENT CHECK (number > 0),
+    uid       INTEGER NOT NULL CHECK (uid >= 0),
+    user      TEXT    NOT NULL,
+    name      TEXT    NOT NULL CHECK (length(name) BETWEEN 1 AND 2500),
+    submit_at REAL    NOT NULL,
+    source    TEXT    NOT NULL
+) STRICT;
+
 CREATE INDEX jobs_by_key ON jobs (uid, key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_by_pipeline ON jobs (pipeline) WHERE pipeline IS NOT NULL;
 CREATE INDEX jobs_that_are_arrays ON jobs (id) WHERE tasks_left IS NOT NULL;

@@ -1,0 +1,216 @@
+"""Handlers about pipelines: submitting one whole, showing it, going on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api import validate
+from gpusched.api.identity import caller_of
+from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.render import job_json
+from gpusched.api.schema import MAX_NAME, SPEC_FIELDS, Field
+from gpusched.api.service import Service, service_of, words
+from gpusched.daemon import pipelines as daemon
+from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
+from gpusched.errors import Refused, UsageError
+from gpusched.model.job import Job, JobSpec
+from gpusched.model.pipeline import Pipeline
+from gpusched.model.settings import Settings
+from gpusched.model.units import parse_pipeline_id, printable
+from gpusched.policy.life import pipelines as policy
+
+MAX_SOURCE = 16 << 20
+_STEP_FIELDS = {
+    "step": Field("string", "Name of the step, unique in the pipeline.", nullable=False),
+    "needs": Field("string", "Other steps in Slurm's words: prep, afterany:train:test."),
+    "where": Field("string", "What messages call it: file and line."),
+    "environment": Field("integer", "Place of its environment, from 0.", 0, 1e9),
+}
+_OF_THE_PIPELINE = ("env", "key")
+"""Fields of a job that a step does not have."""
+
+
+def step_schema() -> dict[str, Any]:
+    """A step in JSON Schema's words, as the OpenAPI document shows it."""
+    parts = {name: field.json_schema() for name, field in _STEP_FIELDS.items()}
+    spec = {"$ref": "#/components/schemas/Spec"}
+    return {"type": "object", "additionalProperties": False, "properties": {**parts, "spec": spec}}
+
+
+async def submit(request: web.Request) -> web.Response:
+    """POST /v1/pipelines"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "name", "source", "environments", "steps", "dry_run")
+    name, source = _text(body, "name") or "pipeline", _text(body, "source")
+    if len(name) > MAX_NAME or len(source) > MAX_SOURCE:
+        raise UsageError("the name or the text of the pipeline is too long", f"a name has {MAX_NAME} at most")
+    payloads: dict[str, bytes] = {}
+    environments = body.get("environments") or [{}]
+    if not isinstance(environments, list):
+        raise UsageError("environments must be a list of objects", "see GET /v1/openapi.json")
+    shas = [
+        validate.store_environment(
+            validate.check_fields({"env": environment}, SPEC_FIELDS).get("env", {}), service.settings, payloads
+        )
+        for environment in environments
+    ]
+    reader = _Reader(service, caller.user, shas, payloads)
+    steps = reader.read(body.get("steps"))
+    answer = await service.ask(SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True))
+    return respond(**answer)
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key) or ""
+    if not isinstance(value, str):
+        raise UsageError(f"{key} must be a text", "see GET /v1/openapi.json")
+    return value
+
+
+class _Reader:
+    """Reads the steps of one submission; nothing in them is trusted."""
+
+    def __init__(self, service: Service, user: str, shas: Sequence[str], payloads: dict[str, bytes]) -> None:
+        self._settings: Settings = service.settings
+        self._requests = service.requests
+        self._user = user
+        self._shas = shas
+        self._payloads = payloads
+
+    def read(self, given: Any) -> list[Step]:
+        """The steps, whose names are unique and whose needs name each other without a circle."""
+        if not isinstance(given, list) or not given:
+            raise UsageError("the pipeline has no steps", "see GET /v1/openapi.json")
+        if len(given) > self._settings.limit.batch:
+            raise Refused(
+                f"{len(given)} steps in one pipeline; at most {self._settings.limit.batch} are taken at once",
+                "split it",
+            )
+        steps = [self._step(one) for one in given]
+        known = {step.name: step for step in steps}
+        if len(known) < len(steps):
+            twice = next(step for step in steps if known[step.name] is not step)
+            raise UsageError(f"{twice.where}: there are two steps {twice.name}", "give each a name of its own")
+        for step in steps:
+            for name in step.needs.steps:
+                if name not in known:
+                    raise UsageError(f"{step.where}: there is no step {name} to wait for", "name another step")
+        circle = policy.find_circle({step.name: step.needs for step in steps})
+        if circle:
+            where = known[circle[0]].where
+            raise UsageError(f"{where}: the steps wait for each other: {' -> '.join(circle)}", "take one of them out")
+        return steps
+
+    def _step(self, given: Any) -> Step:
+        given = validate.read_object(given, "a step")
+        check_keys(given, *_STEP_FIELDS, "spec")
+        spec = given.get("spec")
+        plain = {key: value for key, value in given.items() if key != "spec"}
+        checked = validate.check_fields(plain, _STEP_FIELDS)
+        name = checked.get("step", "")
+        shown = printable(name, 100)
+        where = printable(checked.get("where") or f"step {shown}", 300)
+        if not policy.STEP_NAME.fullmatch(name):
+            raise UsageError(f"{where}: {shown!r} is no name of a step", f"a name has {policy.STEP_NAMES}")
+        try:
+            needs = policy.parse_needs(checked.get("needs", ""))
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
+        try:
+            made = self._spec(validate.read_object(spec, "spec"), checked.get("environment", 0))
+        except Refused as error:
+            raise Refused(f"{where}: {error.message}", error.hint) from None
+        except UsageError as error:
+            raise UsageError(f"{where}: {error.message}", error.hint) from None
+        if made.dependency and needs.all and (needs.is_any or "?" in made.dependency):
+            raise UsageError(f"{where}: needs and a dependency go together only as all of them", "use ',' in both")
+        return Step(name, made, needs, where)
+
+    def _spec(self, given: Mapping[str, Any], place: int) -> JobSpec:
+        values = validate.check_fields(given, SPEC_FIELDS)
+        for key in _OF_THE_PIPELINE:
+            if key in values:
+                raise UsageError(f"{key} is not for a step of a pipeline", "take it out")
+        if place >= len(self._shas):
+            raise UsageError(f"there is no environment {place}", "see GET /v1/openapi.json")
+        spec = validate.read_spec(values, self._settings, self._payloads, self._shas[place])
+        return replace(spec, request=self._requests.setdefault(spec.request, spec.request))
+
+
+async def resume(request: web.Request) -> web.Response:
+    """POST /v1/pipelines/{id}/resume"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body)
+    return respond(**await service.ask(ResumePipeline(caller, _number(request.match_info["id"]))))
+
+
+async def show(request: web.Request) -> web.Response:
+    """GET /v1/pipelines/{id}"""
+    caller_of(request)
+    service = service_of(request)
+    pipeline = daemon.find(_number(request.match_info["id"]), service.scheduler.store)
+    jobs = daemon.jobs_of(pipeline.number, service.scheduler.world, service.scheduler.store)
+    steps, names = policy.steps_of(jobs), policy.names_of(jobs)
+    facts = service.facts_of(steps.values())
+    now = {job_id: steps[name].id for job_id, name in names.items()}
+    spared = policy.standing(jobs).not_needed
+    shown = [
+        {
+            **job_json(job, facts(job)),
+            # By the last job of each step: what was resumed has others than those that were waited for.
+            "depends_on": list(dict.fromkeys(str(now.get(one, one)) for one in policy.conditions_of(job).job_ids)),
+            "needs": _needs_json(job, names),
+            "not_needed": name in spared,
+        }
+        for name, job in steps.items()
+    ]
+    return respond(pipeline={**_summary(pipeline, jobs), "source": pipeline.source, "steps": shown})
+
+
+def _needs_json(job: Job, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    found = []
+    for one in policy.conditions_of(job).conditions:
+        if one.job_id:
+            name = names.get(one.job_id)
+            found.append({"kind": one.kind, "step": name, "id": str(one.job_id), "delay_s": one.delay_s})
+    return found
+
+
+async def listing(request: web.Request) -> web.Response:
+    """GET /v1/pipelines"""
+    caller_of(request)
+    service = service_of(request)
+    scheduler = service.scheduler
+    named = words(request, "ids")
+    wanted = {_number(word) for word in named}
+    if not named:
+        active = {job.spec.pipeline for job in scheduler.world.jobs.values() if job.spec.pipeline is not None}
+        wanted = {number for word in active if (number := parse_pipeline_id(word)) is not None}
+    found = scheduler.store.pipelines(wanted)
+    jobs = {one.number: daemon.jobs_of(one.number, scheduler.world, scheduler.store) for one in found}
+    return respond(pipelines=[_summary(one, jobs[one.number]) for one in found])
+
+
+def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:
+    stands = policy.standing(jobs)
+    return {
+        "id": pipeline.id,
+        "name": pipeline.name,
+        "user": pipeline.user,
+        "submit_at": pipeline.submit_at,
+        "state": stands.state,
+        "counts": dict(stands.counts),
+        "not_needed": len(stands.not_needed),
+        "steps_total": len(policy.steps_of(jobs)),
+    }
+
+
+def _number(text: str) -> int:
+    number = parse_pipeline_id(text)
+    if number is None:
+        raise UsageError(f"{printable(text, 40)!r} is no pipeline; pipelines are called p42", "see: gq --tree")
+    return number

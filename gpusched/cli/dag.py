@@ -1,0 +1,124 @@
+"""gsub --dag and --resume: a pipeline as one submission."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpusched.cli import gsub, output
+from gpusched.cli.parse import Table
+from gpusched.cli.pipeline_file import PipelineMistakes, PipelineText, read
+from gpusched.cli.query import quote
+from gpusched.client import Client, connect
+from gpusched.errors import UsageError
+from gpusched.model.units import parse_pipeline_id, printable
+
+if TYPE_CHECKING:
+    from gpusched.cli.parse import Values
+
+_NOT_WITH = ("wrap", "batch", "resubmit", "key", "key_again", "follow")
+_SHOWN = 20
+
+
+def submit(table: Table, given: Values, operands: list[str]) -> int:
+    """Submit the pipeline of --dag, or go on with that of --resume; returns the exit code."""
+    name = "dag" if "dag" in given else "resume"
+    for key in _NOT_WITH:
+        if key in given:
+            raise UsageError(f"--{name} and --{key.replace('_', '-')} were both given", "give one thing to run")
+    if operands:
+        raise UsageError(f"--{name} and {printable(operands[0], 40)} were both given", "give one thing to run")
+    if name == "resume":
+        return _resume(given)
+    if "resume" in given:
+        raise UsageError("--dag and --resume were both given", "give one thing to run")
+    try:
+        request = _request(read(given["dag"], given.get("vars", {}), table), table, given)
+    except PipelineMistakes as mistakes:
+        return _say(mistakes, as_json=bool(given.get("json")))
+    with connect() as client:
+        if given.get("dry_run"):
+            client.call("POST", "/v1/pipelines", {**request, "dry_run": True})
+            return _print_check(request, given)
+        answer = client.call("POST", "/v1/pipelines", request)
+        return _print(client, answer, given, "Submitted")
+
+
+def _resume(given: Values) -> int:
+    others = given.keys() - {"resume", "json", "quiet", "wait"}
+    if others:
+        said = sorted(others)[0].replace("_", "-")
+        raise UsageError(f"--resume runs what was recorded, so --{said} has no effect", "change jobs with: gctl update")
+    if parse_pipeline_id(given["resume"]) is None:
+        shown = printable(given["resume"], 40)
+        raise UsageError(f"{shown!r} is no pipeline; pipelines are called p42", "list them with: gq --tree")
+    with connect() as client:
+        answer = client.call("POST", f"/v1/pipelines/{quote(given['resume'])}/resume", {})
+        return _print(client, answer, given, "Resumed")
+
+
+def _request(pipeline: PipelineText, table: Table, given: Values) -> dict[str, Any]:
+    """What goes to the daemon. Environments that are alike are sent once."""
+    variables = gsub.from_environment(table)
+    typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}
+    environments: dict[tuple[object, ...], int] = {}
+    texts: list[dict[str, str]] = []
+    steps = []
+    folder, umask = gsub.current_folder(), gsub.umask()
+    for step in pipeline.steps:
+        values = gsub.over(gsub.over(variables, step.values), typed)
+        mark = (values.get("export"), tuple(sorted(values.get("extra_env", {}).items())))
+        if mark not in environments:
+            environments[mark] = len(texts)
+            texts.append(gsub.captured(values))
+        spec = {**gsub.spec_of(values), **step.program, "umask": umask}
+        spec.setdefault("work_dir", folder)
+        steps.append(
+            {
+                "step": step.name,
+                "needs": step.needs,
+                "where": step.where,
+                "environment": environments[mark],
+                "spec": spec,
+            }
+        )
+    return {"name": pipeline.name, "source": pipeline.source, "environments": texts, "steps": steps}
+
+
+def _say(mistakes: PipelineMistakes, *, as_json: bool) -> int:
+    """Every mistake on lines of its own; as JSON they are one error."""
+    if as_json:
+        return output.fail("gsub", mistakes, as_json=True)
+    for problem in mistakes.problems[:_SHOWN]:
+        output.fail("gsub", problem)
+    if len(mistakes.problems) > _SHOWN:
+        output.note("gsub", f"and {len(mistakes.problems) - _SHOWN} more mistakes")
+    return mistakes.exit_code
+
+
+def _print_check(request: dict[str, Any], given: Values) -> int:
+    names = [step["step"] for step in request["steps"]]
+    if given.get("json"):
+        output.print_json({"pipeline": {"name": request["name"], "steps": names}})
+    elif not given.get("quiet"):
+        word = "step" if len(names) == 1 else "steps"
+        sys.stdout.write(f"{printable(request['name'])}: {len(names)} {word}, nothing is wrong with them\n")
+    return 0
+
+
+def _print(client: Client, answer: dict[str, Any], given: Values, verb: str) -> int:
+    name, jobs = answer["pipeline"], answer["jobs"]
+    if given.get("json"):
+        output.print_json({"pipeline": name, "jobs": jobs})
+    elif given.get("quiet"):
+        sys.stdout.write(f"{name}\n")
+    else:
+        ids = sorted(map(int, jobs.values()))
+        said = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, {ids[0]} to {ids[-1]}"
+        sys.stdout.write(f"{verb} pipeline {name} ({said})\n")
+    sys.stdout.flush()
+    if given.get("wait"):
+        from gpusched.cli.gwait import await_all  # most do not wait
+
+        return await_all(client, [name], None, "gsub")
+    return 0

@@ -1,0 +1,197 @@
+"""Recording a pipeline as one, and going on with one that has not finished.
+
+All jobs of a pipeline are recorded in the commit of one tick, so that no crash leaves a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.job import Job, JobEvent, JobSpec
+from gpusched.model.pipeline import Pipeline, pipeline_id
+from gpusched.model.states import JobState
+from gpusched.policy.life import pipelines as policy
+from gpusched.policy.life.dependencies import Never
+from gpusched.policy.life.pipelines import Needs
+from gpusched.ports import JobFilter, Store
+
+from .admitting import check_submission, complete_all
+from .making import check_room, new_job, record
+from .selection import Caller
+from .turn import Turn
+from .world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One job of a new pipeline."""
+
+    name: str
+    spec: JobSpec
+    needs: Needs
+    where: str
+    """What messages call it: file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitPipeline:
+    """Record a pipeline whose steps need each other without a circle. Answers with its id and those of its jobs."""
+
+    caller: Caller
+    name: str
+    source: str
+    steps: Sequence[Step]
+    payloads: Mapping[str, bytes]
+    dry_run: bool = False
+    """Check only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePipeline:
+    """Run again what did not finish COMPLETED. Answers with the new jobs."""
+
+    caller: Caller
+    number: int
+
+
+def apply(command: SubmitPipeline | ResumePipeline, turn: Turn) -> dict[str, Any]:
+    """Apply one command. Raises: UserError, with nothing of this command applied."""
+    if isinstance(command, SubmitPipeline):
+        return _submit(command, turn)
+    return _resume(command, turn)
+
+
+def jobs_of(number: int, world: World, store: Store) -> list[Job]:
+    """Every job that a pipeline ever had, by id."""
+    jobs = store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+    return [world.jobs.get(job.id, job) for job in jobs]
+
+
+def find(number: int, store: Store) -> Pipeline:
+    """A pipeline. Raises: NotFound."""
+    found = store.pipelines([number])
+    if not found:
+        raise NotFound(f"there is no pipeline {pipeline_id(number)}", "list what waits and runs with: gq --tree")
+    return found[0]
+
+
+def step_ids(number: int, world: World, store: Store, *, unfinished: bool) -> list[int]:
+    """The jobs of the steps of a pipeline; those that have not ended, while there are any, when asked for those.
+
+    Raises: NotFound.
+    """
+    jobs = policy.steps_of(jobs_of(number, world, store)).values()
+    if not jobs:
+        find(number, store)
+    active = [job.id for job in jobs if not job.state.is_final]
+    return active if active and unfinished else [job.id for job in jobs]
+
+
+def not_needed(number: int, world: World, store: Store) -> list[Job]:
+    """Jobs of steps that were left out because others went well."""
+    jobs = jobs_of(number, world, store)
+    spared = policy.standing(jobs).not_needed
+    return [job for name, job in policy.steps_of(jobs).items() if name in spared]
+
+
+def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
+    world, now = turn.world, turn.now
+    caller, steps = command.caller, {step.name: step for step in command.steps}
+    check_room(len(steps), turn)
+    _check_steps(command.steps, caller.user, turn)
+    ordered = policy.in_order({name: step.needs for name, step in steps.items()})
+    if command.dry_run:
+        return {"pipeline": None, "jobs": dict.fromkeys(steps)}
+    number = world.next_pipeline
+    world.next_pipeline += 1
+    pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
+    turn.changes.pipelines[number] = pipeline
+    specs = complete_all([steps[name].spec for name in ordered], caller.user, turn.settings)
+    ids: dict[str, int] = {}
+    for name, spec in zip(ordered, specs, strict=True):
+        dependency = policy.dependency_of(steps[name].needs, ids, spec.dependency)
+        made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
+        ids[name] = _make(made, f"submitted by {caller.user} as step {name} of {pipeline.id}", caller, turn)
+    turn.changes.payloads.update(command.payloads)
+    return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in steps}}
+
+
+def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
+    job = new_job(turn.world.next_id, caller, spec, turn.now)
+    turn.world.next_id = job.last_id + 1
+    record(job, text, turn)
+    return job.id
+
+
+def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
+    """Refuse what cannot be granted, with the file and line of the step."""
+    specs = complete_all([step.spec for step in steps], user, turn.settings)
+    try:
+        check_submission(specs, user, turn)
+        return
+    except Refused as error:
+        whole = error
+    # Together they are refused; one by one they tell which of them it is.
+    for step, spec in zip(steps, specs, strict=True):
+        try:
+            check_submission([spec], user, turn)
+        except Refused as error:
+            raise Refused(f"{step.where}: {error.message}", error.hint) from None
+    raise whole
+
+
+def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
+    world, caller = turn.world, command.caller
+    pipeline = find(command.number, turn.store)
+    if pipeline.uid != caller.uid:
+        raise Forbidden(
+            f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}", "see it with: gshow"
+        )
+    jobs = [turn.changes.jobs.get(job.id, job) for job in jobs_of(command.number, world, turn.store)]
+    # Resumed twice in one tick: the jobs of the first time are not in the table yet.
+    known = {job.id for job in jobs}
+    jobs += [job for job in turn.changes.jobs.values() if job.spec.pipeline == pipeline.id and job.id not in known]
+    steps, names = policy.steps_of(jobs), policy.names_of(jobs)
+    again = policy.to_resume(jobs)
+    if not again:
+        active = sum(not job.state.is_final for job in steps.values())
+        text = f"{active} of its steps still wait or run" if active else "each of its steps has completed"
+        raise Refused(f"nothing of {pipeline.id} has to run again: {text}", f"see it with: gshow {pipeline.id}")
+    check_room(len(again), turn)
+    ids = {name: job.id for name, job in steps.items()}
+    fresh = {name: steps[name].spec for name in again}
+    outside = [
+        replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency)
+        for name, spec in fresh.items()
+    ]
+    check_submission(complete_all(outside, caller.user, turn.settings), caller.user, turn)
+    for name in again:
+        spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
+        text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
+        ids[name] = _make(spec, text, caller, turn)
+    _turn_over(steps, again, names, ids, turn)
+    return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in again}}
+
+
+def _is_inside(job: Job, names: Mapping[int, str]) -> bool:
+    return all(job_id in names for job_id in policy.conditions_of(job).job_ids)
+
+
+def _turn_over(
+    steps: Mapping[str, Job], again: Sequence[str], names: Mapping[int, str], ids: Mapping[str, int], turn: Turn
+) -> None:
+    """Let steps that were kept, waiting for what could never come true, wait for the new jobs."""
+    for name, job in steps.items():
+        if name in again or job.state is not JobState.PENDING or not job.spec.dependency:
+            continue
+        if not isinstance(turn.world.dependency_state(job), Never):
+            continue
+        dependency = policy.moved(job, names, ids)
+        after = replace(job, spec=replace(job.spec, dependency=dependency))
+        turn.world.replace_dependency(after)
+        turn.world.learn_parents(turn.store, [dependency] if dependency else [])
+        turn.put_job(after)
+        turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={after.spec.dependency}, as others run again"))

@@ -1,0 +1,96 @@
+"""The tree of gq --tree and the graphs of gshow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.cli.pipeline import dot, mermaid
+from gpusched.cli.tree import DEEPEST, PLAIN, ROUND, arrange
+
+
+def job(job_id: int, *above: int, pipeline: str | None = None) -> dict[str, Any]:
+    return {"id": str(job_id), "depends_on": [str(one) for one in above], "pipeline": pipeline, "state": "PENDING"}
+
+
+def drawn(jobs: list[dict[str, Any]], signs: tuple[str, str, str, str] = ROUND) -> list[str]:
+    return [place.prefix + place.job["id"] for place in arrange(jobs, signs)]
+
+
+def test_each_job_is_below_the_deepest_that_it_waits_for() -> None:
+    jobs = [job(1), job(2, 1), job(3, 2, 1), job(4, 1), job(5, 99), job(6)]
+    assert drawn(jobs) == ["1", "├─ 2", "│  └─ 3", "└─ 4", "5", "6"]
+    assert drawn(jobs, PLAIN) == ["1", "|- 2", "|  `- 3", "`- 4", "5", "6"]
+
+
+def test_the_steps_of_a_pipeline_are_below_it() -> None:
+    jobs = [job(1), job(2, pipeline="p1"), job(3, 1), job(4, 2, pipeline="p1"), job(5, 1, pipeline="p1")]
+    assert drawn(jobs) == ["1", "└─ 3", "p1", "├─ 2", "│  └─ 4", "└─ 5"]
+    assert [(place.job["id"], place.parent, place.depth) for place in arrange(jobs)][2:] == [
+        ("p1", None, 0),
+        ("2", "p1", 1),
+        ("4", "2", 2),
+        ("5", "p1", 1),
+    ]
+
+
+def test_a_long_chain_does_not_move_out_of_sight() -> None:
+    jobs = [job(1), *(job(number, number - 1) for number in range(2, 1001))]
+    lines = drawn(jobs)
+    assert len(lines) == 1000
+    assert max(map(len, lines)) <= 3 * (DEEPEST + 1) + 4
+
+
+@given(st.lists(st.sets(st.integers(1, 30), max_size=3), max_size=30))
+def test_every_job_is_shown_once_and_below_one_that_it_waits_for(above: list[set[int]]) -> None:
+    jobs = [job(at, *[one for one in ids if one < at]) for at, ids in enumerate(above, 1)]
+    places = arrange(jobs)
+    assert sorted(place.job["id"] for place in places) == sorted(one["id"] for one in jobs)
+    for place in places:
+        assert place.parent in (place.job["depends_on"] or [None])
+    seen: set[str] = set()
+    for place in places:
+        assert place.parent is None or place.parent in seen
+        seen.add(place.job["id"])
+
+
+PIPELINE = {
+    "name": 'a "b"',
+    "steps": [
+        {"step": "end", "id": "1", "state": "COMPLETED", "needs": []},
+        {"step": "x.y", "id": "2", "state": "TIMEOUT", "needs": [{"kind": "afterok", "step": "end", "delay_s": 0}]},
+        {
+            "step": "z",
+            "id": "3",
+            "state": "COMPLETING",
+            "needs": [
+                {"kind": "after", "step": "x.y", "delay_s": 300},
+                {"kind": "afterok", "step": None, "id": "77", "delay_s": 0},
+            ],
+        },
+    ],
+}
+
+
+def test_mermaid() -> None:
+    assert mermaid(PIPELINE).splitlines() == [
+        "flowchart TD",
+        '    s1["end<br/>1 COMPLETED"]',
+        '    s2["x.y<br/>2 TIMEOUT"]',
+        '    s3["z<br/>3 COMPLETING"]',
+        "    s1 --> s2",
+        "    s2 -->|after + 5 min| s3",
+        "    style s1 fill:#b7e1cd",
+        "    style s2 fill:#f4b6b6",
+        "    style s3 fill:#a4c2f4",
+    ]
+
+
+def test_graphviz() -> None:
+    lines = dot(PIPELINE).splitlines()
+    assert lines[0] == 'digraph "a \\"b\\"" {'
+    assert '    "x.y" -> "z" [label="after + 5 min"];' in lines
+    assert '    "end" [label="end\\n1 COMPLETED", fillcolor="#b7e1cd"];' in lines
+    assert lines[-1] == "}"
