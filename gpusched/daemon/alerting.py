@@ -133,13 +133,10 @@ class Alerts:
 
     def collect(self, turn: Turn) -> None:
         """Add what the changes of this turn raise. Called once, before its commit."""
-        changed: dict[int, list[int]] = {}
-        for run in turn.changes.runs.values():
-            changed.setdefault(run.job_id, []).append(run.number)
         emptied: dict[int, Job] = {}
         for job in turn.changes.jobs.values():
             if job.spec.alerting is not None:
-                self._collect_of(turn, job, changed.get(job.id, ()))
+                self._collect_of(turn, job)
             if job.state.is_final:
                 emptied[job.uid] = job
                 for key in self._of_job.get(job.id, ()):
@@ -156,12 +153,14 @@ class Alerts:
         for alert in self._admin:
             self._add(turn.changes, alert, turn)
 
-    def _collect_of(self, turn: Turn, job: Job, changed: Iterable[int]) -> None:
+    def _collect_of(self, turn: Turn, job: Job) -> None:
         wanted = alerting.wanted_of(job)
         if not wanted:
             return
         before = turn.before.get(job.id)
-        numbers = {job.run, *changed, *(() if before is None else (before.run,))} - {0}
+        # A turn may close one run of a job and start the next.
+        numbers = {job.run, 0 if before is None else before.run} - {0}
+        changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
         for what in alerting.raised(before, job, runs, changed):
             self.tell(turn, job, what, runs.get(what.run))

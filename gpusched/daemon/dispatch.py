@@ -13,12 +13,15 @@ from gpusched.model.alerts import Alert
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
 from gpusched.notify.courier import Courier
-from gpusched.notify.deliveries import Report
+from gpusched.notify.deliveries import FILE, Report
 from gpusched.ports import Changes, JobFilter
 
 from .tick import Scheduler
 
 log = getLogger("gpusched.notify")
+
+_FORGET_S = 3600.0
+"""Trouble with a target that nothing was sent to for this long, beyond the last try of all, is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Trouble:
 
     target: str
     error: str
-    since: float
+    at: float
+    """When it failed last."""
 
 
 class Dispatcher:
@@ -83,7 +87,10 @@ class Dispatcher:
 
     def trouble(self) -> str | None:
         """What is wrong with alerts now, as a sentence; None when nothing is."""
-        parts = [f"{one.target or 'the file'}: {one.error}" for one in self.troubles.values()]
+        # Whoever takes a target out of the file does not tell us.
+        oldest = self._scheduler.now() - self._scheduler.settings.alert.give_up_s - _FORGET_S
+        self.troubles = {mark: one for mark, one in self.troubles.items() if one.at >= oldest}
+        parts = [f"{one.target or 'nobody'}: {one.error}" for one in self.troubles.values()]
         parts += [courier.trouble for courier in self._couriers.values() if courier.trouble]
         if self._scheduler.alerts.dropped:
             parts.append(f"{self._scheduler.alerts.dropped} were dropped because too many waited")
@@ -169,9 +176,9 @@ class Dispatcher:
         if outcome == "told":
             if self.troubles.pop(mark, None) is not None:
                 log.info("target %s is reached again", report["target"])
+            self.troubles.pop((alert.uid, FILE), None)
             return
-        since = self.troubles[mark].since if mark in self.troubles else self._scheduler.now()
-        self.troubles[mark] = Trouble(report["target"], report["error"], since)
+        self.troubles[mark] = Trouble(report["target"], report["error"], self._scheduler.now())
         again = f"the next try is in {report['next_s']:.0f} s" if outcome == "failed" else "given up"
         log.warning(
             "%s could not be told to %s: %s; %s", alert.key, report["target"] or "anybody", report["error"], again

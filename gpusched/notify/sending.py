@@ -6,6 +6,7 @@ secret part of the address taken out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -43,13 +44,19 @@ class Attempt:
         """Begin.
 
         Args: receipt: a descriptor and the line to append to it as soon as the message was accepted.
+        Raises: OSError when there is no process to be had.
         """
         self.deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._fd, write_fd = os.pipe()
         os.set_blocking(self._fd, False)
         preload()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self._fd)
+            os.close(write_fd)
+            raise
         if self._pid == 0:
             _child(write_fd, url, title, body, timeout_s, receipt)
         os.close(write_fd)
@@ -119,7 +126,9 @@ def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: 
         signal.setitimer(signal.ITIMER_REAL, timeout_s + _ALONE_S)
         result = send(url, title, body)
         if result.is_told and receipt is not None:
-            os.write(*receipt)
+            with contextlib.suppress(OSError):
+                # A disk that is full keeps no receipt; without one the message was sent all the same.
+                os.write(*receipt)
         said = {"is_told": result.is_told, "error": result.error, "is_final": result.is_final}
         os.write(fd, json.dumps(said).encode())
         code = 0

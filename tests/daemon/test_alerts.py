@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -307,3 +308,31 @@ def test_more_alerts_than_the_outbox_holds_are_dropped_and_counted(
     assert "2 were dropped" in str(doctor(daemon)["text"])
     web.hold.set()
     wait_until(lambda: len(web.messages) == 2, what="the others to be told")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))])
+def test_random_kills_of_daemon_and_worker_lose_no_alert_and_double_none_that_has_a_receipt(
+    make_daemon: Callable[..., Daemon], web: WebReceiver, seed: int
+) -> None:
+    chance = random.Random(seed)
+    daemon = make_daemon(config=QUICK)
+    targets(daemon, to(web))
+    ids: list[str] = []
+    kills = 0
+    for _ in range(4):
+        ids += [daemon.submit("true", name="x", notify=["end"]) for _ in range(3)]
+        enough = min(len(web.messages) + chance.randrange(3), len(ids))
+        wait_until(lambda enough=enough: len(web.messages) >= enough, what="some messages")  # type: ignore[misc]
+        assert daemon.process is not None
+        workers = [pid for pid in children(daemon.process.pid) if b"notify.worker" in command_of(pid)]
+        if chance.random() < 0.5 and workers:
+            os.kill(workers[0], signal.SIGKILL)
+            kills += 1
+        else:
+            daemon.kill()
+            daemon.start()
+    daemon.wait(*ids)
+    wait_until(lambda: all("told hook of end" in story(daemon, job) for job in ids), timeout_s=40, what="every story")
+    assert {title.split()[2] for title in web.titles} == set(ids)
+    # A worker that is killed between the answer of the service and its receipt leaves one that is told again.
+    assert len(web.titles) <= len(ids) + kills
