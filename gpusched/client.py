@@ -85,7 +85,7 @@ class Client:
             return
         sock = _socket.socket(_socket.AF_UNIX)
         try:
-            _connect(sock, self.socket_path)
+            reach(sock, self.socket_path)
         except OSError as error:
             sock.close()
             raise errors.DaemonUnreachable(
@@ -246,7 +246,8 @@ def _read_line(fd: int) -> str:
     return line.decode(errors="replace").strip()
 
 
-def _connect(sock: _socket.socket, path: str) -> None:
+def reach(sock: _socket.socket, path: str) -> None:
+    """Connect to a socket whose path may be longer than an address. Raises: OSError."""
     if len(os.fsencode(path)) < _LONG_PATH:
         sock.connect(path)
         return

@@ -23,6 +23,16 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def pid_of(request: web.Request) -> int | None:
+    """The kernel's word on which process connected; None when it is gone or not visible from here."""
+    transport = request.transport
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None:
+        return None
+    pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid or None
+
+
 def caller_of(request: web.Request) -> Caller:
     """The kernel's word on who connected. Raises: Forbidden for anybody but the owner of this daemon."""
     transport = request.transport

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, calendar, ended, jobs, logs, pipelines, policy, site
+from gpusched.api import ahead, attach, calendar, ended, jobs, logs, pipelines, policy, site
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -91,6 +91,14 @@ ROUTES: tuple[Route, ...] = (
         "starts, accuracy",
         query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
     ),
+    Route(
+        "GET",
+        "/v1/jobs/{id}/attach",
+        attach.attach,
+        "Where the client of a job in the foreground finds it: the socket of its current run.",
+        "attach",
+    ),
+    Route("GET", "/v1/inside", attach.inside, "The job that the calling process belongs to, if any.", "inside"),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),
     Route(
         "POST",

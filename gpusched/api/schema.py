@@ -137,6 +137,18 @@ JOB_FIELDS: dict[str, Field] = {
     "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
+INTERACTIVE_FIELDS: dict[str, Field] = {
+    "interactive": Field(
+        "string",
+        "The job waits for a client before it starts, and has a terminal or three pipes for it.",
+        choices=("pty", "pipes"),
+    ),
+    "keep": Field("boolean", "It goes on when its client is gone."),
+    "lease_s": Field(
+        "integer", "It ends after so many seconds in which nothing happened in it; 0 for never.", 0, MAX_SECONDS
+    ),
+}
+
 ALERT_FIELDS: dict[str, Field] = {
     "notify": Field("strings", "What to tell the owner of: begin, end, fail, ..., all."),
     "notify_to": Field("strings", "Only these targets of the owner, or mail addresses."),
@@ -154,6 +166,7 @@ SPEC_FIELDS: dict[str, Field] = {
     **REQUEST_FIELDS,
     **RETRY_FIELDS,
     **LAUNCH_FIELDS,
+    **INTERACTIVE_FIELDS,
     **ALERT_FIELDS,
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpusched.api.alerting import read_alerting
 from gpusched.api.arrays import read_array
+from gpusched.api.interactive import read_interactive
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
 from gpusched.api.schema import (
     JOB_FIELDS,
@@ -145,6 +146,8 @@ def read_submission(
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
     payloads: dict[str, bytes] = {}
     if batch is not None:
+        if values.get("interactive") is not None:
+            raise UsageError("many jobs cannot run in one foreground", "submit them with: gsub --batch FILE")
         if not isinstance(batch, list) or not all(isinstance(line, str) for line in batch):
             raise UsageError("batch must be a list of shell lines", "see gsub --help")
         if len(batch) > settings.limit.batch:
@@ -189,11 +192,13 @@ def read_spec(
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
     job.setdefault("queue", settings.default.queue)
     check_words(job)
+    interactive, retry = read_interactive(values, _read_retry(values), settings)
     return JobSpec(
         name=name,
         request=read_request(values, settings),
         launch=launch,
-        retry=_read_retry(values),
+        retry=retry,
+        interactive=interactive,
         hold=values.get("hold", False),
         alerting=read_alerting(values),
         array=read_array(values),

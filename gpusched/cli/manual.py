@@ -26,6 +26,13 @@ gsub [OPTIONS] --wrap 'shell line'
 gsub [OPTIONS] --batch FILE|-
 gsub [OPTIONS] < script""",
     ),
+    "grun": (
+        "Run a command or a shell on allocated GPUs in the foreground; inside a job, a task of it.",
+        "grun -g 1 --pty bash",
+        """grun [OPTIONS] COMMAND [ARGS...]
+grun [OPTIONS] --pty [COMMAND [ARGS...]]
+grun --attach ID""",
+    ),
     "gq": (
         "Show the queue: what waits and why, what runs and where.",
         "gq --why 42",
@@ -59,6 +66,9 @@ _AFTER = {
     "gsub": """A script may hold its options in lines '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
 The command line wins over GSUB_* variables (GSUB_TIME=4h), these win over the script. An option that is not known
 is an error.""",
+    "grun": """The exit code is the command's own, or 128 plus the signal that killed it. Without --pty standard input,
+output and error output are passed on as they are. Ctrl-C while it waits cancels the job. Inside a job the command is
+started at once, with the job's GPUs, and -g and the like make no sense.""",
     "gq": "A number in IDS is a job; @ is your last one.",
     "glogs": """Without an ID it is your last job's output; an array is all of its tasks that have output. With -f the
 exit code is the job's own; of several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that of
@@ -119,8 +129,8 @@ def click_command(table: Table) -> click.Command:
         params.append(
             click.Option([f"value{at}", *option.names], is_flag=flag, type=None if flag else kind, help=option.help)
         )
-    operand: Any = click.Path() if table.command == "gsub" else click.Choice(list(ACTIONS))
-    if table.command in ("gsub", "gctl"):
+    operand: Any = click.Path() if table.command != "gctl" else click.Choice(list(ACTIONS))
+    if table.command in ("gsub", "grun", "gctl"):
         params.append(click.Argument(["operand"], nargs=-1, type=operand))
     else:
         params.append(click.Argument(["operand"], nargs=-1, shell_complete=_job_ids))

@@ -777,8 +777,16 @@ def gctl_table() -> Table:
     )
 
 
+def _grun_table() -> Table:
+    """grun"""
+    from gpusched.cli.foreground import grun_table  # it takes most of gsub's
+
+    return grun_table()
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "gsub": gsub_table,
+    "grun": _grun_table,
     "gq": gq_table,
     "gcancel": gcancel_table,
     "gwait": gwait_table,

@@ -286,6 +286,8 @@ def make_ticket(
         stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
+        interactive=spec.interactive,
+        log_mib=settings.interactive.log_mib,
         checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,

@@ -25,6 +25,7 @@ from gpusched.model.execution import (
 def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
     """A ticket in built-in types. Its environment also says which run it is, by which its processes are found."""
     notice = ticket.notice
+    foreground = ticket.interactive
     own = {
         RUN_VARIABLE: ticket.run,
         SPOOL_VARIABLE: spool,
@@ -49,6 +50,14 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
         "stop_signal": int(ticket.stop_signal),
         "notice": None if notice is None else (int(notice.signal), notice.before_s, notice.main_only),
         "has_gpus": ticket.has_gpus,
+        "interactive": None
+        if foreground is None
+        else {
+            "pty": foreground.pty,
+            "keep": foreground.keep,
+            "lease_s": foreground.lease_s,
+            "log_bytes": int(ticket.log_mib * (1 << 20)),
+        },
         "checkpoint_dir": ticket.checkpoint_dir,
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, TypeVar
 
+    from gpusched.engine.streams import Streams
+
     _Result = TypeVar("_Result")
 else:
     import _signal as signal
@@ -78,10 +80,11 @@ class Logs:
             os.close(self.error)
 
 
-def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
+def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
-    Changes this process's work dir. Raises: LaunchError.
+    Changes this process's work dir. Args: streams: what it has in place of the log files and /dev/null.
+    Raises: LaunchError.
     """
     uid: int = ticket["uid"]
     own = os.geteuid()
@@ -96,13 +99,15 @@ def start(ticket: dict[str, Any], spool: str) -> tuple[int, Logs]:
     gid = _group_of(uid) if foreign else -1
     if foreign:
         _make_files(spool, ticket["run"], uid)
+        if streams is not None:
+            streams.give_to(uid)
     logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
     try:
-        if ticket["log_max_bytes"] is not None:
+        if ticket["log_max_bytes"] is not None and streams is None:
             from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
 
             logs = RotatedLogs(logs, ticket, (ticket["user"], uid, gid) if foreign else None)
-        pid = _fork_as(ticket, argv, logs, uid, gid) if foreign else _spawn(ticket, argv, logs)
+        pid = _fork_as(ticket, argv, logs, uid, gid, streams) if foreign else _spawn(ticket, argv, logs, streams)
     except LaunchError:
         logs.close()
         raise
@@ -227,20 +232,27 @@ def _open_log(path: str, ticket: dict[str, Any], what: str) -> int:
     return fd
 
 
-def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs) -> int:
+def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams | None) -> int:
     env: dict[str, str] = ticket["env"]
     output, error_output = logs.job_ends()
+    # Standard input is /dev/null in the fork server already.
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)]
+    leads: dict[str, Any] = {"setpgroup": 0}
+    if streams is not None:
+        actions = streams.file_actions()
+        if streams.is_terminal:
+            # A terminal belongs to one session, and the supervisor keeps its own.
+            leads = {"setsid": True}
     before = os.umask(ticket["umask"])
     try:
         return os.posix_spawn(
             _find(argv[0], env),
             argv,
             env,
-            # Standard input is /dev/null in the fork server already.
-            file_actions=[(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)],
-            setpgroup=0,
+            file_actions=actions,
             setsigmask=(),
             setsigdef=RESETTABLE,
+            **leads,
         )
     except (OSError, ValueError) as error:
         raise LaunchError(_sentence(error, argv[0], ticket)) from None
@@ -248,7 +260,7 @@ def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs) -> int:
         os.umask(before)
 
 
-def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid: int) -> int:
+def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid: int, streams: Streams | None) -> int:
     report, told = os.pipe()
     try:
         pid = os.fork()
@@ -262,10 +274,16 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
             os.initgroups(ticket["user"], gid)
             os.setgid(gid)
             os.setuid(uid)
-            os.setpgid(0, 0)
-            output, error_output = logs.job_ends()
-            os.dup2(output, 1)
-            os.dup2(error_output, 2)
+            if streams is not None and streams.is_terminal:
+                os.setsid()
+            else:
+                os.setpgid(0, 0)
+            if streams is None:
+                output, error_output = logs.job_ends()
+                os.dup2(output, 1)
+                os.dup2(error_output, 2)
+            else:
+                streams.enter()
             os.umask(ticket["umask"])
             for number in RESETTABLE:
                 signal.signal(number, signal.SIG_DFL)

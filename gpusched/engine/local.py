@@ -135,7 +135,7 @@ class LocalEngine:
         for ticket in tickets:
             if ticket.run not in self._runs:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
-                watched.other_files = ticket.script is not None
+                watched.other_files = ticket.script is not None or ticket.interactive is not None
                 self._runs.add(watched)
                 server.send(pack_ticket(ticket_facts(ticket, self._spool)))
         self._flush(server)
@@ -536,7 +536,8 @@ class LocalEngine:
         if watched.supervisor is not None:
             paths.append(files.record_path(self._spool, watched.run))
         if watched.other_files:
-            paths += [files.script_path(self._spool, watched.run), files.order_path(self._spool, watched.run)]
+            ways = (files.script_path, files.order_path, files.attach_path)
+            paths += [way(self._spool, watched.run) for way in ways]
         self._janitor.remove(paths)
 
     def _sweep(self, run: str) -> None:
@@ -546,7 +547,7 @@ class LocalEngine:
         if record is None or record.pid is None:
             if self._may_sweep:
                 files.remove([files.record_path(self._spool, run)])
-            ways = (files.script_path, files.order_path, files.checkpoint_path, files.progress_path)
+            ways = (files.script_path, files.order_path, files.checkpoint_path, files.progress_path, files.attach_path)
             files.remove([way(self._spool, run) for way in ways])
             return
         log.warning("the spool holds run %s, of no job in the table", run)

@@ -150,6 +150,9 @@ class SimulatedEngine:
             if outcome.never_starts or ticket.run in self._revoked:
                 self._revoked.add(ticket.run)
                 self._end(run, RunNeverStarted(ticket.run, now, "it was claimed or revoked before"))
+            elif ticket.interactive is not None:
+                text = "the simulated engine has no terminals and no clients: it cannot run a job in the foreground"
+                self._end(run, RunEnded(ticket.run, None, now, launch_error=text))
             elif outcome.launch_error is not None:
                 self._end(run, RunEnded(ticket.run, None, now, launch_error=outcome.launch_error))
             else:

@@ -4,6 +4,7 @@
                      a supervisor claims it and keeps the lock for life, the daemon revokes it.
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
+    JOB.RUN.attach   socket of a run in the foreground, for its client
     JOB.RUN.checkpoint  touched by the job when it has saved its work
     JOB.RUN.progress how far the job is, by its own words
     server.lock      share-locked by every fork server and every supervisor: by all who may claim
@@ -73,6 +74,11 @@ def script_path(spool: str, run: str) -> str:
 def checkpoint_path(spool: str, run: str) -> str:
     """What it touches when it has saved its work."""
     return f"{spool}/{run}.checkpoint"
+
+
+def attach_path(spool: str, run: str) -> str:
+    """Where the client of a run in the foreground finds it."""
+    return f"{spool}/{run}.attach"
 
 
 def progress_path(spool: str, run: str) -> str:

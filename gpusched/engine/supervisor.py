@@ -19,7 +19,10 @@ from gpusched.engine.wire import TEXT_LIMIT, encode_event
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Iterable
     from typing import Any
+
+    from gpusched.engine.session import Session
 else:
     import _signal as signal
 
@@ -37,7 +40,12 @@ ORDER_SIGNAL = signal.SIGUSR1
 """Says: read the order file. Not TERM, which stands for a cancel when it comes from anybody else."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
-BECAUSE = {"timeout": " DUE TO TIME LIMIT", "preempt": " DUE TO PREEMPTION"}
+BECAUSE = {
+    "timeout": " DUE TO TIME LIMIT",
+    "preempt": " DUE TO PREEMPTION",
+    "lease": " DUE TO END OF LEASE",
+    "client_lost": " DUE TO LOSS OF ITS CLIENT",
+}
 GPU_OOM = (
     b"CUDA out of memory",
     b"CUDA error: out of memory",
@@ -85,6 +93,7 @@ class Supervisor:
         "peak_kib",
         "record_fd",
         "run",
+        "session",
         "start_at",
         "started",
         "status",
@@ -99,6 +108,7 @@ class Supervisor:
         self.run: str = ticket["run"]
         self.is_script = ticket["script"] is not None
         self.home = home
+        self.session: Session | None = None
         self.heard = True
         self.record_fd = -1
         self.order_offset = 0
@@ -135,25 +145,72 @@ class Supervisor:
         self.record_fd = fd
         self.read_orders()
         launch_error = None
-        if self.stopped_by is None:
+        if self.ticket["interactive"] is not None:
+            launch_error = self.await_client()
+        if self.stopped_by is None and launch_error is None:
             launch_error = self.start()
             while self.start_at is not None and self.reap():
                 self.act(time.monotonic())
                 self.wait()
+        if self.session is not None:
+            self.session.drain()
         if self.logs is not None:
             self.logs.drain()
         self.finish(launch_error)
         self.close()
+        if self.session is not None:
+            self.take_leave(self.session, launch_error)
+            return False
         return self.heard
+
+    def await_client(self) -> str | None:
+        """Open the foreground and wait until somebody is there; a sentence if nobody came."""
+        from gpusched.engine import session  # no batch job needs any of it
+
+        try:
+            self.session = session.Session(self.ticket, self.home.spool)
+        except OSError as error:
+            return f"cannot make a socket for its client: {error.strerror}"
+        self.session.take_signals(AWAITED)
+        until = time.monotonic() + session.ATTACH_S
+        while self.session.client is None and self.stopped_by is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return None if self.session.keeps else f"its client did not come within {session.ATTACH_S:g} s"
+            self.listen(self.session, left_s)
+        return None
+
+    def listen(self, session: Session, timeout_s: float | None) -> None:
+        """Pass on what the job and its client say, and do what the client wants."""
+        self.heed(session.wait(timeout_s))
+        self.obey_session(session)
+
+    def obey_session(self, session: Session) -> None:
+        """Do what the client or the clock wants."""
+        orders, session.orders = session.orders, []
+        for line in orders:
+            self.obey(line.split(" "))
+
+    def take_leave(self, session: Session, launch_error: str | None) -> None:
+        """Stay until the client has all of the output and knows how the run ended."""
+        code, number = self.how_it_ended()
+        words = f"{'-' if code is None else code} {'-' if number is None else number} {self.stopped_by or '-'}"
+        session.close()
+        session.farewell(words, launch_error or "")
 
     def start(self) -> str | None:
         """Start the job and say so; a sentence if that failed."""
         home = self.home
         try:
             start_at, started = time.time(), time.monotonic()
-            self.job_pid, self.logs = launch.start(self.ticket, home.spool)
+            streams = None if self.session is None else self.session.open_streams()
+            self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams)
         except launch.LaunchError as error:
             return str(error)
+        except OSError as error:
+            return f"cannot make a terminal or pipes for it: {error.strerror}"
+        if self.session is not None:
+            self.session.begin(self.logs)
         self.start_at, self.started = start_at, started
         files.note_start(self.record_fd, self.job_pid, start_at)
         self.tell(
@@ -191,21 +248,32 @@ class Supervisor:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
+        if self.session is not None:
+            at = self.session.due_at() if self.still.since is None else None
+            due += [] if at is None else [at]
+            self.listen(self.session, min(due) - time.monotonic() if due else None)
+            return
         left_s = max(0.0, min(due) - time.monotonic()) if due else None
         if self.logs is not None and self.logs.is_copied:
             self.logs.wait(AWAITED, left_s)
             left_s = 0.0
         info = signal.sigwaitinfo(AWAITED) if left_s is None else signal.sigtimedwait(AWAITED, left_s)
-        if info is None:
-            return
-        if info.si_signo == ORDER_SIGNAL:
+        if info is not None:
+            self.heed((info.si_signo,))
+
+    def heed(self, numbers: Iterable[int]) -> None:
+        """Signals to this process came."""
+        if ORDER_SIGNAL in numbers:
             self.read_orders()
-        elif info.si_signo == signal.SIGTERM:
+        if signal.SIGTERM in numbers:
             self.stop("cancel", None, None)
 
     def act(self, now: float) -> None:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
         moves = self.still.since is None
+        if moves and self.session is not None:
+            self.session.act(now, self.cpu_so_far_s)
+            self.obey_session(self.session)
         if moves and self.notice_at is not None and now >= self.notice_at:
             self.notice_at = None
             notice = self.ticket["notice"]
@@ -261,6 +329,8 @@ class Supervisor:
             self.limit_at += passed_s
         if self.notice_at is not None:
             self.notice_at += passed_s
+        if self.session is not None and self.session.lease is not None:
+            self.session.lease.shift(passed_s)
         self.tell("resumed", at=time.time(), suspended_s=self.still.total_s)
 
     # --- ending -----------------------------------------------------------------------------------
@@ -279,12 +349,17 @@ class Supervisor:
             self.stopping = self.stopped_by = why
             self.tell("stopping", at=time.time(), why=why)
             self.note_in_log(why)
+            if self.session is not None:
+                self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
         elif why == "cancel" and self.stopped_by == "preempt":
             # A preempted job comes back, a cancelled one must not.
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
         if kills_at > time.monotonic():
             self.deliver(self.ticket["stop_signal"] if number is None else number, main_only=False)
+            if self.session is not None and self.session.is_terminal:
+                # A shell at a terminal ignores TERM, and ends with what runs in it when that is hung up.
+                self.deliver(signal.SIGHUP, main_only=False)
             # A stopped process would not see it.
             self.deliver(signal.SIGCONT, main_only=False)
 
@@ -403,12 +478,7 @@ class Supervisor:
     def finish(self, launch_error: str | None) -> None:
         """Write the result, then say so."""
         status = self.status
-        code = number = None
-        if status is not None:
-            if os.WIFSIGNALED(status):
-                number = os.WTERMSIG(status)
-            else:
-                code = os.WEXITSTATUS(status)
+        code, number = self.how_it_ended()
         content = encode_event(
             run=self.run,
             event="ended",
@@ -439,6 +509,20 @@ class Supervisor:
                 self.send(content)
                 return
         self.heard = False
+
+    def how_it_ended(self) -> tuple[int | None, int | None]:
+        """Exit code of the job's first process, or the signal that ended it."""
+        if self.status is None:
+            return None, None
+        if os.WIFSIGNALED(self.status):
+            return None, os.WTERMSIG(self.status)
+        return os.WEXITSTATUS(self.status), None
+
+    def cpu_so_far_s(self) -> float:
+        """Processor time of all that ran and runs in it."""
+        from gpusched.engine.lease import tree_cpu_s  # loaded with the session already
+
+        return self.cpu_s + tree_cpu_s(self.home.pid)
 
     def ran_out_of_vram(self) -> bool:
         """Whether the tail of the job's output shows that GPU memory ran out."""

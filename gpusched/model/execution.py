@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusched.model.job import Notice
+from gpusched.model.job import Interactive, Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Ticket:
     """Folder to make for the user if it is not there; when that fails the variable that names it is left out."""
     has_gpus: bool = False
     """Look for GPU out-of-memory in the tail of the output when the run fails."""
+    interactive: Interactive | None = None
+    """It runs in the foreground: it waits for its client before it starts, and has a terminal or pipes."""
+    log_mib: float = 16.0
+    """Of a run in the foreground: so much of its output is kept in the output file."""
     log_max_mib: int | None = None
     """Put an output file aside when it has grown to this size; None lets it grow."""
     log_keep: int = 3
@@ -106,7 +110,7 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `timeout` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `timeout`, `lease`, `client_lost` or `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ class RunEnded:
     exit_code: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
-    """`cancel`, `preempt`, `gpu_lost`, `timeout`; None when the job ended by itself."""
+    """`cancel`, `preempt`, `gpu_lost`, `timeout`, `lease`, `client_lost`; None when the job ended by itself."""
     launch_error: str | None = None
     """A sentence: why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False

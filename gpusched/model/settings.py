@@ -229,6 +229,18 @@ class IdleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class InteractiveSettings:
+    """Jobs in the foreground (`grun`)."""
+
+    lease_s: int | None = setting(
+        None,
+        "A job in the foreground that does not say ends when nothing has happened in it for so long, in seconds; "
+        "unset for never.",
+    )
+    log_mib: float = setting(16.0, "So much of the output of a job in the foreground is kept in its file, in MiB.")
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonSettings:
     """The daemon itself."""
 
@@ -349,6 +361,7 @@ class Settings:
     fault: FaultSettings = field(default_factory=FaultSettings)
     idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    interactive: InteractiveSettings = field(default_factory=InteractiveSettings)
     alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)

@@ -31,7 +31,7 @@ from gpusched.policy.life.transitions import LIVE, Step, check_open, completing,
 Grow = Callable[[Job, Run], Larger | NothingLarger | None]
 
 _ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
-_CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE)
+_CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIENT_LOST)
 
 
 def start_run(
@@ -103,6 +103,8 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "preempt": "is being preempted",
         "gpu_lost": "is being ended because a GPU of its was lost",
         "timeout": "reached its time limit and is being stopped",
+        "lease": "nothing has happened in it for the length of its lease; it is being stopped",
+        "client_lost": "its client is gone; it is being stopped",
         "leftovers": "its first process ended; waiting for others that it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
@@ -174,6 +176,12 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         limit = job.spec.time_limit_s
         text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")
         return JobState.TIMEOUT, ReasonCode.TIME_LIMIT, text
+    if event.stopped_by == "lease":
+        lease_s = None if job.spec.interactive is None else job.spec.interactive.lease_s
+        text = "nothing happened in it for " + ("its lease" if lease_s is None else format_duration(lease_s))
+        return JobState.TIMEOUT, ReasonCode.LEASE_EXPIRED, text
+    if event.stopped_by == "client_lost":
+        return JobState.CANCELLED, ReasonCode.CLIENT_LOST, "its client was gone"
     if event.signal is not None:
         how = f"signal {event.signal}"
     elif event.exit_code == 0:

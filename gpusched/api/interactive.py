@@ -1,0 +1,42 @@
+"""What a submission says of its foreground, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpusched.errors import UsageError
+from gpusched.model.job import Interactive, RetryRule
+from gpusched.model.settings import Settings
+
+_ALONE = {
+    "array": "tasks of an array",
+    "sweep": "tasks of a sweep",
+    "fallback": "fallback",
+    "log_max_mib": "output file that is put aside; [interactive] log_mib limits it",
+}
+"""Fields that do not go with a foreground, in words."""
+
+
+def read_interactive(
+    values: Mapping[str, Any], retry: RetryRule, settings: Settings
+) -> tuple[Interactive | None, RetryRule]:
+    """The foreground, and the rule of retries with it: nobody would be at the next run. Raises: UsageError."""
+    kind = values.get("interactive")
+    if kind is None:
+        for name in ("keep", "lease_s"):
+            if values.get(name):
+                raise UsageError(f"{name} is only for a job in the foreground", "start one with: grun COMMAND")
+        return None, retry
+    for name, words in _ALONE.items():
+        if values.get(name) is not None:
+            raise UsageError(f"a job in the foreground has no {words}", "submit it to the background with: gsub")
+    if retry.retries:
+        raise UsageError(
+            f"{retry.retries} retries are asked for, but a job in the foreground runs once",
+            "submit it to the background with: gsub",
+        )
+    lease_s = values.get("lease_s", settings.interactive.lease_s)
+    found = Interactive(pty=kind == "pty", keep=bool(values.get("keep")), lease_s=lease_s or None)
+    return found, replace(retry, requeue=False)

@@ -1,0 +1,258 @@
+"""grun: like gsub, but in the foreground: with the terminal, or with the streams; inside a job, tasks of it."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import posixpath
+import shutil
+import signal
+import sys
+import time
+
+from gpusched.cli import output
+from gpusched.cli.foreground import OWN, grun_table
+from gpusched.cli.gsub import captured, current_folder, spec_of, umask
+from gpusched.cli.gwait import call_patiently, ending, wait_until_done
+from gpusched.cli.parse import parse
+from gpusched.client import connect, reach
+from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from gpusched.cli.parse import Values
+    from gpusched.cli.relay import End
+    from gpusched.client import Client
+
+FINAL = frozenset("COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE".split())
+SOON_S = 0.3
+"""What starts within this time is not said to wait."""
+LOOK_S = 5.0
+REACH_S = 20.0
+_BECAUSE = {
+    "cancel": "it was cancelled",
+    "timeout": "it reached its time limit",
+    "lease": "nothing happened in it for the length of its lease",
+    "preempt": "it had to make room for another job",
+    "gpu_lost": "a GPU of its was lost",
+    "client_lost": "its client was gone",
+}
+
+
+class Leave(Exception):
+    """A signal asks this process to end while it waits."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def main() -> int:
+    """Entry point."""
+    return output.run("grun", body)
+
+
+def body(words: list[str]) -> int:
+    """Run it; returns its own code."""
+    table = grun_table()
+    values, operands, _ = parse(table, words)
+    if output.common(table, values):
+        return 0
+    if "attach" in values:
+        if operands or values.keys() - {"attach", "quiet"}:
+            raise UsageError("--attach goes with an id and nothing else", "for example: grun --attach 42")
+        with connect() as client:
+            return _attend(client, values["attach"], values)
+    if not operands and values.get("pty"):
+        operands = [os.environ.get("SHELL") or "/bin/sh"]
+    if not operands:
+        raise UsageError("there is nothing to run", "for example: grun -g 1 --pty bash   or: grun -g 1 python train.py")
+    with connect() as client:
+        if os.environ.get("GPUSCHED_JOB_ID"):
+            found = call_patiently(client, "/v1/inside")["inside"]
+            if found is not None:
+                from gpusched.cli.tasks import run_tasks  # only inside a job
+
+                return run_tasks(found["id"], values, operands)
+            _note(values, "GPUSCHED_JOB_ID is set, but this process is of no job: it starts a new one")
+        if values.get("ntasks", 1) > 1:
+            raise UsageError(
+                f"{values['ntasks']} tasks are asked for outside of a job",
+                "start them inside one: grun --pty bash, then grun -n 4 COMMAND; or give gsub a script that does",
+            )
+        answer = client.call("POST", "/v1/jobs", {"spec": _spec(values, operands)})
+        return _attend(client, answer["job"]["id"], values)
+
+
+def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
+    spec = spec_of({key: value for key, value in values.items() if key not in OWN})
+    spec.setdefault("work_dir", current_folder())
+    spec["env"] = captured(values)
+    spec["umask"] = umask()
+    spec["argv"] = argv
+    spec.setdefault("name", posixpath.basename(argv[0]) or "grun")
+    spec["interactive"] = "pty" if values.get("pty") else "pipes"
+    spec["keep"] = bool(values.get("keep"))
+    if "lease_s" in values:
+        spec["lease_s"] = values["lease_s"]
+    return spec
+
+
+# --- waiting for the start ------------------------------------------------------------------------------
+
+
+def _attend(client: Client, job_id: str, values: Values) -> int:
+    """Wait until the job runs, be its foreground, and return its code."""
+    is_new = "attach" not in values
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        place = _reach_run(client, job_id, values)
+    except Leave as leave:
+        if is_new and not (values.get("keep") and leave.number == signal.SIGHUP):
+            client.call("POST", "/v1/jobs/cancel", {"ids": [job_id]})
+            output.note("grun", f"job {job_id} was cancelled before it began")
+        return 128 + leave.number
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if place is None:
+        return _judge(client, job_id)
+    from gpusched.cli.relay import Relay  # a job that never starts needs none
+
+    sock, where = place
+    try:
+        end = Relay(sock, where["keep"]).run()
+    except Refused as refused:
+        raise Refused(f"job {where['id']}: {refused.message}", refused.hint) from None
+    return _conclude(client, where, end)
+
+
+def _leave(number: int, where: FrameType | None) -> None:
+    raise Leave(number)
+
+
+def _reach_run(client: Client, job_id: str, values: Values) -> tuple[_socket.socket, dict[str, Any]] | None:
+    """A connection to the job's run and what is known of it; None when the job has ended without one."""
+    line = Waiting(values)
+    give_up_at = None
+    try:
+        while True:
+            where = call_patiently(client, f"/v1/jobs/{job_id}/attach")["attach"]
+            if not where["is_interactive"]:
+                shown = where["id"]
+                raise Refused(
+                    f"job {shown} runs in the background; there is nothing to attach to",
+                    f"follow its output with: glogs -f {shown}",
+                )
+            if where["state"] in FINAL:
+                return None
+            if where["path"] is None:
+                _await_start(client, where, line)
+                continue
+            if (sock := _connect(where["path"])) is not None:
+                return sock, where
+            give_up_at = give_up_at or time.monotonic() + REACH_S
+            if time.monotonic() > give_up_at:
+                raise NotReady(
+                    f"job {where['id']} runs, but {where['path']} does not answer", f"end it with: gcancel {job_id}"
+                )
+    finally:
+        line.close()
+
+
+def _await_start(client: Client, where: dict[str, Any], line: Waiting) -> None:
+    path = f"/v1/wait?ids={where['id']}&state_not={where['state']}&timeout_s="
+    answer = call_patiently(client, f"{path}{LOOK_S if line.was_shown else SOON_S}")
+    job = answer["jobs"][0]
+    if job["state"] == where["state"] and line.is_wanted:
+        query = f"/v1/jobs?ids={where['id']}&fields=reason,reason_text"
+        reason, text = call_patiently(client, query)["rows"][0]
+        line.show(f"job {where['id']} waits: ({reason}) {printable(text or '')}")
+
+
+def _connect(path: str) -> _socket.socket | None:
+    """A connection to a run that may be about to open its socket; None after some tries."""
+    pause_s = 0.002
+    while pause_s < 0.5:
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            reach(sock, path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            time.sleep(pause_s)
+            pause_s *= 2
+            continue
+        sock.setblocking(False)
+        return sock
+    return None
+
+
+class Waiting:
+    """One line on a terminal that says why the job waits."""
+
+    def __init__(self, values: Values) -> None:
+        self.is_wanted = sys.stderr.isatty() and not values.get("quiet")
+        self.was_shown = False
+
+    def show(self, text: str) -> None:
+        """Say it in place of what was said before."""
+        width = shutil.get_terminal_size().columns - 1
+        line = f"grun: {text}"
+        sys.stderr.write("\r\x1b[K" + (line if len(line) <= width else line[: width - 3] + "..."))
+        sys.stderr.flush()
+        self.was_shown = True
+
+    def close(self) -> None:
+        """Let what comes begin on a line of its own."""
+        if self.was_shown:
+            sys.stderr.write("\r\n")
+            sys.stderr.flush()
+
+
+# --- the end --------------------------------------------------------------------------------------------
+
+
+def _conclude(client: Client, where: dict[str, Any], end: End) -> int:
+    """Say what is worth saying, and the code."""
+    job_id = where["id"]
+    if end.left_by is not None:
+        if end.left_by != signal.SIGPIPE:
+            what = f"goes on; come back with: grun --attach {job_id}" if where["keep"] else "is being ended"
+            _say(f"you have left job {job_id}, which {what}")
+        return 128 + end.left_by if end.left_by else 0
+    if not end.is_known:
+        # The supervisor is gone without a word: the daemon finds out what became of the run.
+        return _judge(client, job_id)
+    if end.sentence:
+        raise Refused(end.sentence, f"see: gshow {job_id}")
+    if end.stopped_by is not None:
+        _say(f"job {job_id} was ended: {_BECAUSE.get(end.stopped_by, end.stopped_by)}")
+    if end.signal is not None:
+        return 128 + end.signal
+    return end.code or (1 if end.stopped_by is not None else 0)
+
+
+def _judge(client: Client, job_id: str) -> int:
+    try:
+        job = wait_until_done(client, [job_id], None)["jobs"][0]
+    except KeyboardInterrupt:
+        return 130
+    if job["state"] != "COMPLETED":
+        _say(ending(job))
+    return output.exit_code_of(job)
+
+
+def _say(text: str) -> None:
+    try:
+        output.note("grun", text)
+    except OSError:
+        # The terminal has gone.
+        pass
+
+
+def _note(values: Values, text: str) -> None:
+    if not values.get("quiet"):
+        output.note("grun", text)

@@ -1,0 +1,302 @@
+"""The client's end of a run in the foreground: passes on what is typed and what the job writes."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import signal
+import stat
+import sys
+
+from gpusched.cli.terminal import Escape, Terminal, size
+from gpusched.engine.frames import ACK as ACKNOWLEDGED
+from gpusched.engine.frames import (
+    BYE,
+    CHUNK,
+    CLOSED,
+    EOF,
+    ERR,
+    EXIT,
+    HELLO,
+    IN,
+    NOTE,
+    OUT,
+    REFUSED,
+    SIGNAL,
+    SIZE,
+    VERSION,
+    WELCOME,
+    WINDOW,
+    ack,
+    frame,
+    read_ack,
+    take_frames,
+)
+from gpusched.errors import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
+PIPE_PIECE = 4096
+"""What a pipe, terminal or socket takes without blocking when it says that it takes something."""
+PATIENCE = 3
+"""So many Ctrl-C and the job is ended, whatever it makes of them."""
+WATCHED = (
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP),
+)
+
+
+class End:
+    """How the run ended, as its supervisor says; `is_known` False when it said nothing or the client left."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.code: int | None = None
+        self.signal: int | None = None
+        self.stopped_by: str | None = None
+        self.sentence = ""
+        self.left_by: int | None = None
+        """The client left by itself: 0 by `~.`, else the signal that made it."""
+
+
+class Relay:
+    """One client attached to one run."""
+
+    def __init__(self, sock: _socket.socket, keeps: bool) -> None:
+        self._socket = sock
+        self._keeps = keeps
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        self._pending = {OUT: bytearray(), ERR: bytearray()}
+        self._input_credit = WINDOW
+        self._has_input = True
+        self._is_pty = False
+        self._is_open = True
+        self._interrupts = 0
+        self._escape = Escape()
+        self._terminal: Terminal | None = None
+        self._end = End()
+
+    def run(self) -> End:
+        """Attach, and stay until the run is over or this client has to leave. Raises: Refused."""
+        self._outbox += frame(HELLO, b"%d %d %d" % (VERSION, *size()))
+        wake_out, wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        before = {number: signal.signal(number, _note) for number in WATCHED}
+        before_wake = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        try:
+            while self._turn(wake_out):
+                pass
+        finally:
+            if self._terminal is not None:
+                self._terminal.restore()
+            signal.set_wakeup_fd(before_wake)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(wake_out)
+            os.close(wake_in)
+            self._socket.close()
+        return self._end
+
+    # --- one turn ---------------------------------------------------------------------------------------
+
+    def _turn(self, wake_fd: int) -> bool:
+        """Wait for something and pass it on; False when all is said."""
+        if not self._is_open and not any(self._pending.values()):
+            return False
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        if self._is_open:
+            poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        is_reading = self._is_open and self._has_input and self._input_credit > 0
+        if is_reading:
+            poll.register(0, select.POLLIN)
+        for stream, data in self._pending.items():
+            if data:
+                poll.register(stream - IN, select.POLLOUT)
+        ready = dict(poll.poll())
+        if wake_fd in ready:
+            for number in os.read(wake_fd, 4096):
+                if not self._heed(number):
+                    return False
+        for stream in self._pending:
+            if stream - IN in ready and not self._write(stream):
+                return False
+        if is_reading and 0 in ready and not self._read_input():
+            return False
+        if self._is_open and self._socket.fileno() in ready:
+            self._talk()
+        return True
+
+    def _talk(self) -> None:
+        try:
+            data = self._socket.recv(1 << 18)
+            if data:
+                self._inbox += data
+                for kind, content in take_frames(self._inbox):
+                    self._take(kind, content)
+            else:
+                self._is_open = False
+        except BlockingIOError:
+            pass
+        except (ConnectionError, ValueError):
+            self._is_open = False
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._is_open and self._outbox:
+                count = self._socket.send(bytes(self._outbox[: 1 << 17]))
+                del self._outbox[:count]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # What it said before it went is still to be read.
+            self._outbox.clear()
+
+    def _take(self, kind: int, content: bytes) -> None:
+        if kind in self._pending:
+            self._pending[kind] += content
+        elif kind == ACKNOWLEDGED:
+            self._input_credit += read_ack(content)[1]
+        elif kind == NOTE:
+            self.say(content.decode("utf-8", "replace"))
+        elif kind == CLOSED:
+            self._stop_reading()
+        elif kind == WELCOME:
+            self._begin(content.split()[1] == b"pty")
+        elif kind == REFUSED:
+            raise Refused(content.decode("utf-8", "replace"), "end that one first")
+        elif kind == EXIT:
+            self._take_exit(content)
+
+    def _begin(self, is_pty: bool) -> None:
+        self._is_pty = is_pty
+        if is_pty:
+            self._terminal = Terminal()
+            self._terminal.make_raw()
+
+    def _take_exit(self, content: bytes) -> None:
+        first, _, sentence = content.decode("utf-8", "surrogateescape").partition("\n")
+        code, number, why, _ = first.split(" ")
+        end = self._end
+        end.is_known = True
+        end.code = None if code == "-" else int(code)
+        end.signal = None if number == "-" else int(number)
+        end.stopped_by = None if why == "-" else why
+        end.sentence = sentence
+        self._is_open = False
+
+    def say(self, text: str) -> None:
+        """Tell the person something, also in the middle of a screen."""
+        begin, close = ("\r\n", "\r\n") if self._terminal is not None and self._terminal.is_there else ("", "\n")
+        sys.stderr.write(f"{begin}grun: {text}{close}")
+        sys.stderr.flush()
+
+    # --- in and out -------------------------------------------------------------------------------------
+
+    def _read_input(self) -> bool:
+        """Pass on what is typed or piped in; False when the person leaves."""
+        try:
+            data = os.read(0, min(CHUNK, self._input_credit))
+        except OSError:
+            data = b""
+        is_at_keys = self._is_pty and self._terminal is not None and self._terminal.is_there
+        if not data and is_at_keys:
+            return self._leave(signal.SIGHUP)
+        if not data:
+            self._has_input = False
+            self._outbox += frame(EOF)
+            self._flush()
+            return True
+        wants_out = False
+        if is_at_keys:
+            data, wants_out = self._escape.feed(data)
+        if data:
+            self._input_credit -= len(data)
+            self._outbox += frame(IN, data)
+            self._flush()
+        return self._leave(0) if wants_out else True
+
+    def _stop_reading(self) -> None:
+        """The job takes no more: whoever writes into our input has to see that."""
+        if self._has_input and not os.isatty(0):
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+        self._has_input = False
+
+    def _write(self, stream: int) -> bool:
+        """Write some of what is pending; False when its reader has gone."""
+        fd, data = stream - IN, self._pending[stream]
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        written = 0
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        try:
+            while data and (written == 0 or poll.poll(0)):
+                count = os.write(fd, bytes(data[: CHUNK if is_file else PIPE_PIECE]))
+                del data[:count]
+                written += count
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            return self._leave(signal.SIGPIPE)
+        except OSError:
+            self._leave(0)
+            raise
+        if written and self._is_open:
+            self._outbox += ack(stream, written)
+            self._flush()
+        return True
+
+    # --- signals ----------------------------------------------------------------------------------------
+
+    def _heed(self, number: int) -> bool:
+        """A signal to this process; False when it has to leave."""
+        if number == signal.SIGWINCH:
+            self._resize()
+        elif number == signal.SIGCONT:
+            if self._terminal is not None:
+                self._terminal.make_raw()
+                self._resize()
+        elif number == signal.SIGTSTP:
+            self._stand_still()
+        elif self._is_pty or number == signal.SIGHUP or (number == signal.SIGTERM and self._wants_to_leave()):
+            return self._leave(number)
+        elif self._is_open:
+            if number in (signal.SIGINT, signal.SIGTERM):
+                self._interrupts += 1
+            if self._interrupts >= PATIENCE:
+                return self._leave(number)
+            if number == signal.SIGINT and self._interrupts == PATIENCE - 1:
+                self.say("once more leaves the job" if self._keeps else "once more ends the job")
+            self._outbox += frame(SIGNAL, b"%d" % number)
+            self._flush()
+        return True
+
+    def _wants_to_leave(self) -> bool:
+        """TERM goes to the job first, where that is to end with this process."""
+        return self._keeps or self._interrupts > 0
+
+    def _resize(self) -> None:
+        self._outbox += frame(SIZE, b"%d %d" % size())
+        self._flush()
+
+    def _stand_still(self) -> None:
+        if self._terminal is not None:
+            self._terminal.restore()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _leave(self, number: int) -> bool:
+        self._end.left_by = number
+        if self._is_open:
+            self._outbox += frame(BYE)
+            self._flush()
+        return False
+
+
+def _note(number: int, where: FrameType | None) -> None:
+    """Only the wake-up counts."""

@@ -1,0 +1,66 @@
+"""What a run in the foreground and its client say to each other over the run's own socket.
+
+A frame is one byte that says what it is, four bytes of length (little-endian), and the content:
+
+    client to run   h HELLO "1 ROWS COLUMNS"     first; 0 0 when it has no terminal
+                    0 IN    input                e EOF   end of input
+                    w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all of the run's processes
+                    b BYE   it leaves on purpose
+    run to client   H WELCOME "RUN pty|pipes"    r REFUSED a sentence
+                    1 OUT, 2 ERR                 output, error output
+                    c CLOSED the run takes no more input
+                    m NOTE  a sentence for the person at the terminal
+                    x EXIT  "CODE|- SIGNAL|- STOPPED_BY|- ." and a sentence on the next line
+    both            a ACK   stream (one byte) and how many bytes of it were passed on (four)
+
+Nobody sends more than WINDOW bytes of a stream that were not acknowledged, and both always read what comes:
+a stream that is not taken stops alone, and a sign of it stops nothing else.
+"""
+
+from __future__ import annotations
+
+HELLO, WELCOME, REFUSED = b"h"[0], b"H"[0], b"r"[0]
+IN, OUT, ERR = b"0"[0], b"1"[0], b"2"[0]
+EOF, CLOSED, ACK, SIZE, SIGNAL = b"e"[0], b"c"[0], b"a"[0], b"w"[0], b"s"[0]
+NOTE, EXIT, BYE = b"m"[0], b"x"[0], b"b"[0]
+
+VERSION = 1
+HEAD = 5
+CHUNK = 1 << 16
+"""Most bytes of a stream in one frame."""
+WINDOW = 1 << 18
+"""Most bytes of a stream on their way."""
+LARGEST = 1 << 20
+"""A longer frame is none of ours."""
+
+
+def frame(kind: int, content: bytes = b"") -> bytes:
+    """One frame."""
+    return bytes((kind,)) + len(content).to_bytes(4, "little") + content
+
+
+def ack(stream: int, count: int) -> bytes:
+    """So many bytes of a stream were passed on."""
+    return frame(ACK, bytes((stream,)) + count.to_bytes(4, "little"))
+
+
+def read_ack(content: bytes) -> tuple[int, int]:
+    """Stream and count. Raises: IndexError for an empty one."""
+    return content[0], int.from_bytes(content[1:5], "little")
+
+
+def take_frames(buffer: bytearray) -> list[tuple[int, bytes]]:
+    """Take all whole frames off the buffer. Raises: ValueError for something that is no frame of ours."""
+    found = []
+    at = 0
+    while len(buffer) - at >= HEAD:
+        length = int.from_bytes(buffer[at + 1 : at + HEAD], "little")
+        if length > LARGEST:
+            raise ValueError(f"a frame of {length} bytes")
+        end = at + HEAD + length
+        if len(buffer) < end:
+            break
+        found.append((buffer[at], bytes(buffer[at + HEAD : end])))
+        at = end
+    del buffer[:at]
+    return found

@@ -1,0 +1,78 @@
+"""The lease of a run in the foreground: it ends when nothing has happened in it for so long.
+
+What happens is typing, and work: processor time of the run's processes above a small part of one core, which a
+program that uses a GPU always takes. It is only looked at when the lease would otherwise be warned of or end.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.engine import proctree
+
+LONGEST_WARNING_S = 300.0
+WARNING_FRACTION = 0.25
+"""Of the lease, where that is shorter."""
+BUSY_FRACTION = 0.05
+"""Of one core, on average since the last look: what an idle shell with a clock in its prompt never takes."""
+WARN, END = "warn", "end"
+
+
+class Lease:
+    """The account of one run. Instants are on the monotonic clock, all lengths in seconds."""
+
+    __slots__ = ("active_at", "is_warned", "lease_s", "look_at", "seen_at", "seen_cpu_s", "warning_s")
+
+    def __init__(self, lease_s: float, now: float) -> None:
+        self.lease_s = lease_s
+        self.warning_s = min(LONGEST_WARNING_S, WARNING_FRACTION * lease_s)
+        self.active_at = now
+        self.seen_at = now
+        self.seen_cpu_s = 0.0
+        self.is_warned = False
+        self.look_at: float | None = now + lease_s - self.warning_s
+        """When to look; None once it has ended."""
+
+    def touch(self, now: float) -> None:
+        """Somebody typed."""
+        self.active_at = now
+
+    def shift(self, passed_s: float) -> None:
+        """The run has stood still for so long, which does not count."""
+        self.active_at += passed_s
+        self.seen_at += passed_s
+        if self.look_at is not None:
+            self.look_at += passed_s
+
+    def look(self, now: float, cpu_s: float) -> str | None:
+        """What is to be done: WARN, END or nothing. Args: cpu_s: processor time of the run so far."""
+        if self.look_at is None:
+            return None
+        if now > self.seen_at and cpu_s - self.seen_cpu_s >= BUSY_FRACTION * (now - self.seen_at):
+            self.active_at = now
+        self.seen_at, self.seen_cpu_s = now, cpu_s
+        ends_at = self.active_at + self.lease_s
+        if now >= ends_at:
+            self.look_at = None
+            return END
+        if now < ends_at - self.warning_s:
+            self.look_at = ends_at - self.warning_s
+            self.is_warned = False
+            return None
+        self.look_at = ends_at
+        is_news, self.is_warned = not self.is_warned, True
+        return WARN if is_news else None
+
+
+def tree_cpu_s(root: int) -> float:
+    """Processor time that the live processes below `root` and their reaped children have used."""
+    ticks = 0
+    for pid in proctree.descendants(root):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        # utime, stime, cutime, cstime of proc(5)
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
