@@ -181,7 +181,7 @@ def test_a_table_names_each_option_once_and_explains_it(command: str) -> None:
     assert {"--help", "-h", "--version", "--completion"} <= set(names)
     for option in table.options:
         # A flag that has a reader may be given a value, too: --snapshot, --snapshot=copy.
-        assert option.sets is not None if not option.metavar else option.read is not None, option.names
+        assert option.read is not None or not option.metavar, option.names
         assert bool(option.sets) != bool(option.metavar), option.names
         assert option.help or option.names == ("--no-requeue",)
 
