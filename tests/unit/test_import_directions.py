@@ -18,6 +18,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "ports": frozenset({"model", "errors"}),
     "paths": frozenset({"errors"}),
     "quickjson": frozenset(),
+    "tail": frozenset({"model"}),
     "client": frozenset({"paths", "quickjson", "model", "errors"}),
     "policy": frozenset({"model", "errors"}),
     "plugins": frozenset({"policy", "model", "errors"}),
@@ -49,11 +50,11 @@ ALLOWED: dict[str, frozenset[str]] = {
         }
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
-    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "model", "errors"}),
+    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "snapshots", "model", "errors", "docs", "bench"),
+            *("notify", "quickjson", "tail", "snapshots", "model", "errors", "docs", "bench"),
         }
     ),
 }
