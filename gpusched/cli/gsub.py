@@ -293,8 +293,11 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
         sys.stdout.write("".join(f"{job_id}\n" for job_id in ids))
     elif len(ids) == 1:
         sys.stdout.write(f"Submitted job {ids[0]}\n")
-    else:
+    elif int(ids[-1]) - int(ids[0]) + 1 == len(ids):
         sys.stdout.write(f"Submitted jobs {ids[0]} to {ids[-1]} ({len(ids)} jobs)\n")
+    else:
+        # Repeated arrays: the ids between are those of their tasks.
+        sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
     if values.get("wait"):
         from gpusched.cli.gwait import await_all
 

@@ -178,6 +178,20 @@ def test_several_jobs_are_repeated_in_order(sh: Shell) -> None:
     assert names == ["several0", "several1", "several2"]
 
 
+def test_arrays_and_their_tasks_have_keys_and_are_repeated(sh: Shell) -> None:
+    words = ["-o", "/dev/null", "--wrap", "exit $GPUSCHED_ARRAY_TASK_ID"]
+    array = sh.submit("-a", "0-2", "--key", "r-array", *words)
+    assert sh.type("gwait", array).code == 1
+    # One key for the whole array, also after its tasks have rows of their own.
+    assert sh.submit("-a", "0-2", "--key", "r-array", *words) == array
+    assert "another set of tasks" in sh.type("gsub", "-a", "0-3", "--key", "r-array", *words).err
+    one = sh.submit("--resubmit", f"{array}_2")
+    sh.type("gwait", one)
+    assert set(sh.ok("gq", "-a", "--quiet", "-j", one).split()) - {one} == {f"{one}_2"}
+    both = sh.ok("gsub", "--resubmit", f"{array}_[0-1]", "--hold")
+    assert "to" not in both.split()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
