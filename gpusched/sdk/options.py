@@ -60,6 +60,9 @@ class JobOptions(TypedDict, total=False):
     output: str | os.PathLike[str]
     error: str | os.PathLike[str]
     open_mode: str
+    notify: Sequence[str]
+    """What to tell you of: `["end", "fail"]`, `["all"]`."""
+    notify_to: Sequence[str]
     chdir: str | os.PathLike[str]
     """Working directory; the current one when it is not given."""
     env: Mapping[str, str]
