@@ -143,6 +143,30 @@ def in_a_terminal(sh: Shell, code: str, *words: str, **env: str) -> str:
     return out.decode()
 
 
+def test_a_step_may_be_an_array_or_a_sweep(sh: Shell) -> None:
+    text = """
+[defaults]
+cpus = 0
+[step.prep]
+run = "mkdir marks"
+[step.many]
+needs = "prep"
+array = "0-3%2"
+command = ["sh", "-c", "touch marks/$GPUSCHED_ARRAY_TASK_ID"]
+[step.grid]
+needs = "prep"
+sweep = { lr = [1, 2], seed = "5..6" }
+command = ["touch", "marks/{lr}-{seed}"]
+[step.merge]
+needs = ["many", "grid"]
+run = "ls marks"
+"""
+    pipeline = sh.submit("--dag", write(sh, text))
+    assert sh.type("gwait", pipeline).code == 0
+    last = json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0]["steps"][-1]
+    assert sh.ok("glogs", last["id"]).split() == ["0", "1", "1-5", "1-6", "2", "2-5", "2-6", "3"]
+
+
 def test_cancel_ends_the_whole_pipeline(sh: Shell) -> None:
     text = '[step.a]\nrun = "sleep 100"\ncpus = 0\n[step.b]\nneeds = "a"\nrun = "true"\n[step.c]\nrun = "sleep 100"\n'
     pipeline = sh.submit("--dag", write(sh, text))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, open_run
+from support import wait_until
 
 from gpusched.model.execution import (
     LimitOrder,
@@ -460,3 +461,14 @@ def test_a_run_says_when_it_has_saved_its_work(bench: Bench) -> None:
     bench.engine.order("1.1", StopOrder("cancel"))
     bench.end_of("1.1")
     assert bench.engine.checkpoints() == {}
+
+
+def test_only_living_runs_have_used_cpu_time(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, argv=("sh", "-c", "(while :; do :; done) & echo ready; wait"))
+    bench.ready("1.1")
+    bench.burn("1.1", 0.1)
+    wait_until(lambda: bench.engine.cpu_seconds(["1.1", "2.1"]).get("1.1", 0.0) >= 0.1, what="CPU time to be seen")
+    assert set(bench.engine.cpu_seconds(["1.1", "2.1"])) == {"1.1"}
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    assert bench.engine.cpu_seconds(["1.1"]) == {}
