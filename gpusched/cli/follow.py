@@ -10,9 +10,9 @@ from gpusched.cli import output
 from gpusched.cli.gwait import ending
 from gpusched.cli.news import News
 from gpusched.cli.prefixes import Printer, printer_for
-from gpusched.cli.tail import Tail
 from gpusched.errors import NotFound
 from gpusched.model.units import printable
+from gpusched.tail import Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

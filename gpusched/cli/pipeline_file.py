@@ -32,6 +32,7 @@ _NOT_SECTIONS = ("Output", "Other")
 _REPEATED = frozenset({"env", "res", "sweep"})
 """Options whose uses add up, so that each item of a list is a use of its own."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\{?)([A-Za-z_][A-Za-z0-9_-]*)\}(\}?)")
+_FEW = 12
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -310,7 +311,7 @@ class _Reader:
 
     def _unknown(self, at: tuple[str, ...], said: str, key: str, known: Any) -> None:
         near = get_close_matches(key, list(known), n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}" if len(known) < _FEW else HINT
         self._refuse(at, f"{said} {printable(key, 60)}", hint)
 
     def _refuse(self, at: tuple[str, ...], text: str, hint: str = HINT) -> None:

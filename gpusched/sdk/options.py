@@ -63,6 +63,9 @@ class JobOptions(TypedDict, total=False):
     notify: Sequence[str]
     """What to tell you of: `["end", "fail"]`, `["all"]`."""
     notify_to: Sequence[str]
+    log_max: str | int
+    """An output file that has grown to this size is put aside."""
+    log_keep: int
     chdir: str | os.PathLike[str]
     """Working directory; the current one when it is not given."""
     env: Mapping[str, str]
@@ -71,7 +74,7 @@ class JobOptions(TypedDict, total=False):
     """Added to the environment."""
 
 
-_SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib"}
+_SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib", "log_max": "log_max_mib"}
 _TIMES = {"time": "time_limit_s", "backoff": "backoff_s", "backoff_max": "backoff_max_s", "grace": "grace_s"}
 _INSTANTS = {"begin": "begin_at", "deadline": "deadline_at"}
 _PATHS = {"output": "stdout", "error": "stderr"}

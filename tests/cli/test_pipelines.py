@@ -103,6 +103,12 @@ def test_the_tree_of_jobs_that_are_no_pipeline(own: Shell) -> None:
     compare("gq-tree-jobs.txt", stable(own.ok("gq", "--tree")))
 
 
+def test_the_tree_takes_no_other_columns(sh: Shell) -> None:
+    for words in (("-o", "%i"), ("--sort", "id"), ("--start",), ("--priority",)):
+        done = sh.type("gq", "--tree", *words)
+        assert (done.code, "has no effect" in done.err) == (2, True)
+
+
 def test_lines_are_drawn_where_the_terminal_can(own: Shell) -> None:
     first = own.submit("--hold", "--", "true")
     own.submit("-d", f"afterok:{first}", "--", "true")
@@ -204,11 +210,15 @@ def test_nothing_is_recorded_of_a_pipeline_that_is_refused(own: Shell, line: str
 def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_order(own: Shell) -> None:
     (own.work / "s.sh").write_text("#!/bin/sh\n#GSUB -t 1h --nice 7 -c 3\necho $A $B $1\n")
     text = '[defaults]\ntime = "2h"\nenv = { A = "1" }\n[step.a]\nscript = "s.sh"\nargs = ["x"]\nnice = 5\ncpus = 2\n'
+    text += 'fallback = "echo no"\nretries = 2\nkill-on-invalid-dep = "no"\nnotify = ["fail", "end"]\n'
     pipeline = own.submit("--dag", write(own, text), "-c", "1", "-E", "B=2")
     own.ok("gwait", pipeline)
     job = json.loads(own.ok("gshow", "--json", "1"))["jobs"][0]
     assert (job["time_limit_s"], job["nice"], job["cpus"], job["name"]) == (7200, 5, 1.0, "a")
     assert (job["pipeline"], job["step"]) == ("p1", "a")
+    spec = job["spec"]
+    assert (spec["fallback"], spec["retry"]["retries"], spec["never_satisfied"]) == ("echo no", 2, "wait")
+    assert spec["alerting"]["on"] == ["end", "fail"]
     assert own.ok("glogs", "1") == "1 2 x\n"
 
 
