@@ -49,6 +49,8 @@ class JobOptions(TypedDict, total=False):
     deadline: datetime | float
     hold: bool
     key: str
+    snapshot: bool | str
+    """Keep the code as it is: True, or `git`, `copy`, as `gsub --snapshot`."""
     retries: int
     backoff: str | timedelta | float
     backoff_factor: float
@@ -89,7 +91,7 @@ def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in ("env", "extra_env", "chdir"):
+        if value is None or name in ("env", "extra_env", "chdir", "snapshot"):
             continue
         try:
             spec.update(_field(name, value))

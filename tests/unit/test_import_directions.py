@@ -49,11 +49,12 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
-    "sdk": frozenset({"client", "paths", "quickjson", "tail", "model", "errors"}),
+    "snapshots": frozenset({"paths", "model", "errors"}),
+    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "tail", "model", "errors", "docs", "bench"),
+            *("notify", "quickjson", "tail", "snapshots", "model", "errors", "docs", "bench"),
         }
     ),
 }
