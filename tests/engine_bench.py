@@ -138,6 +138,9 @@ class Bench:
         """The run says that it has saved its work at this instant."""
         raise NotImplementedError
 
+    def burn(self, run: str, cpu_s: float) -> None:
+        """The run, which does nothing else, has used so much CPU time; a real one does so by itself."""
+
     def restart(self) -> None:
         """What a new daemon has: an engine that knows only what outlived the old one."""
         raise NotImplementedError
@@ -247,6 +250,9 @@ class SimulatedBench(Bench):
 
     def save(self, run: str, at: float) -> None:
         self.engine.saved_at[run] = at
+
+    def burn(self, run: str, cpu_s: float) -> None:
+        self.engine.cpu_s_of[run] = cpu_s
 
     def restart(self) -> None:
         self.engine.set_waker(None)

@@ -76,6 +76,9 @@ def _spec(
     }
     if job.task is not None and old.array is not None:
         rest.setdefault("array", replace(old.array, tasks=str(job.task)))
+    if "work_dir" in raw and "snapshot" not in raw:
+        # Another folder than the copy; and relative outputs go there, too.
+        rest["snapshot"], raw = None, {"submit_dir": None, **raw}
     launch = _launch(old.launch, fresh.launch, raw, changes, settings, store, payloads)
     return replace(old, **{**_ANEW, **rest}, request=fresh.request, retry=fresh.retry, launch=launch)
 

@@ -41,7 +41,7 @@ async def logs(request: web.Request) -> web.Response:
     return respond(
         version=version,
         done=all(job.state.is_final for job in (*singles, *tasks)) and not any(map(_has_more, arrays)),
-        arrays=[{"id": job.shown_id, "state": job.state.value} for job in arrays],
+        arrays=[_head(service, job) for job in arrays],
         jobs=[_job_json(service, job, runs.get(job.id, [])) for job in shown],
     )
 
@@ -93,7 +93,7 @@ def _has_more(array: Job) -> bool:
     return bool(array.tasks_left) and not array.state.is_final
 
 
-def _job_json(service: Service, job: Job, runs: list[Run]) -> dict[str, Any]:
+def _head(service: Service, job: Job) -> dict[str, Any]:
     reason = str(job.reason) if job.reason else None
     text = job.reason_text
     if job.state is JobState.PENDING:
@@ -105,6 +105,12 @@ def _job_json(service: Service, job: Job, runs: list[Run]) -> dict[str, Any]:
         "state": job.state.value,
         "reason": reason,
         "reason_text": text,
+    }
+
+
+def _job_json(service: Service, job: Job, runs: list[Run]) -> dict[str, Any]:
+    return {
+        **_head(service, job),
         "exit_code": job.exit_code,
         "signal": job.signal,
         "run": job.run,

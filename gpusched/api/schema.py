@@ -105,6 +105,7 @@ LAUNCH_FIELDS: dict[str, Field] = {
     "script_name": Field("string", "What the user calls the script."),
     "env": Field("map", "Captured environment."),
     "work_dir": Field("string", "Working directory, absolute."),
+    "submit_dir": Field("string", "Folder of relative outputs, absolute; the working directory unless it is given."),
     "umask": Field("integer", "File mode mask of the submitter.", 0, 0o777),
     "stdout": Field("string", "Output pattern."),
     "stderr": Field("string", "Error pattern; absent: into the output."),
@@ -134,6 +135,7 @@ JOB_FIELDS: dict[str, Field] = {
     "fallback": Field("string", "Shell line that runs once after the last failure, as a job of its own."),
     "ignore_idle": Field("boolean", "Its GPUs may do nothing for as long as it likes."),
     "hold": Field("boolean", "Keep the job from starting until it is released."),
+    "snapshot": Field("string", "Name of the copy of the code that the working directory is in."),
     "key": Field("string", "Submitting the same key again, by the same user, finds the job of the first time."),
 }
 
@@ -178,5 +180,5 @@ UPDATE_FIELDS: dict[str, Field] = {
         "retries": RETRY_FIELDS["retries"],
         "throttle": Field("integer", "Of an array: so many tasks may run at once; null for no limit.", 1, 4_000_000),
     }.items()
-    if name not in ("hold", "key", "never_satisfied")
+    if name not in ("hold", "key", "snapshot", "never_satisfied")
 }

@@ -165,6 +165,7 @@ async def status(request: web.Request) -> web.Response:
             "jobs": scheduler.world.counts(),
             "gpu_source": reading.source if reading else None,
             "warnings": warnings,
+            "limits": plain(service.settings.limit),
             "tick": {"count": scheduler.ticks, "last_ms": last_ms, "p95_ms": p95_ms},
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -35,6 +36,7 @@ from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.policy.life.retry import parse_retry_on
 
 _ARGV_LIMIT = 1 << 20
+_SNAPSHOT = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,9 @@ def check_words(values: Mapping[str, Any]) -> None:
         word = values.get(key)
         if word is not None and (not word.isprintable() or not word or " " in word or len(word) > MAX_NAME):
             raise UsageError(f"{key} is {printable(repr(word), 60)}; it must be one word", "see gsub --help")
+    snapshot = values.get("snapshot")
+    if snapshot is not None and not _SNAPSHOT.fullmatch(snapshot):
+        raise UsageError(f"snapshot is {printable(repr(snapshot), 60)}; it must be 32 hexadecimal digits", "")
     mark = values.get("key")
     if mark is not None and (not mark.isprintable() or not mark.strip() or len(mark) > MAX_NAME):
         raise UsageError(
@@ -254,8 +259,9 @@ def _read_launch(
     if sum(len(word) + 9 for word in argv) > _ARGV_LIMIT:
         raise UsageError("the command line is longer than 1 MiB", "put it into a script")
     work_dir = values.get("work_dir", "/")
-    if not work_dir.startswith("/"):
-        raise UsageError(f"work_dir is {printable(work_dir, 100)!r}; it must be absolute", "use -D /path")
+    for name, folder in (("work_dir", work_dir), ("submit_dir", values.get("submit_dir", "/"))):
+        if not folder.startswith("/"):
+            raise UsageError(f"{name} is {printable(folder, 100)!r}; it must be absolute", "use -D /path")
     notice = values.get("notice")
     rest = {
         key: values[key]
@@ -268,6 +274,7 @@ def _read_launch(
             "stop_signal",
             "grace_s",
             "gpu_ids",
+            "submit_dir",
             "log_max_mib",
             "log_keep",
         )

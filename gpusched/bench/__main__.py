@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import arrays, drain, engine, latency, memory, placement, policy, prompt, store
+from gpusched.bench import arrays, drain, engine, latency, memory, placement, policy, prompt, store, workflow
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
@@ -18,6 +18,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "policy": policy.main,
     "placement": placement.main,
     "store": store.main,
+    "workflow": workflow.main,
 }
 
 

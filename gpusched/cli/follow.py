@@ -10,9 +10,9 @@ from gpusched.cli import output
 from gpusched.cli.gwait import ending
 from gpusched.cli.news import News
 from gpusched.cli.prefixes import Printer, printer_for
-from gpusched.cli.tail import Tail
 from gpusched.errors import NotFound
 from gpusched.model.units import printable
+from gpusched.tail import Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ class Following:
         self._is_several = is_several
         self._jobs: dict[str, Followed] = {}
         self._arrays: list[dict[str, Any]] = []
+        self._told: dict[str, str] = {}
         self._is_complete = False
         """Whether the daemon has told all there will ever be."""
 
@@ -244,6 +245,9 @@ class Following:
                 pause_s = 0.0 if most >= ROUND_BYTES else LOOK_S[0]
         for one in self._jobs.values():
             one.tell_end()
+        for array in self._arrays:
+            if array["state"] != "COMPLETED" and not self._wish.is_quiet:
+                output.note(self._wish.command, ending(array).replace("job", "array", 1))
 
     def _learn(self, answer: dict[str, Any]) -> None:
         self._arrays = answer["arrays"]
@@ -268,6 +272,13 @@ class Following:
         waiting = [one for one in self._jobs.values() if one.job["state"] == "PENDING"]
         for one in waiting[:3]:
             one.tell_wait()
+        for array in [] if self._jobs or self._wish.is_quiet else self._arrays:
+            reason = array["reason"] or "None"
+            if array["state"] == "PENDING" and reason not in ("None", self._told.get(array["id"])):
+                self._told[array["id"]] = reason
+                output.note(
+                    self._wish.command, f"array {array['id']} waits ({reason}): {printable(array['reason_text'] or '')}"
+                )
 
     def exit_code(self) -> int:
         """See `follow`. Raises: NotFound for a run that never was."""

@@ -10,10 +10,10 @@ from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
 from gpusched.cli.prefixes import printer_for
 from gpusched.cli.query import quote
-from gpusched.cli.tail import Tail
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
 from gpusched.model.units import printable
+from gpusched.tail import Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

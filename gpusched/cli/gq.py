@@ -68,6 +68,9 @@ def show(client: Client, values: Values) -> None:
     """Print the jobs once, in the form that was asked for."""
     asked = query(values)
     if values.get("tree"):
+        for key in ("format", "sort", "start", "priority"):
+            if key in values:
+                raise UsageError(f"--tree has an order and columns of its own, so --{key} has no effect", "give one")
         from gpusched.cli.tree import show_tree  # few prompts ask for it
 
         show_tree(client, asked, values)

@@ -45,6 +45,11 @@ def body(words: list[str]) -> int:
                 sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
             return 0
         jobs = [client.call("GET", f"/v1/jobs/{quote(word)}")["job"] for word in asked]
+    for job in jobs:
+        if job["snapshot"]:
+            from gpusched.cli.frozen import snapshot_about  # few jobs have one
+
+            job["snapshot_about"] = snapshot_about(job)
     if values.get("json"):
         output.print_json({"jobs": jobs})
         return 0
@@ -80,6 +85,10 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(3, ("Tasks", _tasks(job)))
     if job["sweep"]:
         pairs.insert(1, ("Values", ", ".join(f"{name}={value}" for name, value in job["sweep"].items())))
+    if job["snapshot"]:
+        from gpusched.cli.frozen import snapshot_line
+
+        pairs.append(("Snapshot", snapshot_line(job["snapshot_about"], job["snapshot"])))
     if job["key"]:
         pairs.insert(2, ("Key", job["key"]))
     where = _where(job)

@@ -8,7 +8,7 @@ import sys
 from gpusched.cli import output, script
 from gpusched.cli.options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import apply, parse
-from gpusched.cli.repeat import check_resubmission, say_found
+from gpusched.cli.repeat import check_resubmission, say_found, take_snapshot
 from gpusched.cli.where import GPU_KEYS
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
@@ -119,6 +119,7 @@ def body(words: list[str]) -> int:
         if values.get(key):
             request[key] = values[key]
     with connect() as client:
+        take_snapshot(client, spec, values)
         answer = client.call("POST", "/v1/jobs", request)
         if values.get("dry_run"):
             return _print_forecast(answer, values)
@@ -218,7 +219,8 @@ def from_environment(table: Table) -> Values:
         found: Values = {}
         try:
             option = table.find("--" + name[5:].lower().replace("_", "-"))
-            if option.metavar:
+            # A flag that may be given a value, as --snapshot=copy, may be given it here, too.
+            if option.metavar or (option.read is not None and text not in ("", "0", "1")):
                 apply(table, option, text, found)
             elif text not in ("", "0"):
                 found.update(option.sets or {})

@@ -104,7 +104,7 @@ def _sections(table: Table) -> dict[str, list[Option]]:
 
 
 def _option_lines(option: Option) -> list[str]:
-    head = "  " + ", ".join(option.names) + (f" {option.metavar}" if option.metavar else "")
+    head = "  " + ", ".join(option.names) + _value(option)
     text = textwrap.wrap(option.help, WIDTH - _COLUMN)
     if len(head) >= _COLUMN:
         return [head, *(" " * _COLUMN + line for line in text)]
@@ -173,3 +173,10 @@ def complete(command: str, instruction: str) -> int:
     found = kind(click_command(TABLES[command]()), {}, command, _variable(command))
     click.echo(found.complete())
     return 0
+
+
+def _value(option: Option) -> str:
+    """How the help shows what an option takes."""
+    if option.metavar:
+        return f" {option.metavar}"
+    return "[=MODE]" if option.read is not None else ""

@@ -104,6 +104,10 @@ def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -
             name, equals, text = word.partition("=")
             option = table.find(name)
             if not option.metavar:
+                if equals and option.read is not None:
+                    # A flag that may also be given a value, as in --snapshot=copy.
+                    apply(table, option, text, values)
+                    continue
                 if equals:
                     raise UsageError(f"{name} takes no value", f"see: {table.command} --help")
                 values.update(option.sets or {})

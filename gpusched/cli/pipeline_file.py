@@ -29,9 +29,10 @@ OWN = ("needs", "args", *PROGRAM)
 """Keys of a step that are no options of gsub."""
 _NOT_OF_A_STEP = frozenset({"wrap", "batch", "dag", "resume", "var", "resubmit", "key", "key-again"})
 _NOT_SECTIONS = ("Output", "Other")
-_REPEATED = frozenset({"env", "res"})
+_REPEATED = frozenset({"env", "res", "sweep"})
 """Options whose uses add up, so that each item of a list is a use of its own."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\{?)([A-Za-z_][A-Za-z0-9_-]*)\}(\}?)")
+_FEW = 12
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -310,7 +311,7 @@ class _Reader:
 
     def _unknown(self, at: tuple[str, ...], said: str, key: str, known: Any) -> None:
         near = get_close_matches(key, list(known), n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}" if len(known) < _FEW else HINT
         self._refuse(at, f"{said} {printable(key, 60)}", hint)
 
     def _refuse(self, at: tuple[str, ...], text: str, hint: str = HINT) -> None:
@@ -339,14 +340,20 @@ def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _words(value: Any) -> list[str]:
+    """Raises: ValueError."""
+    words = value if isinstance(value, list) else [value]
+    if not _is_words(words):
+        raise ValueError("a list of texts or numbers is wanted")
+    return [_as_text(word) for word in words]
+
+
 def _texts(key: str, value: Any) -> list[str]:
     """What would stand behind the option on a command line, once for each use. Raises: ValueError."""
     if isinstance(value, dict):
-        return [f"{name}={_as_text(one)}" for name, one in value.items()]
+        return [f"{name}={','.join(_words(part))}" for name, part in value.items()]
     if isinstance(value, list):
-        if not _is_words(value):
-            raise ValueError("a list of texts or numbers is wanted")
-        words = [_as_text(word) for word in value]
+        words = _words(value)
         return words if key in _REPEATED else [",".join(words)]
     if hasattr(value, "isoformat"):
         return [str(value.isoformat())]

@@ -1,4 +1,4 @@
-"""The options of gsub for work that may have been submitted before: --key, --resubmit."""
+"""The options of gsub for work that can be repeated: --key, --resubmit, --snapshot."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
+    from gpusched.client import Client
 
 
 def repeat_options(what: str) -> list[Option]:
@@ -44,6 +45,14 @@ def repeat_options(what: str) -> list[Option]:
             help="once more what these jobs ran, ended or not: same script, arguments, environment, folder, requests; "
             "options given here win; -E adds to the environment",
         ),
+        Option(
+            "--snapshot",
+            sets={"snapshot": "auto"},
+            read=choice("snapshot", "auto", "git", "copy", "no"),
+            section=what,
+            help="keep the code as it is now, and start every run in that copy: what git tracks or does not ignore, "
+            "elsewhere (or with --snapshot=copy) the whole folder; --snapshot=no takes it back",
+        ),
     ]
 
 
@@ -56,8 +65,23 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
         raise UsageError(f"--resubmit and {printable(operands[0], 40)} were both given", "give one thing to run")
     if not given["resubmit"]:
         raise UsageError("--resubmit names no job", "for example: gsub --resubmit 42   or: gsub --resubmit @")
+    if given.get("snapshot", "no") != "no":
+        raise UsageError("a repeated job starts in the snapshot that it had", "leave --snapshot out, or submit it anew")
     if given.get("mem_per_cpu_mib") is not None and given.get("cpus") is None:
         raise UsageError("--mem-per-cpu says nothing here without -c", "say how much memory in all: -m SIZE")
+
+
+def take_snapshot(client: Client, spec: Values, values: Values) -> None:
+    """Let the job start in a copy of its folder, when that is asked for."""
+    mode = values.get("snapshot", "no")
+    if mode == "no" or values.get("dry_run"):
+        return
+    from gpusched.snapshots.submitting import start_in_copy  # hashes and copies: nothing a plain gsub needs
+
+    about = start_in_copy(client.call, client.socket_path, spec, mode)
+    if about["left_out"]:
+        shown = ", ".join(printable(path, 80) for path in about["left_out"][:3])
+        output.note("gsub", f"sockets, pipes and devices are not in the snapshot: {shown}")
 
 
 def say_found(answer: dict[str, Any], values: Values) -> None:

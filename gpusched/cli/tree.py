@@ -120,7 +120,9 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
     Each job is once in it: below the one that ends its longest way from a job that waits for none of these.
     """
     by_id = {job["id"]: job for job in jobs}
-    parents = {job["id"]: _parents(job, by_id) for job in jobs}
+    # Whoever waits for an array is shown below the last of its tasks, where it has rows for those.
+    last = {job["id"].partition("_")[0]: job["id"] for job in jobs}
+    parents = {job["id"]: _parents(job, by_id, last) for job in jobs}
     depths = _depths(parents)
     roots: list[str] = []
     children: dict[str, list[str]] = {}
@@ -153,9 +155,10 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
     return found
 
 
-def _parents(job: Job, known: Mapping[str, Job]) -> list[str]:
+def _parents(job: Job, known: Mapping[str, Job], last: Mapping[str, str]) -> list[str]:
     """Those of the jobs that it waits for which are shown, and are of the same pipeline."""
-    return [one for one in job["depends_on"] if one in known and known[one]["pipeline"] == job["pipeline"]]
+    above = [one if one in known else last.get(one, "") for one in job["depends_on"]]
+    return [one for one in above if one and known[one]["pipeline"] == job["pipeline"]]
 
 
 def _depths(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:

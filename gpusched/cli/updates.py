@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpusched.cli.options import begin, choice, gpus, instant, time_limit
 from gpusched.cli.parse import decimal, whole
 from gpusched.cli.where import counts, gpus_of_node, hosts, nodes
+from gpusched.cli.workflow import kill_on_invalid_dep
 from gpusched.model.units import parse_size_mib
 
 TYPE_CHECKING = False
@@ -69,6 +70,7 @@ UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
     "fallback": _text("fallback"),
     "ignore-idle": _yes_or_no("ignore_idle"),
     "dependency": _text("dependency"),
+    "kill-on-invalid-dep": kill_on_invalid_dep,
     "qos": _text("qos"),
     "deadline": instant("deadline_at"),
     "reservation": _text("reservation"),
@@ -91,5 +93,6 @@ CLEARED = {
     "begin": "begin_at",
     "deadline": "deadline_at",
     "res": "resources",
+    "kill-on-invalid-dep": "never_satisfied",
 }
 """Fields that `NAME=` with nothing after it takes back, where they are not called NAME."""

@@ -245,7 +245,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         check_update(job, after, turn)
         updated.append((job, after))
     for before, after in updated:
-        if after.spec.dependency != before.spec.dependency:
+        if _rests_on(after) != _rests_on(before):
             turn.world.replace_dependency(after)
             if after.spec.dependency:
                 turn.world.learn_parents(turn.store, [after.spec.dependency])
@@ -262,6 +262,11 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
 
 def _has_ended(job: Job) -> Refused:
     return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
+
+
+def _rests_on(job: Job) -> tuple[str | None, str | None]:
+    """What it waits for, and what becomes of it when that cannot come."""
+    return job.spec.dependency, job.spec.never_satisfied
 
 
 def _said(value: object) -> str:

@@ -49,7 +49,7 @@ class Dependents:
 
     def unknown(self, ids: Iterable[int]) -> set[int]:
         """Those of these jobs of which nothing is known."""
-        return set(ids) - self._parents.keys()
+        return {job_id for job_id in ids if job_id not in self._parents}
 
     def watch(self, job: Job, jobs: Mapping[int, Job]) -> None:
         """Follow the parents of a job that waits, if it names any; `jobs` are the active ones."""

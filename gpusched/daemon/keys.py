@@ -21,7 +21,7 @@ from .turn import Turn
 NEVER, FAILED, ENDED = AGAIN = ("never", "failed", "ended")
 """When a key makes another job: never; once its job has ended but not COMPLETED; once it has ended at all."""
 
-_WORK = ("argv", "script_sha", "work_dir")
+_WORK = ("argv", "script_sha", "work_dir", "submit_dir")
 _TERMS = {
     "request": tuple(Request.__dataclass_fields__),
     "retry": tuple(RetryRule.__dataclass_fields__),
@@ -67,8 +67,13 @@ def _is_over(state: JobState, again: str) -> bool:
 def _work(ours: JobSpec, theirs: JobSpec) -> Iterator[tuple[str, object, object]]:
     yield "script", ours.launch.script_sha, theirs.launch.script_sha
     yield "command line", ours.launch.argv, theirs.launch.argv
-    yield "working directory", ours.launch.work_dir, theirs.launch.work_dir
+    # A snapshot of changed code is in another folder, and the work is still that of the same place.
+    yield "working directory", _folder(ours.launch), _folder(theirs.launch)
     yield "set of tasks", ours.array, theirs.array
+
+
+def _folder(launch: Launch) -> str:
+    return launch.submit_dir or launch.work_dir
 
 
 def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:

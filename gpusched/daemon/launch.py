@@ -113,7 +113,7 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
         path = fill(expand_pattern(pattern, job, node), values)
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
-        return posixpath.normpath(posixpath.join(launch.work_dir, path)) + ending
+        return posixpath.normpath(posixpath.join(launch.submit_dir or launch.work_dir, path)) + ending
 
     stderr = launch.stderr
     if job.spec.array is not None:
@@ -172,7 +172,7 @@ def job_environment(
     own = {
         "JOB_ID": str(job.id),
         "JOB_NAME": spec.name,
-        "SUBMIT_DIR": spec.launch.work_dir,
+        "SUBMIT_DIR": spec.launch.submit_dir or spec.launch.work_dir,
         "CPUS_ON_NODE": str(cpus),
         "RESTART_COUNT": str(job.restarts),
     }
@@ -276,6 +276,7 @@ def make_ticket(
         script=_script(job, script),
         env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
+        snapshot=spec.snapshot,
         umask=launch.umask,
         stdout_path=stdout_path,
         stderr_path=stderr_path,

@@ -72,6 +72,8 @@ class ProgressReader:
         self._now = now
         self._seen: dict[str, _Seen] = {}
         self._is_reading = False
+        self._began_at = 0.0
+        self._done = asyncio.Event()
         self._found: deque[dict[str, _Seen]] = deque()
 
     async def refresh(self, jobs: Iterable[Job], runs: Mapping[str, Run]) -> None:
@@ -80,10 +82,11 @@ class ProgressReader:
         Args: runs: all open runs by handle; what is known of others is forgotten.
         """
         self._take(runs)
-        if self._is_reading:
-            # A file system that hangs: nothing more is asked of it.
-            return
         at = time.monotonic()
+        if self._is_reading:
+            # Somebody else looks as well; or a file system hangs, and then nothing more is asked of it.
+            await self._wait(self._began_at + PATIENCE_S - at, runs)
+            return
         due: list[tuple[float, str, int]] = []
         for job in jobs:
             handle = run_id(job.id, job.run)
@@ -97,6 +100,7 @@ class ProgressReader:
         work = [(runs[handle], uid, self._seen.get(handle)) for _, handle, uid in due[:MOST_RUNS]]
         now = self._now()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
+        self._done, self._began_at = done, at
 
         def read() -> None:
             found = {}
@@ -109,8 +113,11 @@ class ProgressReader:
         self._is_reading = True
         # Not of a pool, which would wait for it when the daemon ends.
         threading.Thread(target=read, name="progress", daemon=True).start()
+        await self._wait(PATIENCE_S, runs)
+
+    async def _wait(self, timeout_s: float, runs: Mapping[str, Run]) -> None:
         try:
-            await asyncio.wait_for(done.wait(), PATIENCE_S)
+            await asyncio.wait_for(self._done.wait(), max(0.0, timeout_s))
         except asyncio.TimeoutError:
             return
         self._take(runs)

@@ -49,6 +49,7 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
         "leftover_grace_s": ticket.leftover_grace_s,
         "stop_signal": int(ticket.stop_signal),
         "notice": None if notice is None else (int(notice.signal), notice.before_s, notice.main_only),
+        "snapshot": ticket.snapshot,
         "has_gpus": ticket.has_gpus,
         "interactive": None
         if foreground is None

@@ -159,6 +159,9 @@ def _enter(ticket: dict[str, Any]) -> Logs:
     try:
         os.chdir(work_dir)
     except (OSError, ValueError) as error:
+        snapshot = ticket.get("snapshot")
+        if snapshot is not None and isinstance(error, FileNotFoundError):
+            raise LaunchError(f"its snapshot {snapshot} is gone: there is no {work_dir}") from None
         raise LaunchError(f"cannot enter the working directory {work_dir}: {_text(error)}") from None
     _make_checkpoint_dir(ticket)
     before = os.umask(ticket["umask"])

@@ -24,7 +24,7 @@ from gpusched.model.logfile import put_aside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 PIPE_BYTES = 1 << 20
@@ -87,6 +87,12 @@ class Flow:
         self._limit = self._max_bytes
         self._lost = 0
         self._ends_line = True
+        if not ticket["append"]:
+            try:
+                self._as_owner(self._remove_stale)
+            except launch.LaunchError:
+                # What cannot be removed stays.
+                pass
         self.reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if who is not None:
@@ -103,6 +109,18 @@ class Flow:
         except OSError:
             # The user's share of pipe memory is used up; the usual 64 KiB will do.
             pass
+
+    def _as_owner(self, action: Callable[[], int]) -> int:
+        return action() if self._who is None else launch.as_user(*self._who, action)
+
+    def _remove_stale(self) -> int:
+        """Take away what another job left that had the same output: this one begins with an empty file."""
+        for number in range(1, self._keep + 1):
+            try:
+                os.unlink(put_aside(self._path, number))
+            except OSError:
+                continue
+        return 0
 
     def copy(self) -> bool:
         """Copy what is there; False when nobody can write any more."""
@@ -146,7 +164,7 @@ class Flow:
     def _turn(self) -> bool:
         """Put the file aside and begin a new one; False when that cannot be."""
         try:
-            fd = self._begin_next() if self._who is None else launch.as_user(*self._who, self._begin_next)
+            fd = self._as_owner(self._begin_next)
         except (OSError, launch.LaunchError):
             return False
         self._limit = self._max_bytes

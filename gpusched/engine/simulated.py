@@ -212,7 +212,8 @@ class SimulatedEngine:
 
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
         """See `ports.Engine`."""
-        return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in self._runs}
+        living = {run for run, found in self._runs.items() if found.end is None}
+        return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in living}
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """See `ports.Engine`; time alone wakes nobody, whoever moves the clock asks for the events."""

@@ -40,6 +40,8 @@ class Ticket:
     notice: Notice | None = None
     checkpoint_dir: str | None = None
     """Folder to make for the user if it is not there; when that fails the variable that names it is left out."""
+    snapshot: str | None = None
+    """Name of the copy of the code that `work_dir` is in, for the reason when it is gone."""
     has_gpus: bool = False
     """Look for GPU out-of-memory in the tail of the output when the run fails."""
     interactive: Interactive | None = None

@@ -156,6 +156,8 @@ class Launch:
     """Between the first signal and KILL; None is the setting `grace_s`."""
     gpu_ids: str | None = None
     """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None is the setting `gpu_ids`."""
+    submit_dir: str | None = None
+    """Where relative outputs are, and what the job is told as its own folder; None is `work_dir`."""
     log_max_mib: int | None = None
     """An output file that has grown to this size is put aside and a new one begun; None lets it grow."""
     log_keep: int = 3

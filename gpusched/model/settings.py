@@ -144,6 +144,11 @@ class LimitSettings:
     jobs: int = setting(1_000_000, "Most jobs waiting or running at once.")
     batch: int = setting(100_000, "Most jobs in one submission.")
     array: int = setting(1_000_000, "Most tasks of one array.")
+    snapshot_mib: float = setting(256.0, "Largest copy of the code that `--snapshot` makes, in MiB.")
+    snapshot_files: int = setting(50_000, "Most files in such a copy.")
+    snapshot_keep_days: float = setting(
+        30.0, "Days that such a copy stays after it was last submitted with, unless an unfinished job needs it."
+    )
 
 
 @dataclass(frozen=True, slots=True)

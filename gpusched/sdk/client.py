@@ -71,13 +71,16 @@ class Client:
         Raises: UsageError, Refused; NotReady when the daemon went away and there is no `key` to try again with.
         """
         spec = {**spec_of(options), **_program(command, script, args)}
+        self._freeze(spec, options.get("snapshot"))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
         return read_job(answer["job"], answer.get("existing", False))
 
     def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
         """Record a job for each shell line, all or none of them; returns their ids in order."""
-        answer = self.call("POST", "/v1/jobs", {"spec": spec_of(options), "batch": list(lines)})
+        spec = spec_of(options)
+        self._freeze(spec, options.get("snapshot"))
+        answer = self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
         return [str(job_id) for job_id in answer["ids"]]
 
     def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> Job:
@@ -86,6 +89,8 @@ class Client:
         for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("umask", "")):
             if given not in options:
                 del spec[name]
+        if options.get("snapshot"):
+            raise UsageError("a repeated job starts in the snapshot that it had", "leave snapshot= out")
         if options.get("env") is not None:
             raise UsageError("a repeated job keeps its environment", "add to it with extra_env=")
         if "env" in spec:
@@ -93,6 +98,12 @@ class Client:
         body = {"resubmit": [_id(job)], "spec": spec}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
         return read_job(answer["job"], answer.get("existing", False))
+
+    def _freeze(self, spec: dict[str, Any], mode: object) -> None:
+        if mode and mode != "no":
+            from gpusched.snapshots.submitting import start_in_copy  # few need it
+
+            start_in_copy(self.call, self._link.socket_path, spec, "auto" if mode is True else str(mode))
 
     # --- looking ----------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class Executor(concurrent.futures.Executor):
             raise ValueError("max_workers must be greater than 0")
         if "key" in options:
             raise UsageError("a key stands for one job, not for the calls of an executor", "leave key= out")
+        if options.get("snapshot"):
+            raise UsageError("calls find their code by this program's import path", "leave snapshot= out")
         command = [python, os.path.abspath(call_module.__file__)]
         own = client is None
         self._dispatch = Dispatch(client or Client(), spec_of(options), command, max_workers, own)

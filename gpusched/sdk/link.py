@@ -59,6 +59,11 @@ class Link:
                         "look with client.jobs(); a submission with key= is safe to repeat",
                     ) from error
 
+    @property
+    def socket_path(self) -> str:
+        """The daemon's socket. Raises: DaemonUnreachable."""
+        return self._client().socket_path
+
     def close(self) -> None:
         """Drop all connections; the next request makes new ones."""
         with self._lock:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpusched.errors import NotFound, Refused
+from gpusched.tail import Tail
 
 if TYPE_CHECKING:
     from gpusched.sdk.client import Client
@@ -32,25 +31,27 @@ def read_logs(
             raise NotFound(f"job {job.id} has no run {run}", f"list its runs with: gshow {job.id}")
         raise Refused(f"job {job.id} has not started: {job.reason_text or job.state}", "wait for it with follow=True")
     path = _path(job, runs[number], err)
-    try:
-        reader = _Reader(path)
-    except FileNotFoundError:
-        raise Refused(f"there is no file {path}; it was moved, removed or never made", f"see: gshow {job.id}") from None
-    return _all_of(reader, lines)
+    reader = _Reader(path, _kept(job))
+    if not reader.begin(lines):
+        raise Refused(f"there is no file {path}; it was moved, removed or never made", f"see: gshow {job.id}")
+    return _all_of(reader)
 
 
-def _all_of(reader: _Reader, lines: int | None) -> Iterator[str]:
+def _all_of(reader: _Reader) -> Iterator[str]:
     with reader:
-        if lines is None:
-            yield from reader.lines()
-            yield from reader.rest()
-        else:
-            yield from deque((*reader.lines(), *reader.rest()), maxlen=lines)
+        yield from reader.lines()
+        yield from reader.rest()
 
 
 def _path(job: JobDetails, run: Run, err: bool) -> str:
     path = run.stderr_path if err and run.stderr_path else run.stdout_path
     return str(path or job.stdout_path)
+
+
+def _kept(job: JobDetails) -> int:
+    """How many files put aside its output may consist of."""
+    launch = job.spec.get("launch", {})
+    return launch.get("log_keep", 0) if launch.get("log_max_mib") else 0
 
 
 def _followed(client: Client, job_id: str, err: bool, lines: int | None) -> Iterator[str]:
@@ -68,15 +69,10 @@ def _followed(client: Client, job_id: str, err: bool, lines: int | None) -> Iter
                     yield from reader.rest()
                     reader.close()
                     reader = None
-                try:
-                    reader = _Reader(_path(job, run, err))
-                except FileNotFoundError:
-                    if not job.is_final and run is job.runs[-1]:
-                        break  # recorded as running, its file is a moment away
                 number = run.run
-                if reader is not None and skipped is not None:
-                    yield from deque(reader.lines(), maxlen=skipped)
-                    skipped = None
+                reader = _Reader(_path(job, run, err), _kept(job))
+                reader.begin(skipped)
+                skipped = None
             if reader is not None:
                 yield from reader.lines()
             if job.is_final:
@@ -96,21 +92,33 @@ def _followed(client: Client, job_id: str, err: bool, lines: int | None) -> Iter
 
 
 class _Reader:
-    """Whole lines of a file that may grow."""
+    """Whole lines of a file that may grow, be emptied, or be put aside."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    def __init__(self, path: str, keep: int) -> None:
+        self._tail = Tail(path, keep)
         self._begun = b""
+
+    def begin(self, lines: int | None) -> bool:
+        """Begin with the last this many lines, or with all of them; whether there is a file."""
+        if lines is None:
+            self._tail.begin_whole()
+        else:
+            self._tail.begin_last(lines)
+        # Opens it if nothing has.
+        self._tail.copy(self._add, 1)
+        return self._tail.was_found
+
+    def _add(self, piece: bytes) -> None:
+        self._begun += piece
 
     def lines(self) -> Iterator[str]:
         """The lines that have been completed since the last call."""
-        if os.fstat(self._fd).st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
-            os.lseek(self._fd, 0, os.SEEK_SET)  # emptied under us
-            self._begun = b""
-        while piece := os.read(self._fd, 1 << 16):
-            *whole, self._begun = (self._begun + piece).split(b"\n")
+        while True:
+            *whole, self._begun = self._begun.split(b"\n")
             for line in whole:
                 yield line.decode(errors="replace") + "\n"
+            if not self._tail.copy(self._add, 1):
+                return
 
     def rest(self) -> Iterator[str]:
         """A last line without its end."""
@@ -120,9 +128,7 @@ class _Reader:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._tail.close()
 
     def __enter__(self) -> _Reader:
         return self

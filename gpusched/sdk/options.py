@@ -49,6 +49,8 @@ class JobOptions(TypedDict, total=False):
     deadline: datetime | float
     hold: bool
     key: str
+    snapshot: bool | str
+    """Keep the code as it is: True, or `git`, `copy`, as `gsub --snapshot`."""
     retries: int
     backoff: str | timedelta | float
     backoff_factor: float
@@ -60,6 +62,9 @@ class JobOptions(TypedDict, total=False):
     output: str | os.PathLike[str]
     error: str | os.PathLike[str]
     open_mode: str
+    log_max: str | int
+    """An output file that has grown to this size is put aside."""
+    log_keep: int
     chdir: str | os.PathLike[str]
     """Working directory; the current one when it is not given."""
     env: Mapping[str, str]
@@ -68,7 +73,7 @@ class JobOptions(TypedDict, total=False):
     """Added to the environment."""
 
 
-_SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib"}
+_SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib", "log_max": "log_max_mib"}
 _TIMES = {"time": "time_limit_s", "backoff": "backoff_s", "backoff_max": "backoff_max_s", "grace": "grace_s"}
 _INSTANTS = {"begin": "begin_at", "deadline": "deadline_at"}
 _PATHS = {"output": "stdout", "error": "stderr"}
@@ -83,7 +88,7 @@ def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in ("env", "extra_env", "chdir"):
+        if value is None or name in ("env", "extra_env", "chdir", "snapshot"):
             continue
         try:
             spec.update(_field(name, value))

@@ -106,6 +106,11 @@ class Job:
     restarts: int = 0
     retries: int = 0
     failures: int = 0
+    progress: float | None = None
+    """How far it is, 0 to 1, while it runs and says so."""
+    progress_text: str | None = None
+    eta_at: float | None = None
+    """When it is done at its pace; None while nobody knows."""
     existing: bool = False
     """Of a submission with a key: whether the job was there before."""
 

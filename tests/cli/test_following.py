@@ -107,6 +107,9 @@ def test_an_array_is_all_of_its_tasks(sh: Shell) -> None:
 
 def test_tasks_are_followed_from_before_they_have_rows(sh: Shell) -> None:
     array = sh.submit("-H", "-a", "0-2", "-J", "late", "--wrap", "echo $SLURM_ARRAY_TASK_ID")
+    whole = following(sh, "-f", array)
+    assert whole.stderr is not None
+    assert f"array {array} waits (JobHeldUser)" in whole.stderr.readline().decode()
     process = following(sh, "-f", f"{array}_0", f"{array}_2")
     assert process.stderr is not None
     assert "JobHeldUser" in process.stderr.readline().decode()
@@ -114,6 +117,12 @@ def test_tasks_are_followed_from_before_they_have_rows(sh: Shell) -> None:
     sh.ok("gctl", "release", array)
     code, out, _ = finished(process)
     assert (code, sorted(out.splitlines())) == (0, [f"[{array}_0 late] 0", f"[{array}_2 late] 2"])
+    code, out, err = finished(whole)
+    assert (code, sorted(out.splitlines()), err) == (0, [f"[{array}_{n} late] {n}" for n in range(3)], "")
+    gone = sh.submit("-H", "-a", "0-2", "--", "true")
+    sh.ok("gcancel", "-y", gone)
+    code, out, err = finished(following(sh, "-f", gone))
+    assert (code, out, f"array {gone} is CANCELLED" in err) == (1, "", True)
 
 
 def test_jobs_without_output_do_not_keep_the_others_from_printing(sh: Shell) -> None:

@@ -103,6 +103,12 @@ def test_the_tree_of_jobs_that_are_no_pipeline(own: Shell) -> None:
     compare("gq-tree-jobs.txt", stable(own.ok("gq", "--tree")))
 
 
+def test_the_tree_takes_no_other_columns(sh: Shell) -> None:
+    for words in (("-o", "%i"), ("--sort", "id"), ("--start",), ("--priority",)):
+        done = sh.type("gq", "--tree", *words)
+        assert (done.code, "has no effect" in done.err) == (2, True)
+
+
 def test_lines_are_drawn_where_the_terminal_can(own: Shell) -> None:
     first = own.submit("--hold", "--", "true")
     own.submit("-d", f"afterok:{first}", "--", "true")
@@ -143,6 +149,30 @@ def in_a_terminal(sh: Shell, code: str, *words: str, **env: str) -> str:
     return out.decode()
 
 
+def test_a_step_may_be_an_array_or_a_sweep(sh: Shell) -> None:
+    text = """
+[defaults]
+cpus = 0
+[step.prep]
+run = "mkdir marks"
+[step.many]
+needs = "prep"
+array = "0-3%2"
+command = ["sh", "-c", "touch marks/$GPUSCHED_ARRAY_TASK_ID"]
+[step.grid]
+needs = "prep"
+sweep = { lr = [1, 2], seed = "5..6" }
+command = ["touch", "marks/{lr}-{seed}"]
+[step.merge]
+needs = ["many", "grid"]
+run = "ls marks"
+"""
+    pipeline = sh.submit("--dag", write(sh, text))
+    assert sh.type("gwait", pipeline).code == 0
+    last = json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0]["steps"][-1]
+    assert sh.ok("glogs", last["id"]).split() == ["0", "1", "1-5", "1-6", "2", "2-5", "2-6", "3"]
+
+
 def test_cancel_ends_the_whole_pipeline(sh: Shell) -> None:
     text = '[step.a]\nrun = "sleep 100"\ncpus = 0\n[step.b]\nneeds = "a"\nrun = "true"\n[step.c]\nrun = "sleep 100"\n'
     pipeline = sh.submit("--dag", write(sh, text))
@@ -180,11 +210,15 @@ def test_nothing_is_recorded_of_a_pipeline_that_is_refused(own: Shell, line: str
 def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_order(own: Shell) -> None:
     (own.work / "s.sh").write_text("#!/bin/sh\n#GSUB -t 1h --nice 7 -c 3\necho $A $B $1\n")
     text = '[defaults]\ntime = "2h"\nenv = { A = "1" }\n[step.a]\nscript = "s.sh"\nargs = ["x"]\nnice = 5\ncpus = 2\n'
+    text += 'fallback = "echo no"\nretries = 2\nkill-on-invalid-dep = "no"\nnotify = ["fail", "end"]\n'
     pipeline = own.submit("--dag", write(own, text), "-c", "1", "-E", "B=2")
     own.ok("gwait", pipeline)
     job = json.loads(own.ok("gshow", "--json", "1"))["jobs"][0]
     assert (job["time_limit_s"], job["nice"], job["cpus"], job["name"]) == (7200, 5, 1.0, "a")
     assert (job["pipeline"], job["step"]) == ("p1", "a")
+    spec = job["spec"]
+    assert (spec["fallback"], spec["retry"]["retries"], spec["never_satisfied"]) == ("echo no", 2, "wait")
+    assert spec["alerting"]["on"] == ["end", "fail"]
     assert own.ok("glogs", "1") == "1 2 x\n"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, open_run
+from support import wait_until
 
 from gpusched.model.execution import (
     LimitOrder,
@@ -470,3 +471,14 @@ def test_a_foreground_that_is_cancelled_before_anybody_came_ends_once_and_starte
     # An engine without terminals refuses it with a sentence.
     assert (end.start_at, end.stopped_by == "cancel") == (None, end.launch_error is None)
     assert bench.of("1.1") == [end]
+
+
+def test_only_living_runs_have_used_cpu_time(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, argv=("sh", "-c", "(while :; do :; done) & echo ready; wait"))
+    bench.ready("1.1")
+    bench.burn("1.1", 0.1)
+    wait_until(lambda: bench.engine.cpu_seconds(["1.1", "2.1"]).get("1.1", 0.0) >= 0.1, what="CPU time to be seen")
+    assert set(bench.engine.cpu_seconds(["1.1", "2.1"])) == {"1.1"}
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    assert bench.engine.cpu_seconds(["1.1"]) == {}

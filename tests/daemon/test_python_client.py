@@ -147,6 +147,24 @@ def test_output_is_followed_through_retries(client: gpusched.Client, tmp_path: P
         client.logs(job, run=9)
 
 
+def test_output_that_was_put_aside_comes_first(client: gpusched.Client, tmp_path: Path) -> None:
+    job = client.submit("seq 1 300000", cpus=0, log_max="1M", log_keep=5, chdir=tmp_path)
+    numbers = [f"{number}\n" for number in range(1, 300_001)]
+    assert list(client.logs(job, follow=True)) == numbers
+    assert len(list(tmp_path.glob("*.old*"))) == 1
+    assert list(client.logs(job)) == numbers
+    assert list(client.logs(job, lines=200_000)) == numbers[-200_000:]
+
+
+def test_a_job_says_how_far_it_is(client: gpusched.Client, tmp_path: Path) -> None:
+    line = 'echo "1/4 of it" > "$GPUSCHED_PROGRESS"; echo said; exec sleep 1000'
+    job = client.submit(line, cpus=0, chdir=tmp_path)
+    assert next(client.logs(job, follow=True)) == "said\n"
+    found = client.job(job)
+    assert (found.progress, found.progress_text) == (0.25, "1/4 of it")
+    client.cancel(job)
+
+
 def test_there_is_no_output_before_the_start(client: gpusched.Client) -> None:
     with pytest.raises(Refused, match="has not started"):
         client.logs(client.submit("true", hold=True))
@@ -237,6 +255,7 @@ def test_every_option_is_a_field_that_the_daemon_knows() -> None:
         "vram": "1G",
         "min_vram": "1G",
         "mem": "1G",
+        "log_max": "1G",
     }
     for name in JobOptions.__annotations__:
         found = spec_of({name: texts.get(name, {} if name in ("env", "extra_env") else "1" if name == "gpus" else "x")})

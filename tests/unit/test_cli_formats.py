@@ -17,7 +17,7 @@ from gpusched.cli.instants import parse_instant, parse_since
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
 from gpusched.cli.slurm_format import _FIELDS, keys, render
-from gpusched.cli.tail import tail_offset
+from gpusched.tail import tail_offset
 
 JOB: dict[str, Any] = {
     "id": "42",

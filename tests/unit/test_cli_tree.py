@@ -25,6 +25,12 @@ def test_each_job_is_below_the_deepest_that_it_waits_for() -> None:
     assert drawn(jobs, PLAIN) == ["1", "|- 2", "|  `- 3", "`- 4", "5", "6"]
 
 
+def test_whoever_waits_for_an_array_is_below_its_last_task() -> None:
+    tasks = [{**job(0, 1), "id": f"2_{number}"} for number in range(3)]
+    assert drawn([job(1), *tasks, job(5, 2)]) == ["1", "├─ 2_0", "├─ 2_1", "└─ 2_2", "   └─ 5"]
+    assert drawn([job(1), job(2, 1), job(5, 2)]) == ["1", "└─ 2", "   └─ 5"]
+
+
 def test_the_steps_of_a_pipeline_are_below_it() -> None:
     jobs = [job(1), job(2, pipeline="p1"), job(3, 1), job(4, 2, pipeline="p1"), job(5, 1, pipeline="p1")]
     assert drawn(jobs) == ["1", "└─ 3", "p1", "├─ 2", "│  └─ 4", "└─ 5"]

@@ -21,9 +21,9 @@ MakeFlow = Callable[..., Flow]
 def make(tmp_path: Path) -> Iterator[MakeFlow]:
     made: list[Flow] = []
 
-    def flow(max_bytes: int = 10, keep: int = 3) -> Flow:
+    def flow(max_bytes: int = 10, keep: int = 3, append: bool = False) -> Flow:
         path = str(tmp_path / "out")
-        ticket = {"umask": 0o022, "log_max_bytes": max_bytes, "log_keep": keep}
+        ticket = {"umask": 0o022, "log_max_bytes": max_bytes, "log_keep": keep, "append": append}
         made.append(Flow(os.open(path, LOG_FLAGS, 0o666), path, ticket, None))
         return made[-1]
 
@@ -69,7 +69,7 @@ def test_no_file_grows_beyond_its_slack(data: bytes, room: int, slack: int) -> N
 def test_every_byte_is_in_one_file(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("flow")
     path = str(folder / "out")
-    ticket = {"umask": 0o022, "log_max_bytes": 10, "log_keep": 100}
+    ticket = {"umask": 0o022, "log_max_bytes": 10, "log_keep": 100, "append": False}
     flow = Flow(os.open(path, LOG_FLAGS, 0o666), path, ticket, None)
     for piece in pieces:
         flow.put(piece)
@@ -92,6 +92,16 @@ def test_with_none_to_keep_the_file_is_emptied(make: MakeFlow, tmp_path: Path) -
     for number in range(5):
         flow.put(b"%d..\n" % number)
     assert files(tmp_path) == {"out": b"4..\n"}
+
+
+@pytest.mark.parametrize(("append", "left"), [(False, {"out", "out.old4"}), (True, {"out", "out.old1", "out.old4"})])
+def test_what_an_earlier_job_put_aside_goes_unless_it_is_added_to(
+    make: MakeFlow, tmp_path: Path, append: bool, left: set[str]
+) -> None:
+    for number in (1, 4):
+        (tmp_path / f"out.old{number}").write_text("of another job")
+    make(keep=3, append=append)
+    assert set(files(tmp_path)) == left
 
 
 def test_a_file_that_somebody_moved_is_not_put_aside(make: MakeFlow, tmp_path: Path) -> None:

@@ -161,6 +161,15 @@ def test_what_can_never_come_true_waits_where_that_is_wanted() -> None:
     assert states(lab, waits) == ["RUNNING"]
 
 
+def test_what_waits_for_nothing_ends_when_it_is_told_to() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1), life=WAIT)
+    first = lab.submit()
+    waits = lab.submit(dependency=f"afterok:{first}")
+    lab.turn(11)
+    lab.ask(Update(ANN, (waits,), {"never_satisfied": "cancel"}))
+    assert states(lab, waits) == ["CANCELLED"]
+
+
 def test_one_job_may_wait_where_others_are_cancelled() -> None:
     lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
     first = lab.submit()

@@ -18,6 +18,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "ports": frozenset({"model", "errors"}),
     "paths": frozenset({"errors"}),
     "quickjson": frozenset(),
+    "tail": frozenset({"model"}),
     "client": frozenset({"paths", "quickjson", "model", "errors"}),
     "policy": frozenset({"model", "errors"}),
     "plugins": frozenset({"policy", "model", "errors"}),
@@ -48,11 +49,12 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
-    "sdk": frozenset({"client", "paths", "quickjson", "model", "errors"}),
+    "snapshots": frozenset({"paths", "model", "errors"}),
+    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "model", "errors", "docs", "bench"),
+            *("notify", "quickjson", "tail", "snapshots", "model", "errors", "docs", "bench"),
         }
     ),
 }

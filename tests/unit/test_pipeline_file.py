@@ -74,6 +74,25 @@ nodelist = ["lab1", "lab2"]
     assert two.program == {"script": "#!/bin/sh\ntrue\n", "script_name": "wrap", "argv": []}
 
 
+def test_what_adds_up_on_a_command_line_may_be_a_table_or_a_list(folder: Path) -> None:
+    text = """
+[step.a]
+run = "x"
+env = ["A=1", "B=2"]
+res = { scratch = 2 }
+[step.b]
+run = "x"
+sweep = { lr = ["1e-3", 1e-4], seed = "0..2" }
+[step.c]
+run = "x"
+sweep = ["lr=1,2", "seed=0"]
+"""
+    one, two, three = load(folder, text).steps
+    assert (one.values["extra_env"], one.values["resources"]) == ({"A": "1", "B": "2"}, {"scratch": 2})
+    assert two.values["sweep"] == ["lr=1e-3,0.0001", "seed=0..2"]
+    assert three.values["sweep"] == ["lr=1,2", "seed=0"]
+
+
 def test_programs(folder: Path) -> None:
     text = """
 [defaults]

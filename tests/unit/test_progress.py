@@ -271,6 +271,22 @@ def test_a_run_is_looked_at_once_in_a_while_and_forgotten_when_it_has_ended(
     assert reader.of("1.1") is None
 
 
+def test_two_who_look_at_once_see_the_same(tmp_path: Path) -> None:
+    jobs, runs = jobs_and_runs(tmp_path, 1)
+    Path(progress_path(str(tmp_path), "1.1")).write_text("0.25")
+    reader = ProgressReader(str(tmp_path), lambda: 100.0)
+
+    async def fraction() -> float | None:
+        await reader.refresh(jobs, runs)
+        shown = reader.of("1.1")
+        return None if shown is None else shown.fraction
+
+    async def both() -> list[float | None]:
+        return await asyncio.gather(fraction(), fraction())
+
+    assert asyncio.run(both()) == [0.25, 0.25]
+
+
 def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, runs = jobs_and_runs(tmp_path, 1)
     let_go = threading.Event()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpusched.model.states import JobState
@@ -94,6 +95,7 @@ class Never:
 Verdict = Satisfied | Waiting | Never
 
 
+@lru_cache(maxsize=4096)
 def parse_dependency(text: str) -> Expression:
     """Read a dependency. Raises: ValueError with a sentence that quotes what cannot be read."""
     if "," in text and "?" in text:

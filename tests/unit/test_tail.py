@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cli.prefixes import Printer
-from gpusched.cli.tail import LONGEST_LINE, Tail
 from gpusched.model.logfile import put_aside
+from gpusched.tail import LONGEST_LINE, Tail
 
 
 def rest_of(tail: Tail) -> bytes:

@@ -1,0 +1,269 @@
+"""Making a snapshot, or finding an equal one that is there already."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched import paths
+from gpusched.errors import Refused
+from gpusched.model.units import format_size_mib, printable
+from gpusched.snapshots.listing import Listing, list_tree, unreadable
+from gpusched.snapshots.prune import prune
+
+ABOUT = "about.json"
+PATCH = "changes.patch"
+TREE = "tree"
+_FICLONE = 0x40049409
+"""Linux: share the blocks of a file until one of both is written to."""
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a snapshot may hold."""
+
+    mib: float
+    files: int
+    keep_days: float
+    """How long one that no job needs stays after it was last submitted with."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy that a job can start in."""
+
+    name: str
+    work_dir: str
+    """The folder inside the copy that corresponds to the one that was frozen."""
+    about: dict[str, Any]
+
+
+def folder_of(socket_path: str) -> str:
+    """Where the snapshots for the jobs of one daemon are: which of them are needed, that daemon knows."""
+    mark = hashlib.sha256(os.fsencode(os.path.abspath(socket_path))).hexdigest()[:8]
+    return os.path.join(paths.state_dir(), "snapshots", mark)
+
+
+def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: Callable[[], set[str]]) -> Snapshot:
+    """Keep the tree that a folder is in, as it is now.
+
+    Args:
+        mode: `auto`, `git` or `copy`, see `list_tree`.
+        needed: asks for the names that jobs need that have not ended.
+    Raises: Refused when it is too large or a part cannot be read; OSError when the copy cannot be written.
+    """
+    place = os.path.realpath(os.fsencode(work_dir))
+    if not os.path.isdir(place):
+        raise Refused(f"there is no folder {printable(work_dir)}", "name another one with -D")
+    if place == b"/":
+        raise Refused("the whole machine cannot be kept", "go to the folder of your code, or name it with -D")
+    listing = list_tree(place, mode)
+    _check_size(listing, limits)
+    home = folder_of(socket_path)
+    own = os.path.relpath(os.path.realpath(os.fsencode(home)), listing.root) + b"/"
+    if any(path.startswith(own) for path in listing.files):
+        raise Refused(
+            f"{printable(os.fsdecode(listing.root))} holds the scheduler's own files",
+            "name their folder in .gitignore or .gpuschedignore",
+        )
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    with _lock(home, fcntl.LOCK_SH):
+        name = _keep(listing, home)
+    inside = os.path.relpath(place, listing.root)
+    prune(home, limits.keep_days, needed, lambda: _lock(home, fcntl.LOCK_EX))
+    tree = os.path.join(home, name, TREE)
+    return Snapshot(name, os.path.normpath(os.path.join(tree, os.fsdecode(inside))), about(os.path.join(home, name)))
+
+
+def about(folder: str) -> dict[str, Any]:
+    """What is known of a snapshot. Raises: FileNotFoundError when it is gone."""
+    with open(os.path.join(folder, ABOUT), encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
+def folder_in(work_dir: str, name: str) -> str | None:
+    """The folder of a snapshot, from the working directory of a job that starts in it."""
+    head, mark, _ = work_dir.partition(f"/{name}/{TREE}")
+    return f"{head}/{name}" if mark else None
+
+
+@contextmanager
+def _lock(home: str, kind: int) -> Iterator[None]:
+    """Shared while one is made or chosen, alone while some are dropped."""
+    fd = os.open(os.path.join(home, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, kind)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_size(listing: Listing, limits: Limits) -> None:
+    total = sum(found.st_size for found in listing.files.values())
+    count = len(listing.files) + len(listing.links)
+    if total <= limits.mib * (1 << 20) and count <= limits.files:
+        return
+    too_large = total > limits.mib * (1 << 20)
+    sums: dict[bytes, int] = {}
+    for path, found in listing.files.items():
+        top, slash, _ = path.partition(b"/")
+        sums[top + slash] = sums.get(top + slash, 0) + (found.st_size if too_large else 1)
+    largest = sorted(sums, key=lambda path: (-sums[path], path))[:3]
+    amount = show_size if too_large else str
+    shown = ", ".join(f"{printable(os.fsdecode(path), 80)} ({amount(sums[path])})" for path in largest)
+    what = (
+        f"{show_size(total)}, more than the {limits.mib:g} MiB"
+        if too_large
+        else f"{count} files, more than the {limits.files}"
+    )
+    raise Refused(
+        f"the snapshot would hold {what} of [limit] snapshot_{'mib' if too_large else 'files'}; most is in {shown}",
+        "name data in .gitignore or .gpuschedignore: what is ignored is linked, not copied; or raise the limit",
+    )
+
+
+def show_size(number: int) -> str:
+    """Bytes as people read them."""
+    return format_size_mib(number / (1 << 20)) if number >= 1 << 20 else f"{(number + 1023) >> 10}K"
+
+
+def _keep(listing: Listing, home: str) -> str:
+    """Copy first and name it by what was copied: the tree may change meanwhile."""
+    new = tempfile.mkdtemp(prefix=".new-", dir=home)
+    try:
+        tree = os.path.join(os.fsencode(new), TREE.encode())
+        os.mkdir(tree)
+        digest = hashlib.sha256(listing.root + b"\0")
+        folders: set[bytes] = set()
+        for path in sorted(listing.files):
+            _make_folders(tree, path, folders)
+            content, mode = _copy(os.path.join(listing.root, path), os.path.join(tree, path))
+            digest.update(b"f%o %b %b\0" % (mode, content, path))
+        for path, target in sorted(listing.links.items()):
+            _make_folders(tree, path, folders)
+            os.symlink(target, os.path.join(tree, path))
+            digest.update(b"l%b\0%b\0" % (target, path))
+        for path in sorted(listing.live):
+            if _is_below(path, listing.live):
+                continue
+            _make_folders(tree, path, folders)
+            if not os.path.lexists(os.path.join(tree, path)):
+                os.symlink(os.path.join(listing.root, path), os.path.join(tree, path))
+                digest.update(b"i%b\0" % path)
+        for repository in listing.repositories:
+            digest.update(os.fsencode(f"r{repository.path} {repository.commit}\0"))
+        name = digest.hexdigest()[:32]
+        place = os.path.join(home, name)
+        if not _touch(place):
+            _describe(listing, new, name)
+            for folder in sorted(folders, reverse=True):
+                os.chmod(os.path.join(tree, folder), 0o555)
+            os.chmod(tree, 0o555)
+            try:
+                os.rename(new, place)
+            except OSError:
+                # Somebody else was as fast with the same tree.
+                if not _touch(place):
+                    raise
+        return name
+    finally:
+        remove(new)
+
+
+def _touch(folder: str) -> bool:
+    try:
+        os.utime(os.path.join(folder, ABOUT))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _describe(listing: Listing, folder: str, name: str) -> None:
+    top = listing.repositories[0] if listing.repositories else None
+    known = {
+        "name": name,
+        "root": os.fsdecode(listing.root),
+        "commit": None if top is None else top.commit,
+        "is_dirty": None if top is None else any(one.is_dirty for one in listing.repositories),
+        "repositories": [vars(one) for one in listing.repositories],
+        "files": len(listing.files) + len(listing.links),
+        "bytes": sum(found.st_size for found in listing.files.values()),
+        "linked": sorted(os.fsdecode(path) for path in listing.live),
+        "left_out": sorted(os.fsdecode(path) for path in listing.left_out),
+        "made_at": time.time(),
+    }
+    if listing.patch:
+        with open(os.path.join(folder, PATCH), "wb") as file:
+            file.write(listing.patch)
+    with open(os.path.join(folder, ABOUT), "w", encoding="utf-8") as about_file:
+        json.dump(known, about_file, indent=1)
+
+
+def _is_below(path: bytes, folders: set[bytes]) -> bool:
+    while path := os.path.dirname(path):
+        if path in folders:
+            return True
+    return False
+
+
+def _make_folders(tree: bytes, path: bytes, made: set[bytes]) -> None:
+    folder = os.path.dirname(path)
+    if folder and folder not in made:
+        _make_folders(tree, folder, made)
+        os.mkdir(os.path.join(tree, folder))
+        made.add(folder)
+
+
+def _copy(source: bytes, target: bytes) -> tuple[bytes, int]:
+    """Copy a file, read-only; returns the SHA-256 of the copy, as hex, and its mode."""
+    try:
+        reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise unreadable(source, error) from None
+    try:
+        found = os.fstat(reader)
+        mode = 0o555 if found.st_mode & 0o100 else 0o444
+        writer = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _copy_content(reader, writer)
+            digest = hashlib.sha256()
+            os.lseek(writer, 0, os.SEEK_SET)
+            while piece := os.read(writer, _BLOCK):
+                digest.update(piece)
+            # As old as the original: whoever compares ages, as make does, sees no change.
+            os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.fchmod(writer, mode)
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+    return digest.hexdigest().encode(), mode
+
+
+def _copy_content(reader: int, writer: int) -> None:
+    try:
+        fcntl.ioctl(writer, _FICLONE, reader)
+        return
+    except OSError:
+        pass  # another file system, or one without shared blocks
+    while piece := os.read(reader, _BLOCK):
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(writer, view) :]
+
+
+def remove(folder: str) -> None:
+    """Drop a folder of read-only folders; one that is gone already is fine."""
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,214 @@
+"""What belongs to a snapshot of a folder. Paths are bytes, relative to its top: a name may hold any byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from gpusched.errors import Refused
+from gpusched.model.units import printable
+
+IGNORE_FILE = b".gpuschedignore"
+_DROPPED = (b"__pycache__",)
+"""Made anew by whoever needs it, and wrong beside files of another age."""
+_OWN_LOG = re.compile(rb"gpusched-\d+(_\d+)?\.out(\.\d+)?")
+"""What jobs write here by default: it would make every snapshot another one."""
+_GIT_ENV = {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+
+
+@dataclass
+class Repository:
+    """One git work tree inside the snapshot."""
+
+    path: str
+    """Relative to the top, `.` for the top itself."""
+    commit: str | None
+    """None before the first commit."""
+    is_dirty: bool
+
+
+@dataclass
+class Listing:
+    """Everything of one tree."""
+
+    root: bytes
+    files: dict[bytes, os.stat_result] = field(default_factory=dict)
+    links: dict[bytes, bytes] = field(default_factory=dict)
+    """Symbolic links and what they name."""
+    live: set[bytes] = field(default_factory=set)
+    """What is ignored: not code, so not copied but linked to where it is."""
+    left_out: list[bytes] = field(default_factory=list)
+    """Sockets, pipes and devices."""
+    repositories: list[Repository] = field(default_factory=list)
+    patch: bytes = b""
+    """The difference to the commit, for people."""
+
+    def add(self, path: bytes) -> None:
+        """Take in one entry that is no folder; what has gone meanwhile is left out."""
+        full = os.path.join(self.root, path)
+        try:
+            found = os.lstat(full)
+            if stat.S_ISLNK(found.st_mode):
+                self.links[path] = _target(self.root, path, os.readlink(full))
+            elif stat.S_ISREG(found.st_mode):
+                self.files[path] = found
+            elif not stat.S_ISDIR(found.st_mode):
+                self.left_out.append(path)
+        except FileNotFoundError:
+            pass  # deleted, and known to git still
+
+
+def _target(root: bytes, path: bytes, target: bytes) -> bytes:
+    """A relative link that leads out of the tree names the same place from the copy, too."""
+    place = os.path.normpath(os.path.join(root, os.path.dirname(path), target))
+    inside = place == root or place.startswith(root + b"/")
+    return target if inside or target.startswith(b"/") else place
+
+
+def list_tree(folder: bytes, mode: str) -> Listing:
+    """The tree that a folder is in: `git`, `copy` (the folder itself), or `auto`, git where there is a work tree.
+
+    Raises: Refused when a part of it cannot be read, or `git` is asked for where there is none.
+    """
+    if mode != "copy":
+        root = _top(folder, must=mode == "git")
+        if root is not None:
+            return _by_git(root)
+    listing = Listing(folder)
+    patterns = _patterns(folder)
+    _walk(listing, b"", patterns)
+    return listing
+
+
+def _top(folder: bytes, must: bool) -> bytes | None:
+    shown = printable(os.fsdecode(folder))
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, env={**os.environ, **_GIT_ENV}
+        )
+    except FileNotFoundError:
+        if must:
+            raise Refused("git is not installed", "take a plain copy with: --snapshot=copy") from None
+        return None
+    if done.returncode == 0 and (top := done.stdout.rstrip(b"\n")):
+        return os.path.realpath(top)
+    if b"not a git repository" in done.stderr and not must:
+        return None
+    said = done.stderr.decode(errors="replace").strip().partition("\n")[0] or "it is a bare repository"
+    raise Refused(f"{shown} cannot be read by git: {printable(said)}", "take a plain copy with: --snapshot=copy")
+
+
+def _git(root: bytes, *words: str) -> bytes:
+    done = subprocess.run(
+        ["git", "-c", "core.quotePath=false", *words], cwd=root, capture_output=True, env={**os.environ, **_GIT_ENV}
+    )
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise Refused(f"git {words[0]} failed: {printable(said)}", "take a plain copy with: --snapshot=copy")
+    return done.stdout
+
+
+def _by_git(root: bytes) -> Listing:
+    listing = Listing(root)
+    _add_repository(listing, b"", _patterns(root))
+    return listing
+
+
+def _add_repository(listing: Listing, prefix: bytes, patterns: list[str]) -> None:
+    """Add what git knows below a folder and what it does not ignore; submodules and repositories inside likewise."""
+    root = os.path.join(listing.root, prefix) if prefix else listing.root
+    inner: list[bytes] = []
+    known = _git(root, "ls-files", "-z", "--stage").split(b"\0")
+    paths = {entry.partition(b"\t")[2]: entry[:6] for entry in known if entry}
+    others = [path for path in _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0") if path]
+    others = [path for path in others if not _OWN_LOG.fullmatch(os.path.basename(path))]
+    for path in (*paths, *others):
+        full = os.path.join(prefix, path)
+        if paths.get(path) == b"160000" or path.endswith(b"/"):
+            inner.append(full.rstrip(b"/"))
+        elif (live := _ignored(full, patterns)) is not None:
+            listing.live.add(live)
+        else:
+            listing.add(full)
+    ignored = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory").split(b"\0")
+    for path in ignored:
+        full = os.path.join(prefix, path).rstrip(b"/")
+        if path and os.path.basename(full) not in _DROPPED and not full.endswith(b".pyc"):
+            listing.live.add(full)
+    try:
+        commit: str | None = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
+    except Refused:
+        commit = None  # before the first commit
+    patch = b"" if commit is None else _git(root, "diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD")
+    listing.repositories.append(
+        Repository(os.fsdecode(prefix or b"."), commit, bool(patch or others) or commit is None)
+    )
+    if patch:
+        listing.patch += b"" if not prefix else b"# in " + prefix + b"\n"
+        listing.patch += patch
+    for path in inner:
+        if os.path.exists(os.path.join(listing.root, path, b".git")):
+            _add_repository(listing, path, patterns)
+
+
+def _walk(listing: Listing, folder: bytes, patterns: list[str]) -> None:
+    full = os.path.join(listing.root, folder)
+    try:
+        entries = sorted(os.scandir(full), key=lambda entry: entry.name)
+    except OSError as error:
+        raise unreadable(full, error) from None
+    for entry in entries:
+        path = os.path.join(folder, entry.name)
+        if entry.name in (*_DROPPED, b".git") or _OWN_LOG.fullmatch(entry.name):
+            continue
+        if _ignored(path, patterns) is not None:
+            listing.live.add(path)
+        elif entry.is_dir(follow_symlinks=False):
+            _walk(listing, path, patterns)
+        else:
+            listing.add(path)
+
+
+def _patterns(root: bytes) -> list[str]:
+    """Lines of the tree's own list of what is no code."""
+    try:
+        with open(os.path.join(root, IGNORE_FILE), "rb") as file:
+            lines = os.fsdecode(file.read()).split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(os.path.join(root, IGNORE_FILE), error) from None
+    return [line.strip().strip("/") for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _ignored(path: bytes, patterns: list[str]) -> bytes | None:
+    """The path itself, or the outermost folder above it, that a pattern names by its path or its name."""
+    if not patterns:
+        return None
+    for head in _heads(os.fsdecode(path)):
+        if any(fnmatchcase(name, pattern) for pattern in patterns for name in (head, os.path.basename(head))):
+            return os.fsencode(head)
+    return None
+
+
+def _heads(path: str) -> Iterator[str]:
+    """`a`, `a/b`, `a/b/c` of `a/b/c`."""
+    at = path.find("/")
+    while at != -1:
+        yield path[:at]
+        at = path.find("/", at + 1)
+    yield path
+
+
+def unreadable(path: bytes, error: OSError) -> Refused:
+    """What to say when a part of the tree cannot be read."""
+    shown = printable(os.fsdecode(path))
+    return Refused(
+        f"{shown} cannot be read for the snapshot: {error.strerror}",
+        "make it readable, or name it in .gitignore or .gpuschedignore: what is ignored is linked, not copied",
+    )

@@ -1,0 +1,130 @@
+"""gsub --snapshot: every run starts in the code as it was submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from shell import Shell
+
+from gpusched.snapshots.keep import remove
+
+
+@pytest.fixture
+def code(sh: Shell, tmp_path: Path) -> Path:
+    (tmp_path / "code" / "sub").mkdir(parents=True)
+    (tmp_path / "code" / "value").write_text("first\n")
+    sh.env["GIT_CEILING_DIRECTORIES"] = str(tmp_path)
+    return tmp_path / "code"
+
+
+def shown(sh: Shell, job_id: str) -> dict[str, object]:
+    return dict(json.loads(sh.ok("gshow", "--json", job_id))["jobs"][0])
+
+
+def freeze(sh: Shell, folder: Path, *words: str) -> str:
+    done = sh.type("gsub", "--parsable", "--snapshot", *words, cwd=folder)
+    assert done.code == 0, done
+    return done.out.strip()
+
+
+def test_the_first_run_and_every_retry_see_the_code_as_it_was(sh: Shell, code: Path, tmp_path: Path) -> None:
+    line = f"cat value; echo changed > {code}/value; [ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 1; }}"
+    job_id = freeze(sh, code, "--hold", "--retries", "1", "--backoff", "0", "--wrap", line)
+    (code / "value").write_text("second\n")
+    sh.ok("gctl", "release", job_id)
+    sh.ok("gwait", job_id)
+    # Outputs are where they would have been without a snapshot.
+    outputs = [(code / f"gpusched-{job_id}.out{ending}").read_text() for ending in ("", ".2")]
+    assert outputs == ["first\n", "first\n"]
+    assert (code / "value").read_text() == "changed\n"
+
+
+def test_the_job_is_told_its_own_folder_and_starts_in_the_copy(sh: Shell, code: Path) -> None:
+    job_id = freeze(sh, code / "sub", "-W", "-o", "o", "--wrap", "pwd; echo $GPUSCHED_SUBMIT_DIR $SLURM_SUBMIT_DIR")
+    where, told = (code / "sub" / "o").read_text().splitlines()
+    assert told == f"{code}/sub {code}/sub"
+    job = shown(sh, job_id)
+    assert (job["work_dir"], job["submit_dir"]) == (where, f"{code}/sub")
+    assert where.endswith(f"/{job['snapshot']}/tree")
+
+
+def test_gshow_tells_commit_state_number_of_files_and_place(sh: Shell, code: Path) -> None:
+    plain = freeze(sh, code, "--hold", "--", "true")
+    assert "plain copy, 1 files, 1K, in /" in sh.ok("gshow", plain)
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q", "."], ["add", "."], ["commit", "-qm", "x"]):
+        assert os.spawnvp(os.P_WAIT, "git", [*git, "-C", str(code), *words]) == 0
+    clean = freeze(sh, code, "--hold", "--", "true")
+    (code / "value").write_text("dirty")
+    dirty = freeze(sh, code, "--hold", "--", "true")
+    about = shown(sh, dirty)["snapshot_about"]
+    assert isinstance(about, dict)
+    commit = about["commit"][:12]
+    assert f"commit {commit}, 1 files" in sh.ok("gshow", clean)
+    assert f"commit {commit} with changes, 1 files" in sh.ok("gshow", dirty)
+
+
+def test_a_job_whose_snapshot_is_gone_fails_with_that_reason(sh: Shell, code: Path) -> None:
+    job_id = freeze(sh, code, "--hold", "--retries", "2", "--", "true")
+    name = shown(sh, job_id)["snapshot"]
+    remove(str(Path(str(shown(sh, job_id)["work_dir"])).parent))
+    assert "gone or not yours" in sh.ok("gshow", job_id)
+    sh.ok("gctl", "release", job_id)
+    done = sh.type("gwait", job_id)
+    assert done.code == 1
+    assert f"its snapshot {name} is gone" in done.err
+
+
+def test_a_repetition_starts_in_the_same_copy_unless_it_is_sent_elsewhere(sh: Shell, code: Path) -> None:
+    first = freeze(sh, code, "-W", "-o", "o", "--wrap", "cat value")
+    (code / "value").write_text("second\n")
+    again = sh.ok("gsub", "--parsable", "-W", "--resubmit", first).strip()
+    assert (code / "o").read_text() == "first\n"
+    assert shown(sh, again)["snapshot"] == shown(sh, first)["snapshot"]
+    moved = sh.ok("gsub", "--parsable", "-W", "--resubmit", first, "-D", str(code)).strip()
+    assert (code / "o").read_text() == "second\n"
+    assert shown(sh, moved)["snapshot"] is None
+    assert "snapshot that it had" in sh.type("gsub", "--snapshot", "--resubmit", first).err
+
+
+def test_a_key_is_that_of_the_folder_not_of_the_copy(sh: Shell, code: Path) -> None:
+    first = freeze(sh, code, "--key", "s-key", "--hold", "--", "true")
+    (code / "value").write_text("second\n")
+    assert freeze(sh, code, "--key", "s-key", "--hold", "--", "true") == first
+
+
+def test_a_batch_shares_one_copy_and_a_dry_run_makes_none(sh: Shell, code: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("true\ntrue\n")
+    ids = freeze(sh, code, "--hold", "--batch", str(tmp_path / "lines")).split()
+    assert len({str(shown(sh, job_id)["snapshot"]) for job_id in ids}) == 1
+    (code / "value").write_text("never kept\n")
+    before = sorted((sh.home / "snapshots").rglob("about.json"))
+    sh.ok("gsub", "--dry-run", "--snapshot", "--", "true", cwd=code)  # type: ignore[arg-type]
+    assert sorted((sh.home / "snapshots").rglob("about.json")) == before
+
+
+def test_it_can_be_asked_for_by_the_environment_and_by_the_script(sh: Shell, code: Path) -> None:
+    (code / "s.sh").write_text("#!/bin/sh\n#GSUB --snapshot --hold\ntrue\n")
+    for env, has_one in (({}, True), ({"GSUB_SNAPSHOT": "no"}, False), ({"GSUB_SNAPSHOT": "copy"}, True)):
+        job_id = sh.type("gsub", "--parsable", "s.sh", cwd=code, **env).out.strip()  # type: ignore[arg-type]
+        assert (shown(sh, job_id)["snapshot"] is not None) is has_one, env
+
+
+@pytest.mark.parametrize(
+    ("words", "code_wanted", "says"),
+    [
+        (["--snapshot=tar"], 2, "'tar' is none of auto, git, copy, no"),
+        (["--snapshot=git"], 1, "cannot be read by git"),
+        (["--snapshot", "-D", "/no/such/folder"], 1, "there is no folder /no/such/folder"),
+        (["--snapshot", "--snapshot=no", "--hold"], 0, ""),
+    ],
+)
+def test_what_else_may_be_said(sh: Shell, code: Path, words: list[str], code_wanted: int, says: str) -> None:
+    done = sh.type("gsub", *words, "--", "true", cwd=code)
+    assert (done.code, says in done.err) == (code_wanted, True), done
