@@ -6,6 +6,7 @@ import os
 import sys
 
 from gpusched.cli import output, script
+from gpusched.cli.notifying import say_nobody
 from gpusched.cli.options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import apply, parse
 from gpusched.cli.repeat import check_resubmission, say_found, take_snapshot
@@ -123,6 +124,8 @@ def body(words: list[str]) -> int:
         answer = client.call("POST", "/v1/jobs", request)
         if values.get("dry_run"):
             return _print_forecast(answer, values)
+        if values.get("notify"):
+            say_nobody()
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]

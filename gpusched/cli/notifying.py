@@ -57,6 +57,22 @@ def notify_options(fail: str, slurm: str) -> list[Option]:
     ]
 
 
+def say_nobody() -> None:
+    """A word on stderr when the user asks to be told and has not said how."""
+    import os
+    import sys
+
+    from gpusched import paths
+    from gpusched.model.units import printable
+
+    file = paths.notify_file()
+    if not os.path.exists(file):
+        sys.stderr.write(
+            f"gsub: note: there is no {printable(file)} yet, so nobody will be told; "
+            "make it as docs/howto/alerts.md shows\n"
+        )
+
+
 def problems_in_targets() -> list[UserError]:
     """What is wrong with the user's notify.toml, with file and line; empty when nothing is."""
     from gpusched import paths

@@ -26,6 +26,8 @@ class GpuFaults:
         self._known: tuple[GpuFault, ...] = ()
         self._new: list[GpuFault] = []
         self._evidence: Evidence = {}
+        self._drains: dict[str, str] = {}
+        """Messages of cards that were taken out, until the table is seen to have them: a commit may fail."""
 
     def observe(self, reading: GpuReading) -> None:
         """Take in the faults of a reading."""
@@ -33,7 +35,10 @@ class GpuFaults:
             self._new.extend(GpuFault(gpu.uuid, gpu.index, xid, reading.at) for xid in gpu.xids)
 
     def carry_out(self, turn: Turn) -> None:
-        """Drain the cards whose new faults call for it."""
+        """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier turn."""
+        self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in turn.world.drains}
+        for uuid, message in self._drains.items():
+            _record(uuid, message, turn)
         new, self._new = self._new, []
         for fault in new:
             log.error("GPU %d (%s): %s", fault.index, fault.uuid, fault.text)
@@ -61,5 +66,10 @@ class GpuFaults:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {index}"
         log.error("GPU %d (%s) is taken out: %s", index, uuid, why)
-        turn.changes.drains[uuid] = message
-        turn.world.drains[uuid] = message
+        self._drains[uuid] = message
+        _record(uuid, message, turn)
+
+
+def _record(uuid: str, message: str, turn: Turn) -> None:
+    turn.changes.drains[uuid] = message
+    turn.world.drains[uuid] = message

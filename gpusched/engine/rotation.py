@@ -277,7 +277,7 @@ class RotatedLogs(launch.Logs):
             left_ms = None if until is None else max(0.0, until - time.monotonic()) * 1000
             ready = [fd for fd, _ in self._poll.poll(left_ms)]
             self._copy(ready)
-            if not ready or self._signals in ready:
+            if self._signals in ready or (until is not None and time.monotonic() >= until):
                 return
 
     def drain(self) -> None:

@@ -62,6 +62,9 @@ class JobOptions(TypedDict, total=False):
     output: str | os.PathLike[str]
     error: str | os.PathLike[str]
     open_mode: str
+    notify: Sequence[str]
+    """What to tell you of: `["end", "fail"]`, `["all"]`."""
+    notify_to: Sequence[str]
     log_max: str | int
     """An output file that has grown to this size is put aside."""
     log_keep: int

@@ -57,6 +57,18 @@ def test_none_is_nobody_and_a_variable_is_a_default(sh: Shell) -> None:
     sh.ok("gcancel", job, other)
 
 
+def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(own: Shell) -> None:
+    done = own.type("gsub", "--parsable", "--notify=end", "--", "true")
+    assert (done.code, done.out) == (0, "1\n")
+    assert done.err == (
+        f"gsub: note: there is no {own.home}/notify.toml yet, so nobody will be told; "
+        "make it as docs/howto/alerts.md shows\n"
+    )
+    targets(own, '[target.x]\nurl = "json://127.0.0.1:9"\n')
+    assert own.type("gsub", "--notify=end", "--", "true").err == ""
+    assert own.type("gsub", "--", "true").err == ""
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -216,3 +216,18 @@ def test_a_card_on_which_everybody_fails_is_taken_out_until_somebody_clears_it()
     assert lab.store.load_drains() == {}
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 0
+
+
+def test_a_disk_that_is_full_just_then_only_puts_it_off() -> None:
+    lab = Lab(gpus=1)
+    lab.xids[0] = (79,)
+    lab.store.is_full = True
+    lab.turn(1)
+    assert lab.store.load_drains() == {}
+    lab.store.is_full = False
+    lab.turn(1)
+    assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
+    lab.turn(1)
+    lab.ask(Drain(ANN, ("0",), None))
+    lab.turn(1)
+    assert lab.store.load_drains() == {}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.launch import LOG_FLAGS
-from gpusched.engine.rotation import Flow, cut, signal_fd
+from gpusched.engine.launch import LOG_FLAGS, Logs
+from gpusched.engine.rotation import Flow, RotatedLogs, cut, signal_fd
 
 MakeFlow = Callable[..., Flow]
 
@@ -175,3 +175,24 @@ def test_a_pending_signal_makes_its_descriptor_readable() -> None:
     finally:
         os.close(fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_the_clock_is_heard_while_a_pipe_is_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.open(tmp_path / "out", LOG_FLAGS, 0o666)
+    ticket = {"umask": 0o022, "log_max_bytes": 1000, "log_keep": 1, "append": False}
+    logs = RotatedLogs(Logs(fd, fd), {**ticket, "stdout_path": str(tmp_path / "out"), "stderr_path": None}, None)
+    try:
+        (flow,) = logs.flows()
+        copies = []
+
+        def refilled() -> bool:
+            copies.append(os.read(flow.reader, 100))
+            os.write(flow.job_end, b"more\n")
+            return True
+
+        monkeypatch.setattr(Flow, "copy", lambda _: refilled())
+        os.write(flow.job_end, b"first\n")
+        logs.wait(frozenset({signal.SIGUSR2}), 0.05)
+        assert len(copies) > 1
+    finally:
+        logs.close()
