@@ -206,3 +206,11 @@ def test_a_pause_of_the_daemon_counts_for_nothing(stretches: list[Stretch], paus
     assert seen is not None
     seen = watch(seen, Look(now + pause_s, 0.0, 0.0), SETTINGS)
     assert seen.idle_at is None
+
+
+def test_a_single_reading_that_shows_work_holds_everything_back() -> None:
+    _, seen, now = live([Stretch(40.5)])
+    assert idle_since(seen, now, SETTINGS) is not None
+    seen = watch(seen, Look(now, 0.05, 0.0), SETTINGS)
+    assert seen.mean <= SETTINGS.utilisation
+    assert due(seen, 0, now, SETTINGS, can_requeue=True) is None
