@@ -368,8 +368,10 @@ class Session:
             self._drop(client)
 
     def _welcome(self, guest: Client, kind: int, content: bytes) -> None:
-        words = content.split()
-        if kind != HELLO or int(words[0]) != VERSION:
+        if kind != HELLO:
+            raise ValueError
+        version, rows, columns = map(int, content.split())
+        if version != VERSION:
             raise ValueError
         self.guests.remove(guest)
         if self.client is not None:
@@ -379,7 +381,7 @@ class Session:
             guest.socket.close()
             return
         self.client = guest
-        self.size = (int(words[1]), int(words[2]))
+        self.size = (rows, columns)
         self.hang_up_at = None
         guest.outbox += frame(WELCOME, f"{self.run} {'pty' if self.is_terminal else 'pipes'}".encode())
         for flow in self.flows:

@@ -192,10 +192,16 @@ class Supervisor:
             self.obey(line.split(" "))
 
     def take_leave(self, session: Session, launch_error: str | None) -> None:
-        """Stay until the client has all of the output and knows how the run ended."""
+        """Stay until the client has all of the output and knows how the run ended.
+
+        A daemon that has not heard the end learns of it from the end of this process, which must then not wait for
+        a slow client: a child stays instead.
+        """
         code, number = self.how_it_ended()
         words = f"{'-' if code is None else code} {'-' if number is None else number} {self.stopped_by or '-'}"
         session.close()
+        if not self.heard and session.client is not None and os.fork():
+            return
         session.farewell(words, launch_error or "")
 
     def start(self) -> str | None:

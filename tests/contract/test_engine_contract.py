@@ -25,6 +25,7 @@ from gpusched.model.execution import (
     StopOrder,
     SuspendOrder,
 )
+from gpusched.model.job import Interactive
 
 SLEEPS = Does(lasts_s=FOREVER)
 STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
@@ -461,6 +462,15 @@ def test_a_run_says_when_it_has_saved_its_work(bench: Bench) -> None:
     bench.engine.order("1.1", StopOrder("cancel"))
     bench.end_of("1.1")
     assert bench.engine.checkpoints() == {}
+
+
+def test_a_foreground_that_is_cancelled_before_anybody_came_ends_once_and_started_nothing(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, interactive=Interactive())
+    bench.engine.order("1.1", StopOrder("cancel"))
+    end = bench.end_of("1.1")
+    # An engine without terminals refuses it with a sentence.
+    assert (end.start_at, end.stopped_by == "cancel") == (None, end.launch_error is None)
+    assert bench.of("1.1") == [end]
 
 
 def test_only_living_runs_have_used_cpu_time(bench: Bench) -> None:

@@ -1,0 +1,206 @@
+"""Runs in the foreground, on the engine alone: who may attach, what is left behind, and what outlives an engine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from engine_bench import LocalBench, open_run
+from support import wait_until
+
+from gpusched.engine.frames import ACK, BYE, EXIT, HELLO, IN, NOTE, OUT, REFUSED, WELCOME, frame, take_frames
+from gpusched.model.execution import ResumeOrder, RunLost, RunStarted, RunSuspended, StopOrder, SuspendOrder
+from gpusched.model.job import Interactive
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start runs of another user")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[LocalBench]:
+    made = LocalBench(tmp_path)
+    yield made
+    made.close()
+    while Talker.made:
+        Talker.made.pop().socket.close()
+
+
+class Talker:
+    """A client that says exactly what it is told."""
+
+    made: ClassVar[list[Talker]] = []
+
+    def __init__(self, bench: LocalBench, run: str, hello: bytes = b"1 24 80") -> None:
+        path = str(bench.spool / f"{run}.attach")
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.made.append(self)
+        wait_until(lambda: self.socket.connect_ex(path) == 0, what="the socket")
+        self.socket.settimeout(20)
+        self.buffer = bytearray()
+        self.heard: list[tuple[int, bytes]] = []
+        self.say(HELLO, hello)
+
+    def say(self, kind: int, content: bytes = b"") -> None:
+        self.socket.sendall(frame(kind, content))
+
+    def hear(self, kind: int, content: bytes = b"") -> bytes:
+        """Wait for a frame of this kind that holds this; returns it whole."""
+        while True:
+            for at, (found, words) in enumerate(self.heard):
+                if found == kind and content in words:
+                    del self.heard[: at + 1]
+                    return words
+            data = self.socket.recv(65536)
+            assert data, f"closed; heard {self.heard}"
+            self.buffer += data
+            self.heard += take_frames(self.buffer)
+
+    def is_dropped(self) -> bool:
+        """Whether nothing but the end is heard."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def cat(bench: LocalBench, run: str, **terms: bool | int) -> None:
+    bench.start(run, argv=("cat",), interactive=Interactive(**terms))  # type: ignore[arg-type]
+
+
+def test_nothing_starts_before_somebody_is_there(bench: LocalBench) -> None:
+    cat(bench, "1.1")
+    bench.let_pass(0.3)
+    assert bench.of("1.1") == []
+    talker = Talker(bench, "1.1")
+    assert talker.hear(WELCOME) == b"1.1 pipes"
+    bench.until("1.1", RunStarted)
+    talker.say(IN, b"hello")
+    assert talker.hear(OUT) == b"hello"
+    talker.say(BYE)
+    assert bench.end_of("1.1").stopped_by == "client_lost"
+
+
+def test_only_its_owner_can_open_the_socket_and_it_goes_with_the_run(bench: LocalBench) -> None:
+    cat(bench, "1.1")
+    Talker(bench, "1.1").hear(WELCOME)
+    path = bench.spool / "1.1.attach"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    wait_until(lambda: not path.exists(), what="the socket to be gone")
+
+
+@AS_ROOT
+def test_another_user_is_not_heard_even_where_the_socket_is_open(bench: LocalBench) -> None:
+    cat(bench, "1.1")
+    first = Talker(bench, "1.1")
+    first.hear(WELCOME)
+    for folder in (bench.folder, *bench.folder.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o711)
+    (bench.spool / "1.1.attach").chmod(0o666)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(pwd.getpwnam("nobody").pw_uid)
+            os._exit(7 if Talker(bench, "1.1").is_dropped() else 1)
+        except BrokenPipeError:
+            os._exit(7)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    first.say(IN, b"still here")
+    assert first.hear(OUT) == b"still here"
+
+
+@AS_ROOT
+def test_a_run_of_another_user_has_a_terminal_that_is_its_own(bench: LocalBench) -> None:
+    nobody = pwd.getpwnam("nobody")
+    for folder in (bench.folder, *bench.folder.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o711)
+    bench.folder.chmod(0o777)
+    script = "id -un; tty; echo to-tty > /dev/tty; exit 4"
+    bench.start("1.1", argv=("sh", "-c", script), uid=nobody.pw_uid, user="nobody", interactive=Interactive(pty=True))
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(nobody.pw_gid)
+            os.setuid(nobody.pw_uid)
+            talker = Talker(bench, "1.1")
+            for words in (b"nobody", b"/dev/pts/", b"to-tty"):
+                talker.heard.insert(0, (OUT, talker.hear(OUT, words)))
+            talker.hear(EXIT, b"4 - - .")
+            os._exit(7)
+        except BaseException:
+            os._exit(2)
+    assert bench.end_of("1.1").exit_code == 4
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("hello", [b"2 24 80", b"", b"words", b"1 x y"])
+def test_who_speaks_another_language_is_dropped_and_the_next_one_is_served(bench: LocalBench, hello: bytes) -> None:
+    cat(bench, "1.1")
+    assert Talker(bench, "1.1", hello).is_dropped()
+    Talker(bench, "1.1").hear(WELCOME)
+
+
+def test_a_client_that_does_not_keep_to_the_window_is_dropped(bench: LocalBench) -> None:
+    bench.start("1.1", argv=("sleep", "600"), interactive=Interactive())
+    talker = Talker(bench, "1.1")
+    talker.hear(WELCOME)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        for _ in range(100):
+            talker.say(IN, b"x" * 65536)
+    assert bench.end_of("1.1").stopped_by == "client_lost"
+
+
+def test_the_second_is_refused_in_words(bench: LocalBench) -> None:
+    cat(bench, "1.1")
+    Talker(bench, "1.1").hear(WELCOME)
+    assert Talker(bench, "1.1").hear(REFUSED) == b"somebody is attached to it already: process %d" % os.getpid()
+
+
+def test_a_session_goes_on_over_a_restart_of_the_engine(bench: LocalBench) -> None:
+    cat(bench, "1.1", pty=True, keep=True)
+    talker = Talker(bench, "1.1")
+    started = bench.until("1.1", RunStarted)
+    bench.restart()
+    talker.say(IN, b"one\r")
+    talker.hear(OUT, b"one")
+    bench.engine.adopt([open_run("1.1", started)])
+    talker.say(IN, b"\x04")
+    talker.hear(EXIT, b"0 - - .")
+    assert bench.end_of("1.1").exit_code == 0
+
+
+def test_a_killed_supervisor_hangs_up_and_leaves_no_socket(bench: LocalBench) -> None:
+    cat(bench, "1.1", pty=True, keep=True)
+    talker = Talker(bench, "1.1")
+    started = bench.until("1.1", RunStarted)
+    os.kill(started.supervisor_pid, signal.SIGKILL)
+    bench.until("1.1", RunLost)
+    talker.hear(WELCOME)
+    assert talker.is_dropped()
+    wait_until(lambda: not bench.processes(), what="all to be gone")
+    bench.engine.forget(["1.1"])
+    wait_until(lambda: not (bench.spool / "1.1.attach").exists(), what="the socket to be gone")
+
+
+def test_while_it_stands_still_its_lease_does_not_run(bench: LocalBench) -> None:
+    cat(bench, "1.1", lease_s=2)
+    talker = Talker(bench, "1.1")
+    bench.until("1.1", RunStarted)
+    bench.engine.order("1.1", SuspendOrder())
+    bench.until("1.1", RunSuspended)
+    bench.let_pass(2.5)
+    bench.engine.order("1.1", ResumeOrder())
+    talker.say(IN, b"awake")
+    talker.hear(ACK)
+    assert talker.hear(OUT) == b"awake"
+    talker.hear(NOTE, b"unless you type something")
+    assert bench.end_of("1.1").stopped_by == "lease"
