@@ -9,6 +9,7 @@ from gpusched.cli import gsub, output
 from gpusched.cli.parse import Table
 from gpusched.cli.pipeline_file import PipelineMistakes, PipelineText, read
 from gpusched.cli.query import quote
+from gpusched.cli.repeat import take_snapshot
 from gpusched.client import Client, connect
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_pipeline_id, printable
@@ -33,13 +34,14 @@ def submit(table: Table, given: Values, operands: list[str]) -> int:
     if "resume" in given:
         raise UsageError("--dag and --resume were both given", "give one thing to run")
     try:
-        request = _request(read(given["dag"], given.get("vars", {}), table), table, given)
+        request, modes = _request(read(given["dag"], given.get("vars", {}), table), table, given)
     except PipelineMistakes as mistakes:
         return _say(mistakes, as_json=bool(given.get("json")))
     with connect() as client:
         if given.get("dry_run"):
             client.call("POST", "/v1/pipelines", {**request, "dry_run": True})
             return _print_check(request, given)
+        _take_snapshots(client, request["steps"], modes)
         answer = client.call("POST", "/v1/pipelines", request)
         return _print(client, answer, given, "Submitted")
 
@@ -57,13 +59,13 @@ def _resume(given: Values) -> int:
         return _print(client, answer, given, "Resumed")
 
 
-def _request(pipeline: PipelineText, table: Table, given: Values) -> dict[str, Any]:
-    """What goes to the daemon. Environments that are alike are sent once."""
+def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[str, Any], list[str]]:
+    """What goes to the daemon, and which snapshot each step wants. Environments that are alike are sent once."""
     variables = gsub.from_environment(table)
     typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}
     environments: dict[tuple[object, ...], int] = {}
     texts: list[dict[str, str]] = []
-    steps = []
+    steps, modes = [], []
     folder, umask = gsub.current_folder(), gsub.umask()
     for step in pipeline.steps:
         values = gsub.over(gsub.over(variables, step.values), typed)
@@ -82,7 +84,21 @@ def _request(pipeline: PipelineText, table: Table, given: Values) -> dict[str, A
                 "spec": spec,
             }
         )
-    return {"name": pipeline.name, "source": pipeline.source, "environments": texts, "steps": steps}
+        modes.append(values.get("snapshot", "no"))
+    return {"name": pipeline.name, "source": pipeline.source, "environments": texts, "steps": steps}, modes
+
+
+def _take_snapshots(client: Client, steps: list[dict[str, Any]], modes: list[str]) -> None:
+    """Let steps start in a copy of their folder where that is asked for; one copy for all of a folder."""
+    taken: dict[tuple[str, str], Values] = {}
+    for step, mode in zip(steps, modes, strict=True):
+        spec = step["spec"]
+        mark = (spec["work_dir"], mode)
+        if mark not in taken:
+            before = dict(spec)
+            take_snapshot(client, spec, {"snapshot": mode})
+            taken[mark] = {key: value for key, value in spec.items() if before.get(key) != value}
+        spec.update(taken[mark])
 
 
 def _say(mistakes: PipelineMistakes, *, as_json: bool) -> int:

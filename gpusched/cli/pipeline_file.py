@@ -248,7 +248,7 @@ class _Reader:
             known = [*self._options, *(OWN if at[0] == "step" else ())]
             self._unknown(at, f"{'.'.join(at[:-1])} has no", key, known)
             return
-        if not option.metavar:
+        if not option.metavar and (option.read is None or isinstance(value, bool)):
             self._put_flag(values, at, key, option, value)
             return
         try:

@@ -173,6 +173,30 @@ run = "ls marks"
     assert sh.ok("glogs", last["id"]).split() == ["0", "1", "1-5", "1-6", "2", "2-5", "2-6", "3"]
 
 
+def test_steps_start_in_a_copy_of_their_folder(sh: Shell) -> None:
+    text = """
+[defaults]
+cpus = 0
+snapshot = true
+hold = true
+[step.a]
+run = "cat code"
+[step.b]
+run = "cat code"
+snapshot = "copy"
+[step.c]
+run = "cat code"
+snapshot = "no"
+"""
+    (sh.work / "code").write_text("then\n")
+    pipeline = sh.submit("--dag", write(sh, text))
+    (sh.work / "code").write_text("now\n")
+    sh.ok("gctl", "release", pipeline)
+    sh.ok("gwait", pipeline)
+    ids = json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0]["steps"]
+    assert [sh.ok("glogs", step["id"]) for step in ids] == ["then\n", "then\n", "now\n"]
+
+
 def test_cancel_ends_the_whole_pipeline(sh: Shell) -> None:
     text = '[step.a]\nrun = "sleep 100"\ncpus = 0\n[step.b]\nneeds = "a"\nrun = "true"\n[step.c]\nrun = "sleep 100"\n'
     pipeline = sh.submit("--dag", write(sh, text))
