@@ -34,7 +34,7 @@ def lease(value: str) -> Values:
 
 def grun_table() -> Table:
     """grun"""
-    from gpusched.cli.options import gsub_table  # which knows of this table
+    from gpusched.cli.gsub_options import gsub_table  # which knows of this table
 
     front = "Foreground"
     own = [

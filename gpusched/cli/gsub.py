@@ -6,8 +6,8 @@ import os
 import sys
 
 from gpusched.cli import output, script
+from gpusched.cli.gsub_options import ONLY_TYPED, gsub_table
 from gpusched.cli.notifying import say_nobody
-from gpusched.cli.options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import apply, parse
 from gpusched.cli.repeat import check_resubmission, say_found, take_snapshot
 from gpusched.cli.where import GPU_KEYS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.options import choice
 from gpusched.cli.parse import Option, text, words_of
+from gpusched.cli.readers import choice
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
 

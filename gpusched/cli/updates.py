@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpusched.cli.options import begin, choice, gpus, instant, time_limit
 from gpusched.cli.parse import decimal, whole
+from gpusched.cli.readers import begin, choice, gpus, instant, time_limit
 from gpusched.cli.where import counts, gpus_of_node, hosts, nodes
 from gpusched.cli.workflow import kill_on_invalid_dep
 from gpusched.model.units import parse_size_mib

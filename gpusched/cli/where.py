@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpusched.cli.options import gpus, instant
 from gpusched.cli.parse import Option, text, whole
+from gpusched.cli.readers import gpus, instant
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.options import TABLES, gq_table, gsub_table
+from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.options import TABLES, gq_table
 from gpusched.cli.parse import Option, parse, split_words
 from gpusched.cli.updates import UPDATES
 from gpusched.errors import UsageError

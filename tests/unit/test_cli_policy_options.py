@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.api.schema import JOB_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.cli import gctl, gsub
-from gpusched.cli.options import gsub_table
+from gpusched.cli.gsub_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.cli.script import directives
 from gpusched.cli.updates import UPDATES

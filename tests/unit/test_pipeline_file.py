@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.options import gsub_table
+from gpusched.cli.gsub_options import gsub_table
 from gpusched.cli.pipeline_file import PipelineMistakes, PipelineText, read
 from gpusched.errors import Refused, UsageError
 
