@@ -56,8 +56,6 @@ class JobOptions(TypedDict, total=False):
     never_satisfied: str
     fallback: str
     ignore_idle: bool
-    notify: Sequence[str]
-    notify_to: Sequence[str]
     key: str
     snapshot: bool | str
     """Keep the code as it is: True, or `git`, `copy`, as `gsub --snapshot`."""
