@@ -48,6 +48,14 @@ class JobOptions(TypedDict, total=False):
     begin: datetime | float
     deadline: datetime | float
     hold: bool
+    array: str
+    """Tasks, as `"0-9%4"`; the answer is the array, its tasks are `42_7`."""
+    sweep: Sequence[str]
+    """`["lr=1e-3,1e-4", "seed=0..4"]`."""
+    max_fails: int
+    never_satisfied: str
+    fallback: str
+    ignore_idle: bool
     key: str
     snapshot: bool | str
     """Keep the code as it is: True, or `git`, `copy`, as `gsub --snapshot`."""

@@ -76,7 +76,9 @@ def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: C
             f"{printable(os.fsdecode(listing.root))} holds the scheduler's own files",
             "name their folder in .gitignore or .gpuschedignore",
         )
-    os.makedirs(home, mode=0o700, exist_ok=True)
+    # One by one: makedirs gives the mode to the last folder only.
+    for folder in (paths.state_dir(), os.path.dirname(home), home):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
     with _lock(home, fcntl.LOCK_SH):
         name = _keep(listing, home)
     inside = os.path.relpath(place, listing.root)

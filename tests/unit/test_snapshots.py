@@ -96,6 +96,7 @@ def test_a_hundred_snapshots_of_one_tree_are_one_copy_also_at_once(code: Path, t
     assert len(names) == 100
     assert len(set(names)) == 1
     (folder,) = (tmp_path / "home" / "snapshots").iterdir()
+    assert {path.stat().st_mode & 0o777 for path in (folder, folder.parent, tmp_path / "home")} == {0o700}
     assert sorted(os.listdir(folder)) == sorted([names[0], "lock"])
 
 
