@@ -180,5 +180,5 @@ UPDATE_FIELDS: dict[str, Field] = {
         "retries": RETRY_FIELDS["retries"],
         "throttle": Field("integer", "Of an array: so many tasks may run at once; null for no limit.", 1, 4_000_000),
     }.items()
-    if name not in ("hold", "key", "snapshot", "never_satisfied")
+    if name not in ("hold", "key", "snapshot")
 }

@@ -56,7 +56,7 @@ def test_a_suspended_job_that_keeps_its_gpus_says_so(own: Shell) -> None:
 def test_json_and_quiet_are_for_scripts(sh: Shell) -> None:
     job_id = sleeper(sh)
     answer = json.loads(sh.ok("gctl", "--json", "suspend", job_id))
-    assert (answer["changed"], answer["unchanged"], answer["kept"]) == ([int(job_id)], [], [])
+    assert (answer["changed"], answer["unchanged"], answer["kept"]) == ([job_id], [], [])
     assert shown(sh, job_id)["suspended_at"] is not None
     assert sh.ok("gctl", "--quiet", "resume", job_id) == f"{job_id}\n"
     assert sh.ok("gctl", "--quiet", "requeue", job_id) == f"{job_id}\n"

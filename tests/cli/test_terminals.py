@@ -102,17 +102,17 @@ def test_gsub_without_anything_on_a_terminal_says_what_to_type(sh: Shell) -> Non
 
 
 def test_closed_streams_are_no_bug(sh: Shell) -> None:
-    job_id = sh.submit("-H", "-J", "deaf", "--", "true")
+    job_id = sh.submit("-H", "-J", "mute", "--", "true")
     for line, *argv in (
-        ("CMD >&-", *sh.argv("gsub", "-H", "-J", "deaf", "--", "true")),
-        ("CMD <&- >&- 2>&-", *sh.argv("gsub", "-H", "-J", "deaf", "--", "true")),
+        ("CMD >&-", *sh.argv("gsub", "-H", "-J", "mute", "--", "true")),
+        ("CMD <&- >&- 2>&-", *sh.argv("gsub", "-H", "-J", "mute", "--", "true")),
         ("CMD >&-", *sh.argv("gq")),
         ("CMD <&-", *sh.argv("gcancel", job_id)),
     ):
         done = in_shell(sh, line, *argv)
         assert (done.code, done.out, done.err) == (0, "", ""), line
-    assert len(sh.ok("gq", "-a", "--quiet", "-n", "deaf").split()) == 3
-    sh.ok("gcancel", "-n", "deaf")
+    assert len(sh.ok("gq", "-a", "--quiet", "-n", "mute").split()) == 3
+    sh.ok("gcancel", "-n", "mute")
 
 
 def test_output_that_cannot_be_written_is_said(sh: Shell) -> None:

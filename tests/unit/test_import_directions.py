@@ -191,3 +191,9 @@ def test_the_walk_resolves_relative_imports() -> None:
     tree = ast.parse("from ..store import sqlite\nfrom . import draft\nfrom .. import gpu\nfrom gpusched import api")
     modules = {module for _, module in imports_of(tree, ROOT / "policy" / "x.py")}
     assert {"gpusched.store", "gpusched.policy.draft", "gpusched.gpu", "gpusched.api"} <= modules
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in Path(__file__).parent.parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
