@@ -1,8 +1,13 @@
-"""Puts this folder on the path, so that every tier can say `from support import ...`."""
+"""Puts this folder on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background so, and every command that a test types would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
