@@ -44,7 +44,8 @@ class Dispatch:
         """Jobs that ended before their submission was answered."""
         self._logs: list[str] = []
         """Jobs whose output need not be kept for longer than the executor."""
-        self._is_sending = False
+        self._sending: Sequence[CallFuture[Any]] = ()
+        """What is on its way to the daemon: not waiting any more, and without an id yet."""
         self._cursor: str | None = None
         self._sender: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
@@ -86,7 +87,7 @@ class Dispatch:
                 self._queue = deque(future for future in self._queue if future not in taken)
                 self._lock.notify_all()
             # What is being submitted right now gets its id in a moment.
-            self._lock.wait_for(lambda: not self._is_sending or all(f.job_id for f in futures if f not in taken), 30)
+            self._lock.wait_for(lambda: not self._sending or all(f.job_id for f in futures if f not in taken), 30)
             sent = {future.job_id: future for future in futures if future.job_id in self._open}
             for future in sent.values():
                 future.is_being_cancelled = True
@@ -115,7 +116,7 @@ class Dispatch:
         """Take no more calls; see Executor.shutdown."""
         with self._lock:
             self._is_closed = True
-            pending = [*self._queue, *self._open.values()]
+            pending = [*self._queue, *self._sending, *self._open.values()]
             self._lock.notify_all()
         if cancel and pending:
             self.cancel(pending)
@@ -151,7 +152,7 @@ class Dispatch:
                 batch = [self._queue.popleft()]
                 while self._queue and len(batch) < self._room() and self._queue[0].name == batch[0].name:
                     batch.append(self._queue.popleft())
-                self._is_sending = True
+                self._sending = batch
             try:
                 self._submit(batch)
             except Exception as error:
@@ -160,7 +161,7 @@ class Dispatch:
                     future.set_exception(error)
             finally:
                 with self._lock:
-                    self._is_sending = False
+                    self._sending = ()
                     self._lock.notify_all()
         self._settle_end()
 
@@ -205,7 +206,7 @@ class Dispatch:
     def _watch(self) -> None:
         while True:
             with self._lock:
-                if not self._open and not self._is_sending:
+                if not self._open and not self._sending:
                     self._watcher = None
                     break
             try:
@@ -220,7 +221,7 @@ class Dispatch:
                 continue
             with self._lock:
                 settled = [(self._open.pop(job["id"]), job) for job in ended if job["id"] in self._open]
-                if self._is_sending:
+                if self._sending:
                     known = {job["id"] for _, job in settled}
                     self._early.update({job["id"]: job for job in ended if job["id"] not in known})
                 self._lock.notify_all()
