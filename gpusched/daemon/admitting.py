@@ -171,9 +171,9 @@ def check_dependency(dependency: str, turn: Turn) -> None:
         wanted = set(parse_dependency(dependency).job_ids)
     except ValueError as error:
         raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
-    lookup = turn.world.lookup_parents(turn.store, wanted)
+    lookup = turn.world.lookup_parents(turn.jobs, wanted)
     for parent_id in sorted(wanted):
-        if lookup(parent_id) is None and parent_id not in turn.changes.jobs:
+        if lookup(parent_id) is None:
             raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
 
 

@@ -248,7 +248,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         if _rests_on(after) != _rests_on(before):
             turn.world.replace_dependency(after)
             if after.spec.dependency:
-                turn.world.learn_parents(turn.store, [after.spec.dependency])
+                turn.world.learn_parents(turn.jobs, [after.spec.dependency])
         turn.put_job(after)
         words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))

@@ -44,10 +44,6 @@ class Counterparts:
             self._whole[array.id] = array.state is JobState.COMPLETED
             ended.update(dict.fromkeys(arrays.tasks_left(array), False))
 
-    def knows(self, array_id: int) -> bool:
-        """Whether the ends of its tasks are followed."""
-        return array_id in self._ended
-
     def watch(self, array: Job, expression: Expression) -> Expression:
         """Follow the arrays that this one names so; returns what is left of its dependency for all of it at once."""
         followed = tuple(
@@ -70,15 +66,18 @@ class Counterparts:
     def forget(self, array_id: int) -> None:
         """The array has ended or waits for something else."""
         for parent in self._parents.pop(array_id, ()):
-            children = self._children[parent]
-            children.discard(array_id)
-            if not children:
-                del self._children[parent]
-                del self._ended[parent]
-                self._whole.pop(parent, None)
+            self._children[parent].discard(array_id)
+            self._let_go(parent)
         self._hopeless.pop(array_id, None)
         if array_id in self._groups:
             self._groups.group(array_id).ready = None
+
+    def _let_go(self, parent: int) -> None:
+        """Forget how the tasks of an array end that nobody follows."""
+        if not self._children.get(parent):
+            self._children.pop(parent, None)
+            self._ended.pop(parent, None)
+            self._whole.pop(parent, None)
 
     def follow(self, job: Job) -> None:
         """A job has changed: the tasks that wait for this one, or for one that it will never have, are looked at."""
@@ -109,6 +108,9 @@ class Counterparts:
 
     def take_touched(self) -> list[int]:
         """Arrays with tasks that may start now and might not before, by id."""
+        # Learned for somebody who then did not follow it task by task.
+        for parent in self._ended.keys() - self._children.keys():
+            self._let_go(parent)
         touched, self._touched = sorted(self._touched), set()
         return touched
 

@@ -40,6 +40,6 @@ def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
 def record(job: Job, text: str, turn: Turn) -> None:
     """Take a new job in, with the first line of its story."""
     if job.spec.dependency:
-        turn.world.learn_parents(turn.store, [job.spec.dependency])
+        turn.world.learn_parents(turn.jobs, [job.spec.dependency])
     turn.put_job(job)
     turn.tell(JobEvent(job.id, turn.now, "submitted", text))

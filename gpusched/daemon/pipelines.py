@@ -144,16 +144,13 @@ def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
 
 
 def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
-    world, caller = turn.world, command.caller
+    caller = command.caller
     pipeline = find(command.number, turn.store)
     if pipeline.uid != caller.uid:
         raise Forbidden(
             f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}", "see it with: gshow"
         )
-    jobs = [turn.changes.jobs.get(job.id, job) for job in jobs_of(command.number, world, turn.store)]
-    # Resumed twice in one tick: the jobs of the first time are not in the table yet.
-    known = {job.id for job in jobs}
-    jobs += [job for job in turn.changes.jobs.values() if job.spec.pipeline == pipeline.id and job.id not in known]
+    jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline.id})))
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
     again = policy.to_resume(jobs)
     if not again:
@@ -192,6 +189,6 @@ def _turn_over(
         dependency = policy.moved(job, names, ids)
         after = replace(job, spec=replace(job.spec, dependency=dependency))
         turn.world.replace_dependency(after)
-        turn.world.learn_parents(turn.store, [dependency] if dependency else [])
+        turn.world.learn_parents(turn.jobs, [dependency] if dependency else [])
         turn.put_job(after)
         turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={after.spec.dependency}, as others run again"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpusched.errors import Forbidden, NotFound
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
+from gpusched.ports import JobFilter
 
 from .turn import Turn
 
@@ -37,7 +38,7 @@ def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
     if selection.ids:
         found = {job_id: job for job_id in selection.ids if (job := world.find(job_id)) is not None}
         gone = [job_id for job_id in selection.ids if job_id not in found]
-        found.update({job.id: job for job in turn.finished(gone)})
+        found.update({job.id: job for job in turn.jobs(JobFilter(ids=frozenset(gone)))})
         missing = [job_id for job_id in selection.ids if job_id not in found]
         jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
     else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gpusched.errors import NotFound
 from gpusched.model.cluster import NodeView
 from gpusched.model.execution import Order, StopOrder
@@ -81,12 +79,25 @@ class Turn:
         """The open run of a job that is RUNNING or COMPLETING."""
         return self.world.open_runs[run_id(job.id, job.run)]
 
-    def finished(self, ids: Iterable[int]) -> list[Job]:
-        """Jobs that are no longer in memory, with those that ended in this very turn."""
-        wanted = set(ids)
-        here = [self.changes.jobs[job_id] for job_id in sorted(wanted) if job_id in self.changes.jobs]
-        rest = wanted - {job.id for job in here}
-        return here + (self.store.jobs(JobFilter(ids=frozenset(rest))) if rest else [])
+    def jobs(self, wanted: JobFilter) -> list[Job]:
+        """As `Store.jobs`, of ids, arrays or pipelines and no more: the table as it is after this turn's commit.
+
+        A filter that names none of them finds nothing.
+        """
+        if not (wanted.ids or wanted.arrays or wanted.pipelines):
+            return []
+        changed = self.changes.jobs
+        found = {job.id: job for job in self.store.jobs(wanted)}
+        found.update({job_id: changed[job_id] for job_id in wanted.ids if job_id in changed})
+        if wanted.arrays or wanted.pipelines:
+            found.update(
+                {
+                    job.id: job
+                    for job in changed.values()
+                    if job.array_id in wanted.arrays or job.spec.pipeline in wanted.pipelines
+                }
+            )
+        return [found[job_id] for job_id in sorted(found)]
 
     def cancel(self, job: Job, by: str) -> None:
         """End a pending job at once; ask the engine to end a running one; of an array, all tasks."""

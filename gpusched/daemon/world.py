@@ -42,6 +42,9 @@ from .tally import JobCounts
 _JUST_AFTER_S = 0.001
 _FREE = Satisfied()
 
+Read = Callable[[JobFilter], list[Job]]
+"""Reads rows: `Store.jobs`, or within a turn `Turn.jobs`, since the table is behind what the turn has done already."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -119,7 +122,7 @@ class World:
         for job in jobs:
             world.active.add(job.spec, job.user, world.arrays.left(job))
         world.arrays.load(store, jobs)
-        world.learn_parents(store, [job.spec.dependency for job in jobs if job.spec.dependency])
+        world.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
@@ -355,28 +358,26 @@ class World:
 
     # --- dependencies ---------------------------------------------------------------------------
 
-    def learn_parents(self, store: Store, dependencies: Iterable[str]) -> None:
+    def learn_parents(self, read: Read, dependencies: Iterable[str]) -> None:
         """Remember the states of jobs that others are about to depend on, ended ones included."""
         conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
-        self._dependents.learn(self._look_up(store, self._dependents.unknown({one.job_id for one in conditions} - {0})))
-        self._learn_counterparts(store, {one.job_id for one in conditions if one.kind == CORR})
-
-    def _learn_counterparts(self, store: Store, ids: Iterable[int]) -> None:
-        for job_id in ids:
-            found = store.jobs(JobFilter(ids=frozenset({job_id}))) if not self._counterparts.knows(job_id) else []
-            array = self.jobs.get(job_id) or (found[0] if found else None)
+        self._dependents.learn(self._look_up(read, self._dependents.unknown({one.job_id for one in conditions} - {0})))
+        for job_id in {one.job_id for one in conditions if one.kind == CORR}:
+            named = frozenset({job_id})
+            rows = {job.id: job for job in read(JobFilter(ids=named, arrays=named))}
+            array = self.jobs.get(job_id) or rows.get(job_id)
             if array is not None and array.is_array:
-                self._counterparts.learn(array, store.jobs(JobFilter(arrays=frozenset({job_id}))))
+                self._counterparts.learn(array, rows.values())
 
-    def lookup_parents(self, store: Store, ids: Iterable[int]) -> Lookup:
+    def lookup_parents(self, read: Read, ids: Iterable[int]) -> Lookup:
         """A lookup for `evaluate` that knows these jobs."""
-        return self._look_up(store, set(ids)).get
+        return self._look_up(read, set(ids)).get
 
-    def _look_up(self, store: Store, ids: set[int]) -> dict[int, Parent]:
+    def _look_up(self, read: Read, ids: set[int]) -> dict[int, Parent]:
         found = {job_id: job for job_id in ids if (job := self.find(job_id)) is not None}
         ended = frozenset(ids - found.keys())
         if ended:
-            found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
+            found.update({job.id: job for job in read(JobFilter(ids=ended))})
         return {job_id: parent_of(job) for job_id, job in found.items()}
 
     def _forget_dependency(self, job_id: int) -> None:

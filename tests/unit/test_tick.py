@@ -16,7 +16,7 @@ from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.execution import RunStarted, StopOrder
-from gpusched.model.job import RetryRule
+from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.invariants import check_invariants
 from gpusched.ports import JobFilter
@@ -281,3 +281,42 @@ def test_whatever_is_asked_nothing_is_lost_and_nothing_is_promised_twice(data: s
             break
         lab.turn(3)
     assert {job.state.is_final for job in lab.store.jobs(JobFilter())} <= {True}
+
+
+# --- what a submission meets that comes in the very turn in which others end -------------------------------
+
+
+ARRAY = ArraySpec("0-1")
+IN_THE_SAME_TURN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a job": ({}, {"dependency": "afterok:1"}),
+    "a job that is named with others": ({}, {"dependency": "afterany:1?afternotok:1"}),
+    "one task": ({"array": ARRAY}, {"dependency": "afterok:2"}),
+    "an array": ({"array": ARRAY}, {"dependency": "afterok:1"}),
+    "an array, task by task": ({"array": ARRAY}, {"dependency": "aftercorr:1", "array": ARRAY}),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), IN_THE_SAME_TURN.values(), ids=IN_THE_SAME_TURN)
+def test_who_depends_on_what_ends_in_the_turn_of_its_submission_starts(
+    first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    lab = Lab(cpus=4)
+    assert lab.submit(**first) == 1
+    lab.clock.advance(11)
+    after = lab.submit(**second)
+    for _ in range(3):
+        lab.turn(11)
+    assert lab.job(after).state is JobState.COMPLETED
+
+
+def test_a_whole_and_a_task_by_task_dependency_are_both_known_after_a_restart() -> None:
+    lab = Lab(cpus=2)
+    first = lab.submit(array=ArraySpec("0-3"))
+    whole = lab.submit(dependency=f"aftercorr:{first}")
+    each = lab.submit(dependency=f"aftercorr:{first}", array=ArraySpec("0-3"), nice=-100)
+    lab.restart()
+    lab.turn(11)
+    assert [job.task for job in lab.store.jobs(JobFilter(arrays=frozenset({each})))] == [0, 1]
+    for _ in range(6):
+        lab.turn(11)
+    assert {lab.job(job_id).state for job_id in (first, whole, each)} == {JobState.COMPLETED}
