@@ -23,11 +23,6 @@ LONGEST_LINE = 1 << 20
 """Looking back for the last N lines, so much for each of them is read at most: a file may be one endless line."""
 
 
-def tail_offset(fd: int, lines: int) -> int:
-    """Offset of the last this many lines of an open file."""
-    return find_lines(fd, lines)[0]
-
-
 def find_lines(fd: int, lines: int) -> tuple[int, int]:
     """Where the last this many lines of an open file begin, and how many of them it has."""
     end = at = os.fstat(fd).st_size

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.cli.parse import Reader, Values
 
-_YEARS_S = 3650 * 86400
-
 
 def size(key: str) -> Reader:
     """A memory size in MiB."""

@@ -27,8 +27,8 @@ class Dependents:
 
     def __init__(self, counterparts: Counterparts) -> None:
         self._counterparts = counterparts
-        self._tasks: dict[int, set[int]] = {}
-        """Tasks that wait by themselves, by array: what their array waits for, they wait for too."""
+        self._array_of: dict[int, int] = {}
+        """Of tasks that wait by themselves: what their array waits for, they wait for too."""
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
@@ -62,7 +62,7 @@ class Dependents:
         self._expressions[job.id] = expression
         self._touched.add(job.id)
         if job.array_id is not None:
-            self._tasks.setdefault(job.array_id, set()).add(job.id)
+            self._array_of[job.id] = job.array_id
         if expression.is_singleton:
             self._singletons.add(job.id)
             self._namesakes.begin(jobs.values())
@@ -76,6 +76,7 @@ class Dependents:
     def forget(self, job_id: int) -> None:
         """The job has ended or depends on something else: its parents are followed no more for its sake."""
         expression = self._expressions.pop(job_id, None)
+        self._array_of.pop(job_id, None)
         self._counterparts.forget(job_id)
         if job_id in self._singletons:
             self._singletons.discard(job_id)
@@ -93,8 +94,6 @@ class Dependents:
     def follow(self, job: Job) -> None:
         """A job has changed: those that wait for it have to be looked at."""
         self._counterparts.follow(job)
-        if job.is_array and job.state.is_final:
-            self._tasks.pop(job.id, None)
         children = self._children.get(job.id)
         if children:
             self._parents[job.id] = parent_of(job)
@@ -109,8 +108,7 @@ class Dependents:
     def take_touched(self) -> list[int]:
         """Jobs to look at since the last call, by id."""
         touched, self._touched = self._touched, set()
-        for array_id in touched & self._tasks.keys():
-            touched = touched | (self._tasks[array_id] & self._expressions.keys())
+        touched.update([task for task, array_id in self._array_of.items() if array_id in touched])
         return sorted(touched)
 
     def state(self, job_id: int) -> Verdict:
@@ -126,8 +124,7 @@ class Dependents:
         does."""
         if job_id not in self._singletons:
             return None
-        array_id = next((array_id for array_id, tasks in self._tasks.items() if job_id in tasks), job_id)
-        return self._namesakes.earlier(array_id)
+        return self._namesakes.earlier(self._array_of.get(job_id, job_id))
 
     def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
         """The dependency of a job that has one, by jobs alone, and what is known of those.

@@ -114,9 +114,8 @@ class Turn:
 
     def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
         """Give up the tasks that have no row; the others are left alone. It ends when those have."""
-        for job_id in self.world.awaited():
-            task = self.world.find(job_id) if job_id not in self.world.jobs else None
-            if task is not None and task.array_id == array.id and array.state is JobState.PENDING:
+        if array.state is JobState.PENDING:
+            for task in self.world.awaited_tasks(array):
                 # Somebody waits for this one: what became of it has to be told by a row.
                 after, events = lifecycle.give_up(task, self.now, code, text)
                 self.put_job(after)

@@ -235,10 +235,6 @@ class World:
                 found = True
         return found
 
-    def next_promotion(self) -> float | None:
-        """When the next waiting job becomes eligible by time alone."""
-        return self._timed.first()
-
     def next_due(self) -> float | None:
         """When the next waiting job becomes eligible, or can no longer meet its deadline."""
         return min((at for at in (self._timed.first(), self._deadlines.first()) if at is not None), default=None)
@@ -397,9 +393,10 @@ class World:
         """Jobs that name this one in their dependency, by id."""
         return self._dependents.children_of(job_id)
 
-    def awaited(self) -> list[int]:
-        """Jobs that others name in their dependency, by id."""
-        return self._dependents.parents()
+    def awaited_tasks(self, array: Job) -> list[Job]:
+        """Its tasks without a row that others name in their dependency, by id."""
+        named = [job_id for job_id in self._dependents.parents() if array.id < job_id <= array.last_id]
+        return [task for job_id in named if job_id not in self.jobs and (task := self.find(job_id)) is not None]
 
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
         """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""

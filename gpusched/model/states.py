@@ -83,7 +83,6 @@ class ReasonCode(str, Enum):
     JOB_HELD_ADMIN = "JobHeldAdmin"
     LICENSES = "Licenses"
     RESERVATION = "Reservation"
-    BAD_CONSTRAINTS = "BadConstraints"
     PREEMPTING = "Preempting"
     JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
     QUEUE_MAX = "QueueMaxLimit"

@@ -17,7 +17,7 @@ from gpusched.cli.instants import parse_instant, parse_since
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
 from gpusched.cli.slurm_format import _FIELDS, keys, render
-from gpusched.tail import tail_offset
+from gpusched.tail import find_lines
 
 JOB: dict[str, Any] = {
     "id": "42",
@@ -213,7 +213,7 @@ def test_the_last_lines_of_a_file(lines: list[bytes], is_closed: bool, count: in
     fd = os.memfd_create("lines")
     try:
         os.write(fd, content)
-        assert content[tail_offset(fd, count) :] == b"".join(
+        assert content[find_lines(fd, count)[0] :] == b"".join(
             whole[len(whole) - count :] if count < len(whole) else whole
         )
     finally:
@@ -227,7 +227,7 @@ def test_the_last_lines_of_a_file_larger_than_a_piece(tmp_path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         for count in (1, 2, 500, 1500, 2999, 3000, 3001):
-            assert path.read_bytes()[tail_offset(fd, count) :] == b"".join(lines[-count:])
+            assert path.read_bytes()[find_lines(fd, count)[0] :] == b"".join(lines[-count:])
     finally:
         os.close(fd)
 

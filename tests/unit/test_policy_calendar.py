@@ -110,13 +110,6 @@ def test_active(seconds, runs):
     assert (found is not None) is runs
 
 
-def test_the_next_edge_is_the_first_begin_or_end_of_any():
-    running, later = entry("a", begins_in=-60), entry("b", begins_in=30 * 60)
-    assert calendar.next_edge([running, later], NOW) == NOW + 1800
-    assert calendar.next_edge([running], NOW) == NOW + HOUR - 60
-    assert calendar.next_edge([entry(begins_in=-HOUR)], NOW) is None
-
-
 ENTRIES = st.builds(
     lambda begins_in, lasts, pause, until: entry(
         begins_in=begins_in,

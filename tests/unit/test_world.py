@@ -56,7 +56,7 @@ def test_held_jobs_and_jobs_of_later_are_not_offered() -> None:
     world.put_job(a_job(1, hold="user"), NOW)
     world.put_job(a_job(2, eligible_at=NOW + 5), NOW)
     assert waiting_ids(world) == []
-    assert world.next_promotion() == NOW + 5
+    assert world.next_due() == NOW + 5
     assert not world.promote(NOW + 4.9)
     assert world.promote(NOW + 5)
     assert waiting_ids(world) == [[2]]

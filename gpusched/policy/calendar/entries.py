@@ -59,16 +59,6 @@ def active(entry: CalendarEntry, now: float) -> Window | None:
     return window if window is not None and window.start_at <= now else None
 
 
-def next_edge(entries: Iterable[CalendarEntry], now: float) -> float | None:
-    """When the next window begins or ends, of any entry; None when nothing is to come."""
-    edges = []
-    for entry in entries:
-        window = next_window(entry, now)
-        if window is not None:
-            edges.append(window.start_at if window.start_at > now else window.end_at)
-    return min(edges, default=None)
-
-
 def _window(entry: CalendarEntry, start_at: float) -> Window:
     return Window(entry.name, start_at, start_at + entry.duration_s, entry.held, entry.users, entry.accounts)
 
