@@ -228,6 +228,11 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
                 f"job {job.shown_id} is no array, so that no number of its tasks can be limited",
                 f"see it with: gshow {job.shown_id}",
             )
+        if "dependency" in command.changes and job.array_id is not None and job.run:
+            raise Refused(
+                f"task {job.shown_id} has been started before and waits for no other job any more",
+                f"keep it from starting with: gctl hold {job.shown_id}",
+            )
     for job in with_tasks(jobs, turn):
         if job.state is not JobState.PENDING:
             fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
