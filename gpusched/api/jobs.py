@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from gpusched.daemon.selection import Caller, Selection
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
-from gpusched.model.units import printable
+from gpusched.model.units import parse_pipeline_id, printable, split_ids
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
@@ -249,15 +250,18 @@ async def cancel(request: web.Request) -> web.Response:
     body = await read_body(request)
     check_keys(body, "ids", "users", "queues", "names", "states", "all", "signal", "main_only", "dry_run")
     lists = {key: _texts(body, key) for key in ("users", "queues", "names", "states")}
+    named = {word: parse_pipeline_id(word) for word in _words(body)}
+    others = [word for word, number in named.items() if number is None]
     selection = Selection(
-        ids=tuple(_ids(service, body, caller)),
+        ids=tuple(_ids(service, {"ids": others}, caller)),
+        pipelines=frozenset(number for number in named.values() if number is not None),
         users=frozenset(lists["users"]),
         queues=frozenset(lists["queues"]),
         names=frozenset(lists["names"]),
         states=states_of(lists["states"]),
         everything=body.get("all") is True,
     )
-    if not (selection.ids or selection.everything or any(lists.values())):
+    if not (named or selection.everything or any(lists.values())):
         raise UsageError("no jobs are named", "give ids, a filter such as -n NAME, or --all")
     signal = body.get("signal")
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
@@ -275,11 +279,17 @@ def _texts(body: dict[str, Any], key: str) -> list[str]:
     return value
 
 
-def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
+def _words(body: dict[str, Any]) -> list[str]:
+    """Ids as a client wrote them."""
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
-    return list(dict.fromkeys(job_id for word in value for job_id in service.named(str(word), caller, unfinished=True)))
+    return list(map(str, value))
+
+
+def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
+    found = (job_id for word in _words(body) for job_id in service.named(word, caller, unfinished=True))
+    return list(dict.fromkeys(found))
 
 
 def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
@@ -338,7 +348,8 @@ async def wait(request: web.Request) -> web.Response:
     """GET /v1/wait"""
     service = service_of(request)
     caller = caller_of(request)
-    ids = service.job_ids(request.query.get("ids", ""), caller)
+    named = {word: service.named(word, caller) for word in split_ids(request.query.get("ids", ""))}
+    ids = _each_once(named)
     if not ids:
         raise UsageError("no jobs are named", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
@@ -352,6 +363,9 @@ async def wait(request: web.Request) -> web.Response:
             if job_id not in jobs:
                 raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
         done = all(job.state.is_final for job in jobs.values())
+        if done and (now := _each_once(_as_now(named, service, caller))) != ids:
+            ids = now
+            continue
         left_s = deadline - loop.time()
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
@@ -373,6 +387,17 @@ async def wait(request: web.Request) -> web.Response:
             for job in (jobs[job_id] for job_id in ids)
         ],
     )
+
+
+def _each_once(named: Mapping[str, Sequence[int]]) -> list[int]:
+    return list(dict.fromkeys(job_id for ids in named.values() for job_id in ids))
+
+
+def _as_now(named: Mapping[str, Sequence[int]], service: Service, caller: Caller) -> dict[str, Sequence[int]]:
+    """A pipeline gets more jobs while it is waited for: fallbacks of its steps, and steps that run again."""
+    return {
+        word: ids if parse_pipeline_id(word) is None else service.named(word, caller) for word, ids in named.items()
+    }
 
 
 def _moved(job: Job, state_not: str | None, run_not: str | None) -> bool:

@@ -155,7 +155,8 @@ async def show(request: web.Request) -> web.Response:
     pipeline = daemon.find(_number(request.match_info["id"]), service.scheduler.store)
     jobs = daemon.jobs_of(pipeline.number, service.scheduler.world, service.scheduler.store)
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
-    facts = service.facts_of(steps.values())
+    fallbacks = policy.fallbacks_of(jobs)
+    facts = service.facts_of([*steps.values(), *fallbacks])
     now = {job_id: steps[name].id for job_id, name in names.items()}
     spared = policy.standing(jobs).not_needed
     shown = [
@@ -168,7 +169,14 @@ async def show(request: web.Request) -> web.Response:
         }
         for name, job in steps.items()
     ]
-    return respond(pipeline={**_summary(pipeline, jobs), "source": pipeline.source, "steps": shown})
+    return respond(
+        pipeline={
+            **_summary(pipeline, jobs),
+            "source": pipeline.source,
+            "steps": shown,
+            "fallbacks": [job_json(job, facts(job)) for job in fallbacks],
+        }
+    )
 
 
 def _needs_json(job: Job, names: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -205,6 +213,7 @@ def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:
         "state": stands.state,
         "counts": dict(stands.counts),
         "not_needed": len(stands.not_needed),
+        "fallback_counts": dict(stands.fallbacks),
         "steps_total": len(policy.steps_of(jobs)),
     }
 

@@ -15,8 +15,10 @@ from typing import Any
 from gpusched.errors import NotFound, Refused
 from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_node
+from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
+from gpusched.ports import JobFilter
 
 from . import keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
@@ -147,7 +149,7 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
-    selection = command.selection
+    selection = _with_steps(command.selection, turn)
     jobs, missing = select(selection, turn)
     if selection.ids:
         for job in jobs:
@@ -165,7 +167,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
             if not command.dry_run:
                 turn.cancel(job, by=command.caller.user)
         elif job.is_array:
-            _signal_tasks(command, job, turn, answer["signalled"])
+            _signal_tasks(command, job, turn, answer["signalled"], is_alone=len(selection.ids) == 1)
         elif job.state is JobState.SUSPENDED and command.signal == SIGCONT:
             if len(selection.ids) == 1:
                 raise Refused(
@@ -184,13 +186,22 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
     return answer
 
 
-def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str]) -> None:
+def _with_steps(selection: Selection, turn: Turn) -> Selection:
+    """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
+    ids = list(selection.ids)
+    for number in sorted(selection.pipelines):
+        jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        ids += pipelines.step_ids(number, jobs, unfinished=True)
+    return replace(selection, ids=tuple(dict.fromkeys(ids)))
+
+
+def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str], *, is_alone: bool) -> None:
     for task in turn.world.tasks_of(array):
         if task.state is JobState.RUNNING and command.signal is not None:
             signalled.append(task.shown_id)
             if not command.dry_run:
                 turn.order(turn.run_of(task).id, SignalOrder(command.signal, command.main_only))
-    if not signalled and len(command.selection.ids) == 1:
+    if not signalled and is_alone:
         raise Refused(
             f"no task of array {array.id} is running, so there is no process to signal",
             f"end it with: gcancel {array.id}",
