@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from gpusched.engine.launch import Logs
+    from gpusched.engine.logs import Logs
     from gpusched.engine.streams import Streams
 else:
     import _signal as signal

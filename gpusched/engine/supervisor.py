@@ -14,6 +14,7 @@ import time
 from gpusched.engine import launch, proctree
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
+from gpusched.engine.users import LaunchError
 from gpusched.engine.wire import TEXT_LIMIT, encode_event
 
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from gpusched.engine.logs import Logs
     from gpusched.engine.session import Session
 else:
     import _signal as signal
@@ -112,7 +114,7 @@ class Supervisor:
         self.heard = True
         self.record_fd = -1
         self.order_offset = 0
-        self.logs: launch.Logs | None = None
+        self.logs: Logs | None = None
         self.job_pid = 0
         self.start_at: float | None = None
         self.started = 0.0
@@ -211,7 +213,7 @@ class Supervisor:
             start_at, started = time.time(), time.monotonic()
             streams = None if self.session is None else self.session.open_streams()
             self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams)
-        except launch.LaunchError as error:
+        except LaunchError as error:
             return str(error)
         except OSError as error:
             return f"cannot make a terminal or pipes for it: {error.strerror}"
