@@ -23,6 +23,7 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
 from gpusched.model.units import parse_pipeline_id, printable, split_ids
+from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
@@ -57,7 +58,7 @@ async def submit(request: web.Request) -> web.Response:
         submission, origins = _repeated(service, caller, body)
     else:
         submission = validate.read_submission(
-            _with_task_ids(body.get("spec"), service),
+            with_task_ids(body.get("spec"), service),
             body.get("batch"),
             service.settings,
             caller.user,
@@ -89,13 +90,14 @@ def _repeated(service: Service, caller: Caller, body: dict[str, Any]) -> tuple[v
     if body.get("batch") is not None:
         raise UsageError("a batch and jobs to repeat were both given", "give one thing to run")
     jobs = [service.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
-    submission = read_resubmission(jobs, body.get("spec", {}), caller, service.settings, service.scheduler.store)
+    spec = with_task_ids(body.get("spec", {}), service)
+    submission = read_resubmission(jobs, spec, caller, service.settings, service.scheduler.store)
     return submission, [job.shown_id for job in jobs]
 
 
-def _with_task_ids(spec: Any, service: Service) -> Any:
-    """A submission or change whose dependency names tasks by their ids."""
-    if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str) and "_" in dependency:
+def with_task_ids(spec: Any, service: Service) -> Any:
+    """A submission or change whose dependency has the ids of the tasks that it names. Raises: NotFound, UsageError."""
+    if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str):
         return {**spec, "dependency": resolve_tasks(dependency, service.find)}
     return spec
 
@@ -204,7 +206,7 @@ async def show(request: web.Request) -> web.Response:
     store = service.scheduler.store
     runs = {run.number: run for run in store.runs([job.id])}
     runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
-    spec = plain(job.spec)
+    spec = {**plain(job.spec), "dependency": as_typed(job.spec.dependency)}
     await service.look_at_progress([job])
     return respond(
         job={
@@ -340,7 +342,7 @@ async def update(request: web.Request) -> web.Response:
     """POST /v1/jobs/update"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
-    changes = validate.read_changes(_with_task_ids(body.get("changes"), service), service.settings)
+    changes = validate.read_changes(with_task_ids(body.get("changes"), service), service.settings)
     return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
 
 

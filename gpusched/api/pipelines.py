@@ -10,13 +10,13 @@ from aiohttp import web
 
 from gpusched.api import validate
 from gpusched.api.identity import caller_of
-from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.jobs import check_keys, read_body, respond, with_task_ids
 from gpusched.api.render import job_json
 from gpusched.api.schema import MAX_NAME, SPEC_FIELDS, Field
 from gpusched.api.service import Service, service_of, words
 from gpusched.daemon import pipelines as daemon
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
-from gpusched.errors import Refused, UsageError
+from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
@@ -75,6 +75,7 @@ class _Reader:
     """Reads the steps of one submission; nothing in them is trusted."""
 
     def __init__(self, service: Service, user: str, shas: Sequence[str], payloads: dict[str, bytes]) -> None:
+        self._service = service
         self._settings: Settings = service.settings
         self._requests = service.requests
         self._user = user
@@ -121,11 +122,12 @@ class _Reader:
         except ValueError as error:
             raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
         try:
-            made = self._spec(validate.read_object(spec, "spec"), checked.get("environment", 0))
+            spec = with_task_ids(validate.read_object(spec, "spec"), self._service)
+            made = self._spec(spec, checked.get("environment", 0))
         except Refused as error:
             raise Refused(f"{where}: {error.message}", error.hint) from None
-        except UsageError as error:
-            raise UsageError(f"{where}: {error.message}", error.hint) from None
+        except (NotFound, UsageError) as error:
+            raise type(error)(f"{where}: {error.message}", error.hint) from None
         if made.dependency and needs.all and (needs.is_any or "?" in made.dependency):
             raise UsageError(f"{where}: needs and a dependency go together only as all of them", "use ',' in both")
         return Step(name, made, needs, where)

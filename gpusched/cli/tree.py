@@ -160,7 +160,7 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
 def _parents(job: Job, known: Mapping[str, Job], last: Mapping[str, str]) -> list[str]:
     """Those of the jobs that it waits for, or is the fallback of, which are shown, and are of the same pipeline."""
     named = [*job["depends_on"], *([job["fallback_of"]] if job["fallback_of"] else ())]
-    above = [one if one in known else last.get(one, "") for one in named]
+    above = [one if one in known else last.get(one.partition("_")[0], "") for one in named]
     return [one for one in above if one and known[one]["pipeline"] == job["pipeline"]]
 
 

@@ -18,6 +18,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_nod
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
+from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 from . import keys, pipelines, reserving, yielding
@@ -266,7 +267,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             if after.spec.dependency:
                 turn.world.learn_parents(turn.jobs, [after.spec.dependency])
         turn.put_job(after)
-        words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
+        words = ", ".join(f"{name}={_said(name, value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in command.changes:
@@ -285,8 +286,10 @@ def _rests_on(job: Job) -> tuple[str | None, str | None]:
     return job.spec.dependency, job.spec.never_satisfied
 
 
-def _said(value: object) -> str:
+def _said(name: str, value: object) -> str:
     """A value as the job's story tells it."""
+    if name == "dependency" and isinstance(value, str):
+        return as_typed(value) or "none"
     if value is None or value == ():
         return "none"
     if isinstance(value, bool):

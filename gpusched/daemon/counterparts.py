@@ -103,7 +103,7 @@ class Counterparts:
                 place = one.job_id + 1 + self._all[one.job_id].position(number)
                 has_completed = self._ended[one.job_id].get(number, self._whole.get(one.job_id))
                 known[place] = _PARENTS[has_completed]
-                one = Condition("afterok", place)
+                one = Condition("afterok", place, task=f"{one.job_id}_{number}")
             conditions.append(one)
         return Expression(tuple(conditions)), known
 

@@ -14,7 +14,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import pipelines as policy
-from gpusched.policy.life.dependencies import Never
+from gpusched.policy.life.dependencies import Never, as_typed
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
@@ -204,4 +204,4 @@ def _turn_over(
         turn.world.replace_dependency(after)
         turn.world.learn_parents(turn.jobs, [dependency] if dependency else [])
         turn.put_job(after)
-        turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={after.spec.dependency}, as others run again"))
+        turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={as_typed(dependency)}, as others run again"))

@@ -182,7 +182,7 @@ def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> No
     lab.restart()
     lab.turn(1)
     lab.ask(Release(ANN, (second + 1,)))
-    assert why(lab, second + 1) == f"waits for job {first + 1} to complete"
+    assert why(lab, second + 1) == f"waits for job {first}_0 to complete"
     for _ in range(3):
         lab.turn(11)
     lab.ask(Release(ANN, (second + 2,)))

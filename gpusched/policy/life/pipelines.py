@@ -124,7 +124,8 @@ def written(expression: Expression) -> str:
         if one.kind == SINGLETON:
             terms.append(SINGLETON)
         else:
-            terms.append(f"{one.kind}:{one.job_id}" + (f"+{one.delay_s // 60}" if one.delay_s else ""))
+            job = f"{one.task}={one.job_id}" if one.task else str(one.job_id)
+            terms.append(f"{one.kind}:{job}" + (f"+{one.delay_s // 60}" if one.delay_s else ""))
     return ("?" if expression.is_any else ",").join(terms)
 
 
