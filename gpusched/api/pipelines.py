@@ -16,7 +16,7 @@ from gpusched.api.schema import MAX_NAME, SPEC_FIELDS, Field
 from gpusched.api.service import Service, service_of, words
 from gpusched.daemon import pipelines as daemon
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
-from gpusched.errors import NotFound, Refused, UsageError
+from gpusched.errors import GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
@@ -91,7 +91,15 @@ class _Reader:
                 f"{len(given)} steps in one pipeline; at most {self._settings.limit.batch} are taken at once",
                 "split it",
             )
-        steps = [self._step(one) for one in given]
+        steps: list[Step] = []
+        mistakes: list[GpuschedError] = []
+        for one in given:
+            try:
+                steps.append(self._step(one))
+            except UserError as error:
+                mistakes.append(error)
+        if mistakes:
+            raise type(mistakes[0]).of(mistakes)
         known = {step.name: step for step in steps}
         if len(known) < len(steps):
             twice = next(step for step in steps if known[step.name] is not step)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
@@ -142,12 +142,13 @@ def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
     except Refused as error:
         whole = error
     # Together they are refused; one by one they tell which of them it is.
+    mistakes: list[GpuschedError] = []
     for step, spec in zip(steps, specs, strict=True):
         try:
             check_submission([spec], user, turn)
         except Refused as error:
-            raise Refused(f"{step.where}: {error.message}", error.hint) from None
-    raise whole
+            mistakes.append(Refused(f"{step.where}: {error.message}", error.hint))
+    raise Refused.of(mistakes) if mistakes else whole
 
 
 def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:

@@ -277,6 +277,37 @@ def test_nothing_is_recorded_of_a_pipeline_that_is_refused(own: Shell, line: str
     assert own.type("gshow", "p1").code == 1
 
 
+SEVERAL = """
+[step.a]
+run = "true"
+gpus = 99
+[step.b]
+run = "true"
+[step.c]
+run = "true"
+mem = "900T"
+[step.d]
+run = "true"
+dependency = "afterok:99999"
+"""
+
+
+def test_all_that_the_daemon_refuses_is_told(own: Shell) -> None:
+    path = write(own, SEVERAL)
+    done = own.type("gsub", "--dag", path)
+    told = [line for line in done.err.splitlines() if line.startswith("gsub: error: ")]
+    assert (done.code, [line[13:39] for line in told]) == (
+        1,
+        ["p.toml, line 2: step a: as", "p.toml, line 7: step c: as", "p.toml, line 10: step d: t"],
+    ), done.err
+    error = json.loads(own.type("gsub", "--json", "--dag", path).err)["error"]
+    assert (error["code"], len(error["mistakes"])) == ("refused", 3)
+    assert error["message"] == "; ".join(one["message"] for one in error["mistakes"])
+    assert own.ok("gq", "-a", "--quiet") == ""
+    many = "".join(f'[step.s{number}]\nrun = "true"\ngpus = 99\n' for number in range(25))
+    assert own.type("gsub", "--dag", write(own, many)).err.endswith("\ngsub: and 5 more mistakes\n")
+
+
 def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_order(own: Shell) -> None:
     (own.work / "s.sh").write_text("#!/bin/sh\n#GSUB -t 1h --nice 7 -c 3\necho $A $B $1\n")
     text = '[defaults]\ntime = "2h"\nenv = { A = "1" }\n[step.a]\nscript = "s.sh"\nargs = ["x"]\nnice = 5\ncpus = 2\n'
