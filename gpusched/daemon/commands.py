@@ -18,7 +18,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_nod
 from gpusched.model.states import JobState
 from gpusched.policy.life import lifecycle
 
-from . import keys, pipelines, reserving, yielding
+from . import deserting, keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
 from .making import check_room, new_job, record
 from .selection import Caller, Selection, named, own, select, with_tasks
@@ -97,6 +97,7 @@ Command = (
     | reserving.Unreserve
     | pipelines.SubmitPipeline
     | pipelines.ResumePipeline
+    | deserting.LoseClients
 )
 
 UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle"})
@@ -123,6 +124,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return reserving.apply(command, turn)
     if isinstance(command, (pipelines.SubmitPipeline, pipelines.ResumePipeline)):
         return pipelines.apply(command, turn)
+    if isinstance(command, deserting.LoseClients):
+        return deserting.apply(command, turn)
     return _drain(command, turn)
 
 
