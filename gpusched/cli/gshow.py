@@ -81,6 +81,9 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["pipeline"]:
+        of = "step" if job["fallback_of"] is None else "fallback of step"
+        pairs.insert(3, ("Pipeline", f"{job['pipeline']}, {of} {job['step']}"))
     if job["tasks"]:
         pairs.insert(3, ("Tasks", _tasks(job)))
     if job["sweep"]:
@@ -101,6 +104,10 @@ def _describe(job: dict[str, Any]) -> str:
     if job["spec"]["alerting"] is not None:
         pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
+    if job["foreground"] is not None:
+        from gpusched.cli.attended import attended  # few jobs have somebody at them
+
+        pairs.extend(attended(job))
     if job["progress"] is not None:
         from gpusched.cli.bars import sentence  # few jobs say how far they are
 

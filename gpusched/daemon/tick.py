@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 from gpusched.config import Loaded
+from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
@@ -175,12 +176,15 @@ class Scheduler:
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def files_of(self, run: str) -> tuple[str, ...]:
-        """Logs of an open run, and where it keeps its work."""
+        """Logs of an open run, where it keeps its work, and what is dated by what somebody types."""
         found = self.world.open_runs.get(run)
         if found is None:
             return ()
-        folder = checkpoint_folder(self.world.jobs[found.job_id], self.site, self.settings)
-        paths = (found.stdout_path, found.stderr_path, folder)
+        job = self.world.jobs[found.job_id]
+        folder = checkpoint_folder(job, self.site, self.settings)
+        has_socket = job.spec.interactive is not None and self.site.spool
+        typed = attach_path(self.site.spool, run) if has_socket else None
+        paths = (found.stdout_path, found.stderr_path, folder, typed)
         return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
@@ -312,6 +316,8 @@ class Scheduler:
         self.gpu_faults.carry_out(turn)
         self._run_events.finish_releases(turn)
         self._run_events.stop_runs_of_lost_gpus(turn, self._reading)
+        # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
+        follow_failures(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
         if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
             self._look_again = True

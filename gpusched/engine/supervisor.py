@@ -157,16 +157,19 @@ class Supervisor:
         from gpusched.engine import session  # no batch job needs any of it
 
         try:
-            self.session = session.Session(self.ticket, self.home.spool)
+            self.session = session.Session(self.ticket, self.home.spool, self.home.boot_id, self.cpu_so_far_s)
         except OSError as error:
             return f"cannot make a socket for its client: {error.strerror}"
         self.session.take_signals(AWAITED)
         until = time.monotonic() + session.ATTACH_S
         while self.session.client is None and self.stopped_by is None:
+            if self.session.is_deserted():
+                self.stop("client_lost", None, None)
+                break
             left_s = until - time.monotonic()
             if left_s <= 0:
                 return None if self.session.keeps else f"its client did not come within {session.ATTACH_S:g} s"
-            self.listen(self.session, left_s)
+            self.listen(self.session, min(left_s, session.LOOK_S))
         return None
 
     def listen(self, session: Session, timeout_s: float | None) -> None:
@@ -267,7 +270,7 @@ class Supervisor:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
         moves = self.still.since is None
         if moves and self.session is not None:
-            self.session.act(now, self.cpu_so_far_s)
+            self.session.act(now)
             self.obey_session(self.session)
         if moves and self.notice_at is not None and now >= self.notice_at:
             self.notice_at = None
@@ -418,7 +421,7 @@ class Supervisor:
 
     def obey(self, words: list[str]) -> None:
         """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`, `suspend .`,
-        `resume .`.
+        `resume .`, `note WORDS .`.
         """
         if words[-1] != ".":
             return
@@ -434,6 +437,8 @@ class Supervisor:
             self.suspend()
         elif words[0] == "resume":
             self.resume()
+        elif words[0] == "note" and self.session is not None:
+            self.session.warn(" ".join(words[1:-1]))
         elif words[0] == "limit":
             limit_s = None if words[1] == "-" else float(words[1])
             self.ticket["time_limit_s"] = limit_s

@@ -189,6 +189,16 @@ class Alerting:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientProcess:
+    """The process that a job in the foreground was submitted by."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks from the boot to its start, by which it is told from a later process of the same pid."""
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interactive:
     """A job in the foreground of a client (`grun`)."""
 
@@ -197,6 +207,8 @@ class Interactive:
     """Whether it goes on when its client is gone."""
     lease_s: int | None = None
     """Ended after so long without activity; None is for ever."""
+    client: ClientProcess | None = None
+    """Unless it is kept, it is not started when this process is gone; None when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +225,7 @@ class JobSpec:
     time_limit_s: int | None = None
     begin_at: float | None = None
     dependency: str | None = None
-    """Slurm's syntax, `afterok:1:2,afterany:3`; ids are checked at submission."""
+    """Slurm's syntax, `afterok:1:2,afterany:3`, tasks with their ids, `afterok:42_7=50`; checked at submission."""
     hold: bool = False
     qos: str = ""
     """Quality of service; empty is the setting `default.qos`, or none."""
