@@ -150,13 +150,14 @@ class Client:
     def logs(
         self, job: JobLike, *, follow: bool = False, run: int | None = None, err: bool = False, lines: int | None = None
     ) -> Iterator[str]:
-        """A job's output line by line, of its last run unless `run` says otherwise.
+        """A job's output line by line, of its last run unless `run` says otherwise. A line beyond 1 MiB comes in parts.
 
         Args:
-            follow: wait for it to start, go on as it writes, through retries, until it has ended.
+            follow: wait for it to start, go on as it writes, through retries, until it has ended; all runs unless `run`
+                names one, and with `lines` from the current one on.
             err: its errors, where they go to a file of their own.
             lines: begin with the last so many.
-        Raises: NotFound, Refused: when there is no output (yet) and it is not followed.
+        Raises: NotFound; UsageError for an array; Refused: when there is no output (yet) and it is not followed.
         """
         return read_logs(self, _id(job), follow=follow, run=run, err=err, lines=lines)
 
