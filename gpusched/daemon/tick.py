@@ -103,7 +103,7 @@ class Scheduler:
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
-        """Called after a commit with all jobs whose row changed, by id."""
+        """Called after a commit with all jobs of which a row changed, their own or that of a run, by id."""
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
@@ -352,9 +352,12 @@ class Scheduler:
         self._step("reply")
         for reply, answer in answers:
             reply(answer)
-        if turn.changes.jobs:
+        # A start that is confirmed changes the run alone, and who follows the job waits for just that.
+        of_runs = {run.job_id for run in turn.changes.runs.values()} & self.world.jobs.keys()
+        told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | turn.changes.jobs
+        if told:
             for listener in self.listeners:
-                listener(turn.changes.jobs)
+                listener(told)
             if self.plugins.names:
                 for job_id, job in turn.changes.jobs.items():
                     self.plugins.job_changed(turn.before.get(job_id), job)
