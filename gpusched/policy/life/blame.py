@@ -10,8 +10,9 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode
@@ -66,7 +67,7 @@ def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> R
         is_inside = run.start_at <= fault.at <= run.end_at + _TOLD_LATE_S
         if fault.xid in settings.xid_victim and fault.uuid in uuids and is_inside:
             text = f"hardware fault of GPU {fault.index}: {fault.text}; it had ended as {run.outcome}"
-            return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
+            return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
     return run
 
 
