@@ -313,6 +313,11 @@ class World:
                 return arrays.task(array, number)
         return job
 
+    def name_of(self, job_id: int) -> str:
+        """What people call a job: `42`, a task `42_7`. Of one that is not active any more only the id is known."""
+        job = self.find(job_id)
+        return str(job_id) if job is None else job.shown_id
+
     def array_of_unsplit(self, job_id: int) -> Job | None:
         """The array of a task that has no row yet; None when this is the id of anything else."""
         array_id = self.arrays.array_of(job_id)

@@ -501,3 +501,17 @@ def test_arrays_of_one_name_run_one_after_the_other() -> None:
     run_out(lab)
     assert states(lab, second) == {0: COMPLETED, 1: COMPLETED}
     assert rows(lab, second)[1].run == 2
+
+
+def reason_text(lab: Lab, job_id: int) -> str:
+    reason = lab.scheduler.reason_for(lab.scheduler.world.jobs[job_id])
+    assert reason is not None
+    return reason.text
+
+
+def test_a_task_in_the_way_is_called_what_people_call_it() -> None:
+    lab = Lab(gpus=1)
+    array = submit(lab, "7-8", request=request(gpus=1))
+    other = lab.submit(request=request(gpus=1, gpu_type="A100"))
+    assert f"when job {array}_7 ends" in reason_text(lab, array)
+    assert f"job {array}_8, which needs 1 GPU, goes first" in reason_text(lab, other)

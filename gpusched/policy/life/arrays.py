@@ -11,6 +11,7 @@ alone. The row of the array ends when all of its tasks have ended, so that other
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -147,11 +148,15 @@ def swept(array: ArraySpec, task: int) -> dict[str, str]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with `{name}` replaced by the value, for the names of the sweep and nothing else."""
-    if "{" in text:
-        for name, value in values.items():
-            text = text.replace("{" + name + "}", value)
-    return text
+    """A text with `{name}` replaced by the value, for the names of the sweep and nothing else.
+
+    `${name}` is the shell's, which finds the value in the environment.
+    """
+    return PLACE.sub(lambda found: values.get(found[1], found[0]), text) if "{" in text else text
+
+
+PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""Where a text has room for a value."""
 
 
 def swept_name(name: str, array: ArraySpec, task: int) -> str:
