@@ -419,7 +419,7 @@ def test_a_sweep_has_a_task_for_every_combination() -> None:
 def test_values_are_put_into_their_places_once() -> None:
     values = arrays.swept(replace(ArraySpec("0"), sweep=SWEEP), 5)
     assert values == {"lr": "1e-4", "seed": "2"}
-    assert arrays.fill("--lr={lr} ${seed} {x} {{lr}}", values) == "--lr=1e-4 $2 {x} {1e-4}"
+    assert arrays.fill("--lr={lr} ${seed} {x} {{lr}}", values) == "--lr=1e-4 ${seed} {x} {1e-4}"
 
 
 def test_who_may_not_submit_an_array_leaves_no_trace() -> None:
