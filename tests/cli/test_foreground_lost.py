@@ -106,7 +106,7 @@ def test_one_that_is_kept_waits_on_though_its_client_was_killed(own: Shell, wait
     assert how(ended(own, other_id)) == LOST
     assert job(own, kept_id)["state"] == "PENDING"
     assert job(own, kept_id)["foreground"]["client"] is None
-    assert "it is kept when its client goes" in own.ok("gshow", kept_id)
+    assert f"come back with: grun --attach {kept_id}" in own.ok("gshow", kept_id)
 
 
 def test_a_client_that_stands_still_has_not_gone(own: Shell, wait_in_queue: Wait) -> None:
@@ -159,6 +159,9 @@ def test_gshow_says_who_is_attached_and_when_the_lease_ends(own: Shell) -> None:
         assert job(own, "1")["foreground"]["lease_ends_at"] > first
         shown = own.ok("gshow", "1")
         assert f"Foreground: at a terminal, process {screen.process.pid} is attached since " in shown
+        assert "; kept when that goes" in shown
+        refused = own.type("gctl", "requeue", "1")
+        assert (refused.code, "nobody would be at its next run" in refused.err) == (1, True)
         assert "Lease:      1:00:00, ends " in shown
         screen.press("\r~.")
         assert screen.end() == 0
