@@ -533,7 +533,7 @@ class Scheduler:
         while is_moving:
             is_moving = turn.settle_arrays()
             for job, verdict in self.world.settle_dependencies(turn.now):
-                if lifecycle.ends_unsatisfied(job, self.settings):
+                if lifecycle.ends_unsatisfied(job, self.settings, is_spared=verdict.is_spared):
                     is_moving = True
                     self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
             for job, text in self.world.settle_counterparts(turn.now):
