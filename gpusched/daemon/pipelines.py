@@ -14,7 +14,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import pipelines as policy
-from gpusched.policy.life.dependencies import Never, as_typed
+from gpusched.policy.life.dependencies import as_typed
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
@@ -203,11 +203,13 @@ def _is_inside(job: Job, names: Mapping[int, str]) -> bool:
 def _turn_over(
     steps: Mapping[str, Job], again: Sequence[str], names: Mapping[int, str], ids: Mapping[str, int], turn: Turn
 ) -> None:
-    """Let steps that were kept, waiting for what could never come true, wait for the new jobs."""
+    """Let steps that were kept and have not begun wait for the new jobs in the place of the old ones."""
+    renewed = set(again)
+    old = {job_id for job_id, name in names.items() if name in renewed}
     for name, job in steps.items():
-        if name in again or job.state is not JobState.PENDING or not job.spec.dependency:
+        if name in renewed or job.state is not JobState.PENDING or job.start_at is not None:
             continue
-        if not isinstance(turn.world.dependency_state(job), Never):
+        if old.isdisjoint(policy.conditions_of(job).job_ids):
             continue
         dependency = policy.moved(job, names, ids)
         after = replace(job, spec=replace(job.spec, dependency=dependency))

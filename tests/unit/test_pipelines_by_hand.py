@@ -11,6 +11,7 @@ from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, NotFound, Refused
+from gpusched.model.job import ArraySpec
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life.pipelines import parse_needs, standing
@@ -102,3 +103,27 @@ def test_a_step_that_cannot_run_again_is_named() -> None:
     (answer,) = lab.ask(ResumePipeline(ANN, 1))
     assert isinstance(answer, Refused)
     assert answer.message.startswith("step b: asked for 1 GPU"), answer.message
+
+
+def test_who_waits_for_either_of_two_follows_the_one_that_runs_again() -> None:
+    """It went on waiting for the job that had failed, and was cancelled when the other one failed as well."""
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=5))
+    lab.outcomes = {"1.1": Outcome(runs_s=5, exit_code=1), "2.1": Outcome(runs_s=12, exit_code=1)}
+    ids = submit(lab, step("a"), step("b"), step("c", "a?b"), step("d", "after:a,b"))
+    lab.turn(6)
+    again = ask(lab, ResumePipeline(ANN, 1))["jobs"]
+    assert again == {"a": "5"}
+    assert lab.job(ids["c"]).spec.dependency == "afterok:5?afterok:2"
+    for _ in range(3):
+        lab.turn(6)
+    assert lab.job(ids["b"]).state is JobState.FAILED
+    assert lab.job(ids["c"]).state is JobState.COMPLETED
+
+
+def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=100))
+    lab.outcomes = {"1.1": Outcome(runs_s=5, exit_code=1)}
+    ids = submit(lab, step("a"), step("b", "after:a", array=ArraySpec("0-9", throttle=1)))
+    lab.turn(6)
+    assert ask(lab, ResumePipeline(ANN, 1))["jobs"] == {"a": "13"}
+    assert lab.job(ids["b"]).spec.dependency == "after:1"
