@@ -211,13 +211,13 @@ class Deliveries:
         for name in asked:
             target = targets.named(name)
             if target is None:
-                reports.append(_nobody(order["key"], name, _why_not(name, targets)))
+                reports.append(_nobody(order["key"], name, targets.why_nobody(name)))
             elif target.takes(order["counts_as"]):
                 found.append(target)
         if not asked:
             found = [target for target in targets.targets.values() if target.takes(order["counts_as"])]
             if not targets.targets:
-                reports.append(_nobody(order["key"], FILE, _why_not(FILE, targets)))
+                reports.append(_nobody(order["key"], FILE, targets.why_nobody()))
         return [target.name for target in found]
 
     def _done(self, order: Order) -> list[Report]:
@@ -233,13 +233,3 @@ def _report(delivery: Delivery) -> Report:
 
 def _nobody(key: str, name: str, why: str) -> Report:
     return {"key": key, "target": name, "tries": 0, "outcome": "gave_up", "error": why}
-
-
-def _why_not(name: str, targets: Targets) -> str:
-    if not targets.exists:
-        return f"there is no {targets.file}"
-    if name == FILE:
-        return f"{targets.file} names no target"
-    if "@" in name:
-        return f"{targets.file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"
-    return f"{targets.file} has no target of this name"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit
+from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit, Update
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import Caller, Selection
@@ -114,6 +114,38 @@ class Obliging:
     def poll(self) -> list[dict[str, Any]]:
         taken, self.reports = self.reports, []
         return taken
+
+
+def test_what_is_asked_for_later_is_told_from_then_on() -> None:
+    lab = Lab(outcome=Outcome(runs_s=100))
+    job = lab.submit(time_limit_s=110)
+    lab.turn(90)
+    lab.ask(Update(ANN, (job,), {"notify": ("begin", "end", "time_limit_80"), "notify_to": ("phone",)}))
+    lab.turn()
+    # The time limit was nearly used up when somebody asked.
+    assert keys(lab) == [f"{job}.1 time_limit_80"]
+    assert lab.scheduler.alerts.rows[f"{job}.1 time_limit_80"].targets == ("phone",)
+    finish(lab, 20)
+    assert keys(lab) == [f"{job}.1 time_limit_80", f"{job}.1 end"]
+
+
+def test_what_is_no_longer_asked_for_is_not_told() -> None:
+    lab = Lab(outcome=Outcome(runs_s=100))
+    job = lab.submit(time_limit_s=110, alerting=asked("end", "time_limit_80"))
+    lab.ask(Update(ANN, (job,), {"notify": ()}))
+    finish(lab, 101)
+    assert keys(lab) == []
+    assert lab.job(job).spec.alerting is None
+
+
+def test_an_array_and_one_of_its_tasks_are_told_of_as_they_are_named() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10))
+    array = lab.submit(array=ArraySpec("0-3"))
+    lab.ask(Update(ANN, (array,), {"notify": ("end",)}))
+    lab.ask(Update(ANN, (array + 2,), {"notify": ("end",)}))
+    finish(lab)
+    assert lab.job(array).state is JobState.COMPLETED
+    assert keys(lab) == [f"{array}.0 end", f"{array + 2}.1 end"]
 
 
 def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
