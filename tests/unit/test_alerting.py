@@ -363,13 +363,13 @@ def test_trouble_with_the_database_is_told_at_once_and_once() -> None:
     dispatcher.poll()
     assert len(courier.handed) == 1
     for _ in range(5):
+        lab.turn(1)
         lab.store.is_full = True
         lab.ask(lab.submission())
         dispatcher.poll()
         lab.store.is_full = False
         lab.ask(lab.submission())
         dispatcher.poll()
-        lab.turn(1)
     assert len(set(courier.handed)) == 3
 
 
