@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpusched.engine import proctree
 from gpusched.errors import UsageError
-from gpusched.model.job import Interactive, RetryRule
+from gpusched.model.job import ClientProcess, Interactive, JobSpec, RetryRule
 from gpusched.model.settings import Settings
 
 _ALONE = {
@@ -40,3 +41,16 @@ def read_interactive(
     lease_s = values.get("lease_s", settings.interactive.lease_s)
     found = Interactive(pty=kind == "pty", keep=bool(values.get("keep")), lease_s=lease_s or None)
     return found, replace(retry, requeue=False)
+
+
+def submitted_by(specs: Sequence[JobSpec], pid: int | None, boot_id: str) -> tuple[JobSpec, ...]:
+    """The specs, where they are of the foreground with the process that submits them; None when nobody sees it."""
+    if pid is None or all(spec.interactive is None for spec in specs):
+        return tuple(specs)
+    found = proctree.read_process(pid)
+    # Killed just now: no process has begun at 0.
+    client = ClientProcess(pid, 0 if found is None else found.start_ticks, boot_id)
+    return tuple(
+        spec if spec.interactive is None else replace(spec, interactive=replace(spec.interactive, client=client))
+        for spec in specs
+    )

@@ -11,7 +11,9 @@ from aiohttp import web
 from gpusched.api import validate
 from gpusched.api.again import read_resubmission
 from gpusched.api.arrays import resolve_tasks
-from gpusched.api.identity import caller_of
+from gpusched.api.foreground import foreground_json
+from gpusched.api.identity import caller_of, pid_of
+from gpusched.api.interactive import submitted_by
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
@@ -65,7 +67,8 @@ async def submit(request: web.Request) -> web.Response:
     if body.get("dry_run"):
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
         return respond(dry_run=forecast_json(outlook))
-    answer = await service.ask(commands.Submit(caller, submission.specs, submission.payloads, key_again, origins))
+    specs = submitted_by(submission.specs, pid_of(request), service.scheduler.host.boot_id)
+    answer = await service.ask(commands.Submit(caller, specs, submission.payloads, key_again, origins))
     if body.get("batch") is not None or len(origins) > 1:
         return respond(ids=answer["ids"])
     job = service.find(answer["ids"][0])
@@ -212,6 +215,7 @@ async def show(request: web.Request) -> web.Response:
             "runs": [run_json(runs[number]) for number in sorted(runs)],
             "events": [event_json(event) for event in store.events(job.id)],
             "related": _related(job, service),
+            "foreground": await foreground_json(job, service),
             "request": spec.pop("request"),
             "spec": spec,
         }

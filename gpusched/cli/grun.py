@@ -16,7 +16,7 @@ from gpusched.cli.gsub import captured, current_folder, spec_of, umask
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
 from gpusched.cli.parse import parse
 from gpusched.client import connect, reach
-from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -33,6 +33,7 @@ SOON_S = 0.3
 """What starts within this time is not said to wait."""
 LOOK_S = 5.0
 REACH_S = 20.0
+ANSWER_S = 10.0
 _BECAUSE = {
     "cancel": "it was cancelled",
     "timeout": "it reached its time limit",
@@ -111,9 +112,11 @@ def _attend(client: Client, job_id: str, values: Values) -> int:
     try:
         place = _reach_run(client, job_id, values)
     except Leave as leave:
+        for number in before:
+            # Said again, it would come in the middle of the cancel.
+            signal.signal(number, signal.SIG_IGN)
         if is_new and not (values.get("keep") and leave.number == signal.SIGHUP):
-            client.call("POST", "/v1/jobs/cancel", {"ids": [job_id]})
-            output.note("grun", f"job {job_id} was cancelled before it began")
+            _give_up(client, job_id, values)
         return 128 + leave.number
     finally:
         for number, handler in before.items():
@@ -128,6 +131,18 @@ def _attend(client: Client, job_id: str, values: Values) -> int:
     except Refused as refused:
         raise Refused(f"job {where['id']}: {refused.message}", refused.hint) from None
     return _conclude(client, where, end)
+
+
+def _give_up(client: Client, job_id: str, values: Values) -> None:
+    try:
+        client.call("POST", "/v1/jobs/cancel", {"ids": [job_id]}, timeout_s=ANSWER_S)
+    except (GpuschedError, OSError):
+        if values.get("keep"):
+            _say(f"the scheduler does not answer, and job {job_id} goes on waiting; end it with: gcancel {job_id}")
+        else:
+            _say(f"the scheduler does not answer; job {job_id} is cancelled as soon as it does")
+        return
+    _say(f"job {job_id} was cancelled before it began")
 
 
 def _leave(number: int, where: FrameType | None) -> None:
@@ -201,15 +216,22 @@ class Waiting:
         """Say it in place of what was said before."""
         width = shutil.get_terminal_size().columns - 1
         line = f"grun: {text}"
-        sys.stderr.write("\r\x1b[K" + (line if len(line) <= width else line[: width - 3] + "..."))
-        sys.stderr.flush()
+        self._write("\r\x1b[K" + (line if len(line) <= width else line[: width - 3] + "..."))
         self.was_shown = True
 
     def close(self) -> None:
         """Let what comes begin on a line of its own."""
         if self.was_shown:
-            sys.stderr.write("\r\n")
+            self._write("\r\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        try:
+            sys.stderr.write(text)
             sys.stderr.flush()
+        except OSError:
+            # The terminal has gone, of which a signal tells as well.
+            pass
 
 
 # --- the end --------------------------------------------------------------------------------------------
@@ -229,10 +251,23 @@ def _conclude(client: Client, where: dict[str, Any], end: End) -> int:
     if end.sentence:
         raise Refused(end.sentence, f"see: gshow {job_id}")
     if end.stopped_by is not None:
-        _say(f"job {job_id} was ended: {_BECAUSE.get(end.stopped_by, end.stopped_by)}")
+        _say(f"job {job_id} was ended: {_why(client, job_id, end.stopped_by)}")
     if end.signal is not None:
         return 128 + end.signal
     return end.code or (1 if end.stopped_by is not None else 0)
+
+
+def _why(client: Client, job_id: str, stopped_by: str) -> str:
+    """Who or what ended it: the daemon recorded that before it had it done."""
+    text = None
+    if stopped_by in ("cancel", "preempt"):
+        path = f"/v1/jobs?ids={job_id}&fields=reason_text"
+        try:
+            ((text,),) = client.call("GET", path, timeout_s=ANSWER_S)["rows"]
+        except (GpuschedError, OSError, ValueError):
+            # Away just now; the kind of end is known without it.
+            pass
+    return printable(text) if text else _BECAUSE.get(stopped_by, stopped_by)
 
 
 def _judge(client: Client, job_id: str) -> int:

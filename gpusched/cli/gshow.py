@@ -101,6 +101,10 @@ def _describe(job: dict[str, Any]) -> str:
     if job["spec"]["alerting"] is not None:
         pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
+    if job["foreground"] is not None:
+        from gpusched.cli.attended import attended  # few jobs have somebody at them
+
+        pairs.extend(attended(job))
     if job["progress"] is not None:
         from gpusched.cli.bars import sentence  # few jobs say how far they are
 

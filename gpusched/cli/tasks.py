@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
 
-ALLOWED = OWN | {"work_dir", "extra_env"}
+ALLOWED = (OWN - {"keep", "lease_s"}) | {"work_dir", "extra_env"}
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
     """Run the command here, once or several times at once; returns the highest code. Raises: UsageError, Refused."""
+    if not values.keys().isdisjoint({"keep", "lease_s"}):
+        raise UsageError(
+            f"this runs inside job {job_id}, whose end is also that of its tasks: --keep and --lease are the job's",
+            "leave them out, or start the job itself with them",
+        )
     if not values.keys() <= ALLOWED:
         raise UsageError(
             f"this runs inside job {job_id}, and its tasks share what the job has: they can ask for nothing more",

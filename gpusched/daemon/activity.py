@@ -87,7 +87,9 @@ def _mark(path: str) -> object:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    # What goes through a pipe or a terminal leaves no trace there: nobody knows.
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode) and path != os.devnull:
+    # What goes through a pipe or a terminal leaves no trace there: nobody knows. A socket is that of a foreground,
+    # which its supervisor dates.
+    is_dated = any(kind(found.st_mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK))
+    if not is_dated and path != os.devnull:
         raise OSError(f"{path} shows nothing of what is written to it")
     return found.st_mtime_ns, found.st_size

@@ -20,7 +20,7 @@ from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.policy.life import lifecycle
 
-from . import keys, pipelines, reserving, yielding
+from . import deserting, keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
 from .making import check_room, new_job, record
 from .selection import Caller, Selection, named, own, select, with_tasks
@@ -99,6 +99,7 @@ Command = (
     | reserving.Unreserve
     | pipelines.SubmitPipeline
     | pipelines.ResumePipeline
+    | deserting.LoseClients
 )
 
 UPDATABLE_WHILE_RUNNING = frozenset(
@@ -127,6 +128,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return reserving.apply(command, turn)
     if isinstance(command, (pipelines.SubmitPipeline, pipelines.ResumePipeline)):
         return pipelines.apply(command, turn)
+    if isinstance(command, deserting.LoseClients):
+        return deserting.apply(command, turn)
     return _drain(command, turn)
 
 

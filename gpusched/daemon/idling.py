@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpusched.model.cluster import GpuReading, GpuSample
-from gpusched.model.execution import StopOrder
+from gpusched.model.execution import NoteOrder, StopOrder
 from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -105,6 +105,8 @@ def record_idle(job: Job, run: Run, text: str, turn: Turn, tell: Tell) -> None:
     """The event `gpu_idle`: the owner is told, once for each run, by the job's story and by an alert if wanted."""
     hint = "; end it with gcancel, or submit with --ignore-idle if that is meant"
     turn.tell(JobEvent(job.id, turn.now, "idle", text + hint, run.number))
+    if job.spec.interactive is not None:
+        turn.order(run.id, NoteOrder(f"job {job.shown_id}: {text}; end it if you are done with them"))
     _mark(job, run, turn)
     tell(turn, job, text)
 

@@ -27,6 +27,8 @@ class Site:
     cluster: str = "gpusched"
     checkpoints: str = ""
     """Folder of the jobs' checkpoint folders, unless the settings name one; empty for none."""
+    spool: str = ""
+    """Folder in which runs in the foreground have their sockets; empty for none."""
 
 
 _NO_PAST: Mapping[str, str] = MappingProxyType({})

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.checkpoints import CheckpointKeeper
+from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.reloading import Reload
@@ -47,6 +48,8 @@ class Loop:
         self._estimator = Estimator(scheduler)
         self._activity = ActivityReader(scheduler)
         self._checkpoints = CheckpointKeeper(scheduler)
+        self._clients = ClientWatch(scheduler)
+        scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -166,6 +169,7 @@ class Loop:
         self._take_reading()
         self._estimator.poll()
         self._activity.poll()
+        self._clients.poll()
         self._checkpoints.poll()
         self._poll_alerts()
         self.wake()

@@ -175,7 +175,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             tracker=tracker,
             settings=settings,
             clock=clock,
-            site=Site(sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir()),
+            site=Site(sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir(), spool=paths.spool_dir()),
             boot_id=sample.boot_id,
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),

@@ -25,6 +25,7 @@ from time import perf_counter
 from typing import Any
 
 from gpusched.config import Loaded
+from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
@@ -185,12 +186,15 @@ class Scheduler:
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def files_of(self, run: str) -> tuple[str, ...]:
-        """Logs of an open run, and where it keeps its work."""
+        """Logs of an open run, where it keeps its work, and what is dated by what somebody types."""
         found = self.world.open_runs.get(run)
         if found is None:
             return ()
-        folder = checkpoint_folder(self.world.jobs[found.job_id], self.site, self.settings)
-        paths = (found.stdout_path, found.stderr_path, folder)
+        job = self.world.jobs[found.job_id]
+        folder = checkpoint_folder(job, self.site, self.settings)
+        has_socket = job.spec.interactive is not None and self.site.spool
+        typed = attach_path(self.site.spool, run) if has_socket else None
+        paths = (found.stdout_path, found.stderr_path, folder, typed)
         return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:

@@ -8,6 +8,7 @@ from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_
 from gpusched.engine.spool import SUSPEND_LINE, checkpoint_path, progress_path
 from gpusched.model.execution import (
     LimitOrder,
+    NoteOrder,
     Order,
     ResumeOrder,
     RunEnded,
@@ -57,6 +58,9 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
             "pty": foreground.pty,
             "keep": foreground.keep,
             "lease_s": foreground.lease_s,
+            "client": None
+            if foreground.client is None
+            else (foreground.client.pid, foreground.client.start_ticks, foreground.client.boot_id),
             "log_bytes": int(ticket.log_mib * (1 << 20)),
         },
         "checkpoint_dir": ticket.checkpoint_dir,
@@ -76,6 +80,8 @@ def order_line(order: Order) -> str:
         return SUSPEND_LINE
     if isinstance(order, ResumeOrder):
         return "resume ."
+    if isinstance(order, NoteOrder):
+        return f"note {' '.join(order.text.split())} ."
     assert isinstance(order, LimitOrder)
     return f"limit {'-' if order.time_limit_s is None else order.time_limit_s} ."
 

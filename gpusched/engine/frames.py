@@ -6,10 +6,12 @@ A frame is one byte that says what it is, four bytes of length (little-endian), 
                     0 IN    input                e EOF   end of input
                     w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all of the run's processes
                     b BYE   it leaves on purpose
+                    q QUERY instead of HELLO: who is there? One STATUS answers it and closes
     run to client   H WELCOME "RUN pty|pipes"    r REFUSED a sentence
                     1 OUT, 2 ERR                 output, error output
                     c CLOSED the run takes no more input
                     m NOTE  a sentence for the person at the terminal
+                    S STATUS "PID|- SINCE|- LEASE_ENDS|- ." of the client, instants in seconds of the epoch
                     x EXIT  "CODE|- SIGNAL|- STOPPED_BY|- ." and a sentence on the next line
     both            a ACK   stream (one byte) and how many bytes of it were passed on (four)
 
@@ -23,6 +25,7 @@ HELLO, WELCOME, REFUSED = b"h"[0], b"H"[0], b"r"[0]
 IN, OUT, ERR = b"0"[0], b"1"[0], b"2"[0]
 EOF, CLOSED, ACK, SIZE, SIGNAL = b"e"[0], b"c"[0], b"a"[0], b"w"[0], b"s"[0]
 NOTE, EXIT, BYE = b"m"[0], b"x"[0], b"b"[0]
+QUERY, STATUS = b"q"[0], b"S"[0]
 
 VERSION = 1
 HEAD = 5

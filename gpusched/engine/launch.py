@@ -8,76 +8,21 @@ import pwd
 import stat
 
 from gpusched.engine import spool as files
+from gpusched.engine.logs import Logs, open_log
+from gpusched.engine.users import LaunchError, as_user, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Iterable
-    from typing import Any, TypeVar
+    from typing import Any
 
     from gpusched.engine.streams import Streams
-
-    _Result = TypeVar("_Result")
 else:
     import _signal as signal
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
-LOG_FLAGS = (
-    # Appending also after truncation: two openings of one file must not overwrite each other.
-    os.O_WRONLY
-    | os.O_CREAT
-    | os.O_APPEND
-    | os.O_NOFOLLOW
-    | os.O_CLOEXEC
-    | os.O_NOCTTY
-    # A pipe without a reader is an error, not a supervisor that hangs.
-    | os.O_NONBLOCK
-)
-
-
-class LaunchError(Exception):
-    """One sentence: why the job could not be started."""
-
-
-class Logs:
-    """The job's open log files. The supervisor keeps them for its own last line and for a look at the tail."""
-
-    __slots__ = ("error", "error_from", "output", "output_from")
-
-    is_copied = False
-    """Whether the job writes into pipes rather than into the files themselves."""
-
-    def __init__(self, output: int, error: int) -> None:
-        self.output = output
-        self.error = error
-        self.output_from = os.fstat(output).st_size
-        self.error_from = os.fstat(error).st_size
-
-    def job_ends(self) -> tuple[int, int]:
-        """What the job gets as its output and error."""
-        return self.output, self.error
-
-    def begin(self) -> None:
-        """The job has started."""
-
-    def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
-        """Copy what the job writes until a signal is pending, where `is_copied`."""
-
-    def drain(self) -> None:
-        """Copy what is left when nobody of the run can write any more."""
-
-    def tails(self) -> list[tuple[int, int]]:
-        """Where the last words of this run are: files, and the offset at which each begins to be of this run."""
-        output = (self.output, self.output_from)
-        return [output] if self.error == self.output else [output, (self.error, self.error_from)]
-
-    def close(self) -> None:
-        """Release them."""
-        os.close(self.output)
-        if self.error != self.output:
-            os.close(self.error)
 
 
 def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) -> tuple[int, Logs]:
@@ -162,16 +107,16 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         snapshot = ticket.get("snapshot")
         if snapshot is not None and isinstance(error, FileNotFoundError):
             raise LaunchError(f"its snapshot {snapshot} is gone: there is no {work_dir}") from None
-        raise LaunchError(f"cannot enter the working directory {work_dir}: {_text(error)}") from None
+        raise LaunchError(f"cannot enter the working directory {work_dir}: {text_of(error)}") from None
     _make_checkpoint_dir(ticket)
     before = os.umask(ticket["umask"])
     try:
-        output = _open_log(ticket["stdout_path"], ticket, "output")
+        output = open_log(ticket["stdout_path"], ticket, "output")
         error_path = ticket["stderr_path"]
         if error_path is None or error_path == ticket["stdout_path"]:
             return Logs(output, output)
         try:
-            return Logs(output, _open_log(error_path, ticket, "error output"))
+            return Logs(output, open_log(error_path, ticket, "error output"))
         except LaunchError:
             os.close(output)
             raise
@@ -192,47 +137,6 @@ def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
     if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         # A full disk, or a place where the user may not write: the job runs as well without.
         ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
-
-
-def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Result:
-    """Touch files with the rights of a user. Raises: LaunchError."""
-    # Only the effective ids change, and only here: the real ones stay root's, so that the user can
-    # neither trace nor signal this process meanwhile.
-    groups = os.getgroups()
-    own_gid = os.getegid()
-    try:
-        os.initgroups(user, gid)
-    except OSError as error:
-        raise LaunchError(f"cannot take the groups of user {user}: {_text(error)}") from None
-    try:
-        os.setegid(gid)
-        os.seteuid(uid)
-        return action()
-    except OSError as error:
-        raise LaunchError(f"cannot become user {user} (uid {uid}): {_text(error)}") from None
-    finally:
-        os.seteuid(0)
-        os.setegid(own_gid)
-        os.setgroups(groups)
-
-
-def _open_log(path: str, ticket: dict[str, Any], what: str) -> int:
-    shown = os.path.join(ticket["work_dir"], path)
-    try:
-        fd = os.open(path, LOG_FLAGS if ticket["append"] else LOG_FLAGS | os.O_TRUNC, 0o666)
-    except (OSError, ValueError) as error:
-        code = error.errno if isinstance(error, OSError) else None
-        if code == errno.ELOOP:
-            reason = "it is a symbolic link"
-        elif code == errno.ENOENT:
-            reason = "its folder does not exist"
-        elif code == errno.ENXIO:
-            reason = "it is a pipe that nobody reads"
-        else:
-            reason = _text(error)
-        raise LaunchError(f"cannot write the {what} to {shown}: {reason}") from None
-    os.set_blocking(fd, True)
-    return fd
 
 
 def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams | None) -> int:
@@ -335,8 +239,4 @@ def _sentence(error: BaseException, command: str, ticket: dict[str, Any]) -> str
         return f"cannot run {name}: it is neither a program nor a script with a #! line"
     if code == errno.ENOENT and os.path.exists(command):
         return f"cannot run {name}: the interpreter in its #! line does not exist"
-    return f"cannot run {name}: {_text(error)}"
-
-
-def _text(error: BaseException) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    return f"cannot run {name}: {text_of(error)}"

@@ -48,7 +48,7 @@ class Lease:
         """What is to be done: WARN, END or nothing. Args: cpu_s: processor time of the run so far."""
         if self.look_at is None:
             return None
-        if now > self.seen_at and cpu_s - self.seen_cpu_s >= BUSY_FRACTION * (now - self.seen_at):
+        if self._has_worked(now, cpu_s):
             self.active_at = now
         self.seen_at, self.seen_cpu_s = now, cpu_s
         ends_at = self.active_at + self.lease_s
@@ -62,6 +62,28 @@ class Lease:
         self.look_at = ends_at
         is_news, self.is_warned = not self.is_warned, True
         return WARN if is_news else None
+
+    def ends_at(self, now: float, cpu_s: float) -> float:
+        """When it ends if nothing happens from now on; changes nothing."""
+        return (now if self._has_worked(now, cpu_s) else self.active_at) + self.lease_s
+
+    def _has_worked(self, now: float, cpu_s: float) -> bool:
+        return now > self.seen_at and cpu_s - self.seen_cpu_s >= BUSY_FRACTION * (now - self.seen_at)
+
+    def warning(self, now: float) -> str:
+        """What the person at the terminal is told before it ends."""
+        left_s = max(1.0, self.active_at + self.lease_s - now)
+        return (
+            f"nothing has happened here for {length(now - self.active_at)}; "
+            f"this job ends in {length(left_s)} unless you type something"
+        )
+
+
+def length(seconds: float) -> str:
+    """A length of time for people; in this process nothing else can write one."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def tree_cpu_s(root: int) -> float:

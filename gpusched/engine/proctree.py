@@ -52,6 +52,12 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, name, rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19]))
 
 
+def lives(pid: int, start_ticks: int) -> bool:
+    """Whether this very process is there, and not another one that got its pid."""
+    process = read_process(pid)
+    return process is not None and process.start_ticks == start_ticks and process.is_alive
+
+
 def all_pids() -> list[int]:
     """Every pid this process can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]

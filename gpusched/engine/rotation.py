@@ -19,7 +19,8 @@ import select
 import stat
 import time
 
-from gpusched.engine import launch
+from gpusched.engine.logs import LOG_FLAGS, Logs
+from gpusched.engine.users import LaunchError, as_user
 from gpusched.model.logfile import put_aside
 
 TYPE_CHECKING = False
@@ -90,7 +91,7 @@ class Flow:
         if not ticket["append"]:
             try:
                 self._as_owner(self._remove_stale)
-            except launch.LaunchError:
+            except LaunchError:
                 # What cannot be removed stays.
                 pass
         self.reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -111,7 +112,7 @@ class Flow:
             pass
 
     def _as_owner(self, action: Callable[[], int]) -> int:
-        return action() if self._who is None else launch.as_user(*self._who, action)
+        return action() if self._who is None else as_user(*self._who, action)
 
     def _remove_stale(self) -> int:
         """Take away what another job left that had the same output: this one begins with an empty file."""
@@ -165,7 +166,7 @@ class Flow:
         """Put the file aside and begin a new one; False when that cannot be."""
         try:
             fd = self._as_owner(self._begin_next)
-        except (OSError, launch.LaunchError):
+        except (OSError, LaunchError):
             return False
         self._limit = self._max_bytes
         if fd != self.fd:
@@ -188,7 +189,7 @@ class Flow:
                     continue
         mask = os.umask(self._umask)
         try:
-            fd = os.open(self._path, launch.LOG_FLAGS, 0o666)
+            fd = os.open(self._path, LOG_FLAGS, 0o666)
         except OSError:
             if is_ours:
                 os.rename(put_aside(self._path, 1), self._path)
@@ -224,14 +225,14 @@ class Flow:
             os.close(self.before)
 
 
-class RotatedLogs(launch.Logs):
+class RotatedLogs(Logs):
     """Log files behind pipes. What is no regular file, as /dev/null, is left to the job itself."""
 
     __slots__ = ("_error_flow", "_output_flow", "_poll", "_signals")
 
     is_copied = True
 
-    def __init__(self, logs: launch.Logs, ticket: dict[str, Any], who: tuple[str, int, int] | None) -> None:
+    def __init__(self, logs: Logs, ticket: dict[str, Any], who: tuple[str, int, int] | None) -> None:
         """Raises: LaunchError; the files stay open then."""
         super().__init__(logs.output, logs.error)
         self._output_flow: Flow | None = None
@@ -246,7 +247,7 @@ class RotatedLogs(launch.Logs):
         except OSError as error:
             for flow in self.flows():
                 flow.close()
-            raise launch.LaunchError(f"cannot make a pipe for its output: {error.strerror}") from None
+            raise LaunchError(f"cannot make a pipe for its output: {error.strerror}") from None
         for flow in self.flows():
             self._poll.register(flow.reader, select.POLLIN)
 

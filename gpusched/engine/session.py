@@ -8,37 +8,35 @@ What a client or the clock wants done to the run is put into `orders`, in the wo
 
 from __future__ import annotations
 
-import _socket
 import os
 import select
-import struct
 import time
 
+from gpusched.engine import proctree
 from gpusched.engine import spool as files
 from gpusched.engine.frames import (
     ACK,
     BYE,
-    CHUNK,
     CLOSED,
     EOF,
     EXIT,
     HELLO,
     IN,
     NOTE,
-    OUT,
+    QUERY,
     REFUSED,
     SIGNAL,
     SIZE,
+    STATUS,
     VERSION,
     WELCOME,
-    WINDOW,
-    ack,
-    frame,
     read_ack,
-    take_frames,
 )
+from gpusched.engine.inputs import Input
 from gpusched.engine.lease import END, WARN, Lease
+from gpusched.engine.outputs import Outputs
 from gpusched.engine.streams import Pipes, Terminal
+from gpusched.engine.visitor import ROOM, Visitor, accept, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,75 +44,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from gpusched.engine.launch import Logs
+    from gpusched.engine.logs import Logs
     from gpusched.engine.streams import Streams
 else:
     import _signal as signal
 
 ATTACH_S = 30.0
 """How long a run waits for its client before it starts or gives up."""
+LOOK_S = 1.0
+"""How often it looks meanwhile whether the process that is to be its client still lives."""
 HANG_UP_S = 2.0
 """Between HUP and the usual way to end a run, when its client is gone."""
-REPLAY_BYTES = 1 << 14
-"""What somebody who comes back to a terminal is shown of what was on it."""
-BACKLOG = 1 << 20
-"""Above so many bytes that a client has not taken from the socket, nothing more is read for it."""
-DRAIN_PIECES = 64
-UCRED = struct.Struct("3i")
-
-
-class Flow:
-    """One stream out of the job."""
-
-    __slots__ = ("backlog", "credit", "fd", "is_open", "kind", "log_fd")
-
-    def __init__(self, kind: int, fd: int) -> None:
-        self.kind = kind
-        self.fd = fd
-        self.log_fd = -1
-        self.is_open = True
-        self.credit = 0
-        self.backlog = b""
-        """Read at the end of the run, and still to be sent."""
-
-
-class Client:
-    """Somebody connected. Attached once the first frame was good."""
-
-    __slots__ = ("inbox", "outbox", "pid", "socket")
-
-    def __init__(self, socket: _socket.socket, pid: int) -> None:
-        self.socket = socket
-        self.pid = pid
-        self.inbox = bytearray()
-        self.outbox = bytearray()
 
 
 class Session:
-    """The foreground of one run. Raises: OSError when its socket cannot be made."""
+    """The foreground of one run. Raises: OSError when its socket cannot be made.
 
-    def __init__(self, ticket: dict[str, Any], spool: str) -> None:
+    Args: cpu_s: says how much processor time the run has used so far.
+    """
+
+    def __init__(self, ticket: dict[str, Any], spool: str, boot_id: str, cpu_s: Callable[[], float]) -> None:
         facts = ticket["interactive"]
         self.run: str = ticket["run"]
         self.uid: int = ticket["uid"]
         self.is_terminal: bool = facts["pty"]
         self.keeps: bool = facts["keep"]
         self.lease_s: float | None = facts["lease_s"]
-        self.log_left: int = facts["log_bytes"]
         self.path = files.attach_path(spool, self.run)
         self.orders: list[str] = []
         self.streams: Streams | None = None
-        self.flows: list[Flow] = []
-        self.input = bytearray()
-        self.input_ends = False
-        self.takes_input = True
+        self.outputs = Outputs(facts["log_bytes"])
+        self.input = Input()
         self.size = (0, 0)
-        self.replay = b""
-        self.client: Client | None = None
-        self.guests: list[Client] = []
+        self.client: Visitor | None = None
+        self.guests: list[Visitor] = []
         """Connected, and not attached yet."""
         self.lease: Lease | None = None
         self.hang_up_at: float | None = None
+        self._submitter: tuple[int, int, str] | None = facts["client"]
+        self._boot_id = boot_id
+        self._cpu_s = cpu_s
         self.listener = listen(self.path, self.uid)
         self.wake_fd, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -129,22 +98,25 @@ class Session:
 
     # --- life -----------------------------------------------------------------------------------------
 
+    def is_deserted(self) -> bool:
+        """Whether nobody will come: the process that submitted the run, which was not to be kept, has ended."""
+        if self.keeps or self._submitter is None or self.client is not None:
+            return False
+        pid, start_ticks, boot_id = self._submitter
+        return boot_id != self._boot_id or not proctree.lives(pid, start_ticks)
+
     def open_streams(self) -> Streams:
         """Make what the job will have as its standard streams."""
         self.streams = Terminal(*self.size) if self.is_terminal else Pipes()
-        self.flows = [Flow(kind, fd) for kind, fd in self.streams.outputs]
-        for flow in self.flows:
-            flow.credit = WINDOW
+        self.outputs.open(self.streams)
+        self.input.open(self.streams)
         return self.streams
 
     def begin(self, logs: Logs) -> None:
         """The job has started."""
         assert self.streams is not None
         self.streams.release()
-        for flow in self.flows:
-            flow.log_fd = logs.output if flow.kind == OUT else logs.error
-            # A pipe as log that nobody empties must not stop the supervisor.
-            os.set_blocking(flow.log_fd, False)
+        self.outputs.begin(logs)
         if self.lease_s is not None:
             self.lease = Lease(self.lease_s, time.monotonic())
 
@@ -153,7 +125,7 @@ class Session:
         lease_at = None if self.lease is None else self.lease.look_at
         return min((at for at in (lease_at, self.hang_up_at) if at is not None), default=None)
 
-    def act(self, now: float, cpu_s: Callable[[], float]) -> None:
+    def act(self, now: float) -> None:
         """Do what is due."""
         if self.hang_up_at is not None and now >= self.hang_up_at:
             self.hang_up_at = None
@@ -161,25 +133,21 @@ class Session:
         lease = self.lease
         if lease is None or lease.look_at is None or now < lease.look_at:
             return
-        verdict = lease.look(now, cpu_s())
+        verdict = lease.look(now, self._cpu_s())
         if verdict == WARN:
-            self.warn(
-                f"nothing has happened here for {length(now - lease.active_at)}; this job ends in "
-                f"{length(max(1.0, lease.active_at + lease.lease_s - now))} unless you type something"
-            )
+            self.warn(lease.warning(now))
         elif verdict == END:
             self.orders.append("stop lease - - .")
 
     def warn(self, text: str) -> None:
         """Say something to whoever is there, and leave it in the log."""
         self.say(text)
-        if self.flows:
-            self._log(self.flows[-1], f"\ngpusched: {text}\n".encode())
+        self.outputs.note(text)
 
     def say(self, text: str) -> None:
         """Say something to the person at the client."""
         if self.client is not None:
-            self.client.outbox += frame(NOTE, text.encode("utf-8", "replace"))
+            self.client.say(NOTE, text.encode("utf-8", "replace"))
 
     # --- waiting --------------------------------------------------------------------------------------
 
@@ -188,230 +156,99 @@ class Session:
         poll = select.poll()
         poll.register(self.listener.fileno(), select.POLLIN)
         poll.register(self.wake_fd, select.POLLIN)
-        clients = {}
-        for client in (self.client, *self.guests):
-            if client is not None:
-                clients[client.socket.fileno()] = client
-                poll.register(client.socket.fileno(), select.POLLIN | (select.POLLOUT if client.outbox else 0))
-        wanted: dict[int, int] = {}
-        for flow in self.flows:
-            if self._may_read(flow):
-                wanted[flow.fd] = select.POLLIN
-        if self._has_input():
-            assert self.streams is not None
-            wanted[self.streams.input_fd] = wanted.get(self.streams.input_fd, 0) | select.POLLOUT
+        visitors = {one.fd: one for one in (self.client, *self.guests) if one is not None}
+        for fd, visitor in visitors.items():
+            poll.register(fd, select.POLLIN | (select.POLLOUT if visitor.outbox else 0))
+        # A terminal is one descriptor for both.
+        wanted = {flow.fd: select.POLLIN for flow in self.outputs.flows if self.outputs.may_read(flow, self.client)}
+        if self.input.is_waiting:
+            wanted[self.input.fd] = wanted.get(self.input.fd, 0) | select.POLLOUT
         for fd, events in wanted.items():
             poll.register(fd, events)
         ready = dict(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
-        signals = b""
-        if self.wake_fd in ready:
-            signals = os.read(self.wake_fd, 4096)
-        if self.listener.fileno() in ready:
-            self._accept()
-        for fd, client in clients.items():
+        signals = os.read(self.wake_fd, 4096) if self.wake_fd in ready else b""
+        if self.listener.fileno() in ready and (guest := accept(self.listener, self.uid)) is not None:
+            self.guests.append(guest)
+        for fd, visitor in visitors.items():
             if ready.get(fd, 0) & select.POLLOUT:
-                self._flush(client)
+                visitor.flush()
             if ready.get(fd, 0) & ~select.POLLOUT:
-                self._receive(client)
-        for flow in self.flows:
-            if ready.get(flow.fd, 0) & ~select.POLLOUT and self._may_read(flow):
-                self._read(flow)
-        if self._has_input() and self.streams is not None and ready.get(self.streams.input_fd, 0) & ~select.POLLIN:
-            self._write_input()
+                self._receive(visitor)
+        for flow in self.outputs.flows:
+            if ready.get(flow.fd, 0) & ~select.POLLOUT and self.outputs.may_read(flow, self.client):
+                self.outputs.read(flow, self.client)
+        if self.input.is_waiting and ready.get(self.input.fd, 0) & ~select.POLLIN:
+            self.input.write(self.client)
         if self.client is not None and self.client.outbox:
-            self._flush(self.client)
+            self.client.flush()
         return signals
-
-    # --- out of the job -------------------------------------------------------------------------------
-
-    def _may_read(self, flow: Flow) -> bool:
-        if not flow.is_open:
-            return False
-        # Without a client it goes to the log alone.
-        return self.client is None or (flow.credit > 0 and len(self.client.outbox) < BACKLOG)
-
-    def _read(self, flow: Flow) -> bool:
-        """Pass on one piece; False when there is none now."""
-        size = CHUNK if self.client is None else min(CHUNK, flow.credit)
-        data = self._piece(flow, size)
-        if data and self.client is not None:
-            flow.credit -= len(data)
-            self.client.outbox += frame(flow.kind, data)
-        return bool(data)
-
-    def _piece(self, flow: Flow, size: int) -> bytes:
-        """What the job wrote, kept in the log already; empty when there is nothing now."""
-        try:
-            data = os.read(flow.fd, size)
-        except BlockingIOError:
-            return b""
-        except OSError:
-            # EIO: nobody has the terminal open any more.
-            data = b""
-        if not data:
-            flow.is_open = False
-            return b""
-        self._log(flow, data)
-        if self.is_terminal:
-            self.replay = (self.replay + data)[-REPLAY_BYTES:]
-        return data
-
-    def _log(self, flow: Flow, data: bytes) -> None:
-        if self.log_left <= 0 or flow.log_fd < 0:
-            return
-        if len(data) >= self.log_left:
-            data = data[: self.log_left] + b"\ngpusched: the rest is not kept; see [interactive] log_mib\n"
-            self.log_left = 0
-        else:
-            self.log_left -= len(data)
-        try:
-            while data:
-                data = data[os.write(flow.log_fd, data) :]
-        except OSError:
-            # A full disk: what the person sees goes on.
-            pass
-
-    def drain(self) -> None:
-        """The run is over: take what is left in its streams, so that nobody has to wait for a slow client."""
-        for flow in self.flows:
-            pieces: list[bytes] = []
-            # Somebody outside the run who has an end of a pipe could write for ever.
-            while flow.is_open and len(pieces) < DRAIN_PIECES and (data := self._piece(flow, CHUNK)):
-                pieces.append(data)
-            flow.backlog = b"".join(pieces)
-            flow.is_open = False
-        self._send_backlog()
-
-    def _send_backlog(self) -> bool:
-        """Send what the windows allow; whether something is left."""
-        for flow in self.flows:
-            while self.client is not None and flow.backlog and flow.credit > 0:
-                piece = flow.backlog[: min(CHUNK, flow.credit)]
-                flow.backlog = flow.backlog[len(piece) :]
-                flow.credit -= len(piece)
-                self.client.outbox += frame(flow.kind, piece)
-        return any(flow.backlog for flow in self.flows)
-
-    # --- into the job ---------------------------------------------------------------------------------
-
-    def _has_input(self) -> bool:
-        return self.streams is not None and self.takes_input and bool(self.input or self.input_ends)
-
-    def _write_input(self) -> None:
-        assert self.streams is not None
-        try:
-            if self.input:
-                count = os.write(self.streams.input_fd, bytes(self.input[:CHUNK]))
-                del self.input[:count]
-                if self.client is not None:
-                    self.client.outbox += ack(IN, count)
-            if self.input_ends and not self.input:
-                self._end_input()
-        except BlockingIOError:
-            return
-        except OSError:
-            # Its reader has gone.
-            self._close_input()
-            if self.client is not None:
-                self.client.outbox += frame(CLOSED)
-
-    def _end_input(self) -> None:
-        assert self.streams is not None
-        if self.streams.is_terminal:
-            # What a person would type.
-            os.write(self.streams.input_fd, b"\x04")
-            self.input_ends = False
-        else:
-            self._close_input()
-
-    def _close_input(self) -> None:
-        assert self.streams is not None
-        self.takes_input = False
-        self.input.clear()
-        if not self.streams.is_terminal:
-            os.close(self.streams.input_fd)
 
     # --- clients --------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _receive(self, visitor: Visitor) -> None:
+        came = visitor.hear()
+        if came is None:
+            self._drop(visitor)
+            return
         try:
-            fd, _ = self.listener._accept()  # type: ignore[attr-defined]
-        except OSError:
-            return
-        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
-        pid, uid, _ = UCRED.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, UCRED.size))
-        if uid != self.uid:
-            sock.close()
-            return
-        sock.setblocking(False)
-        self.guests.append(Client(sock, pid))
-
-    def _receive(self, client: Client) -> None:
-        try:
-            data = client.socket.recv(CHUNK + 64)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(client)
-            return
-        client.inbox += data
-        try:
-            for kind, content in take_frames(client.inbox):
-                if client is self.client:
-                    self._obey(client, kind, content)
-                elif client in self.guests:
-                    self._welcome(client, kind, content)
+            for kind, content in came:
+                if visitor is self.client:
+                    self._obey(visitor, kind, content)
+                elif visitor in self.guests:
+                    self._admit(visitor, kind, content)
         except (ValueError, IndexError):
             # Not one of ours.
-            self._drop(client)
+            self._drop(visitor)
 
-    def _welcome(self, guest: Client, kind: int, content: bytes) -> None:
-        if kind != HELLO:
+    def _admit(self, guest: Visitor, kind: int, content: bytes) -> None:
+        """The first frame of a guest."""
+        if kind == QUERY:
+            self.guests.remove(guest)
+            guest.say(STATUS, self._status())
+            guest.leave()
+            return
+        if kind != HELLO or guest.uid != self.uid:
             raise ValueError
         version, rows, columns = map(int, content.split())
         if version != VERSION:
             raise ValueError
         self.guests.remove(guest)
         if self.client is not None:
-            text = f"somebody is attached to it already: process {self.client.pid}"
-            guest.outbox += frame(REFUSED, text.encode())
-            self._flush(guest)
-            guest.socket.close()
+            guest.say(REFUSED, f"somebody is attached to it already: process {self.client.pid}".encode())
+            guest.leave()
             return
         self.client = guest
+        guest.since_at = time.time()
         self.size = (rows, columns)
         self.hang_up_at = None
-        guest.outbox += frame(WELCOME, f"{self.run} {'pty' if self.is_terminal else 'pipes'}".encode())
-        for flow in self.flows:
-            flow.credit = WINDOW
-        if self.replay:
-            guest.outbox += frame(OUT, self.replay)
-            self.flows[0].credit -= len(self.replay)
+        guest.say(WELCOME, f"{self.run} {'pty' if self.is_terminal else 'pipes'}".encode())
+        self.outputs.welcome(guest)
         if self.streams is not None:
             # A change of size has whatever fills the screen draw it anew.
             self.streams.resize(*self.size)
-            if not self.takes_input:
-                guest.outbox += frame(CLOSED)
+            if not self.input.is_taken:
+                guest.say(CLOSED)
         self.touch()
 
-    def _obey(self, client: Client, kind: int, content: bytes) -> None:
+    def _status(self) -> bytes:
+        client, lease = self.client, self.lease
+        who = "- -" if client is None else f"{client.pid} {client.since_at:.3f}"
+        ends = "-"
+        if lease is not None and lease.look_at is not None:
+            now = time.monotonic()
+            ends = f"{time.time() + lease.ends_at(now, self._cpu_s()) - now:.3f}"
+        return f"{who} {ends} .".encode()
+
+    def _obey(self, client: Visitor, kind: int, content: bytes) -> None:
         if kind == IN:
             self.touch()
-            if self.takes_input and not self.input_ends:
-                self.input += content
-                if len(self.input) > 2 * WINDOW or len(client.outbox) > 2 * BACKLOG:
-                    raise ValueError("it does not keep to the windows")
-            else:
-                client.outbox += ack(IN, len(content))
+            self.input.put(content, client)
+            if len(client.outbox) > ROOM:
+                raise ValueError("it does not take what it is sent")
         elif kind == ACK:
-            stream, count = read_ack(content)
-            for flow in self.flows:
-                if flow.kind == stream:
-                    flow.credit = min(WINDOW, flow.credit + count)
+            self.outputs.acknowledge(*read_ack(content))
         elif kind == EOF:
-            self.input_ends = True
+            self.input.end()
         elif kind == SIZE:
             rows, columns = map(int, content.split())
             self.size = (rows, columns)
@@ -429,25 +266,19 @@ class Session:
         """Somebody is there."""
         if self.lease is not None:
             self.lease.touch(time.monotonic())
-
-    def _flush(self, client: Client) -> None:
         try:
-            while client.outbox:
-                with memoryview(client.outbox)[: 1 << 17] as piece:
-                    count = client.socket.send(piece)
-                del client.outbox[:count]
-        except BlockingIOError:
-            return
+            # By this the daemon, too, sees that a run with idle GPUs is not a forgotten one.
+            os.utime(self.path)
         except OSError:
-            # Its end is read where it is received.
-            client.outbox.clear()
+            # Somebody took the socket away; who is attached stays so.
+            pass
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, visitor: Visitor) -> None:
         """It is gone."""
-        client.socket.close()
-        if client in self.guests:
-            self.guests.remove(client)
-        if client is not self.client:
+        visitor.socket.close()
+        if visitor in self.guests:
+            self.guests.remove(visitor)
+        if visitor is not self.client:
             return
         self.client = None
         if not self.keeps:
@@ -456,15 +287,21 @@ class Session:
 
     # --- the end --------------------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """The run is over: take what is left in its streams."""
+        self.outputs.drain()
+        if self.client is not None:
+            self.outputs.send_backlog(self.client)
+
     def farewell(self, words: str, sentence: str) -> None:
         """Send what is left and how it ended, and wait until the client has it all or is gone."""
         self.lease = self.hang_up_at = None
-        self.takes_input = False
+        self.input.refuse()
         told = False
         while self.client is not None:
-            if not self._send_backlog() and not told:
+            if not self.outputs.send_backlog(self.client) and not told:
                 told = True
-                self.client.outbox += frame(EXIT, f"{words} .\n{sentence}".encode("utf-8", "surrogateescape"))
+                self.client.say(EXIT, f"{words} .\n{sentence}".encode("utf-8", "surrogateescape"))
             if signal.SIGTERM in self.wait(None):
                 break
 
@@ -473,31 +310,6 @@ class Session:
         files.remove([self.path])
         for guest in self.guests:
             guest.socket.close()
-
-
-def listen(path: str, uid: int) -> _socket.socket:
-    """A socket in the spool for one user alone. The path may be longer than an address: it goes by its folder."""
-    folder, name = os.path.split(path)
-    files.remove([path])
-    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        listener.bind(f"/proc/self/fd/{fd}/{name}")
-        os.chmod(path, 0o600)
-        if uid != os.geteuid():
-            os.chown(path, uid, -1)
-        listener.listen(8)
-    finally:
-        os.close(fd)
-    listener.setblocking(False)
-    return listener
-
-
-def length(seconds: float) -> str:
-    """A length of time for people; in this process nothing else can write one."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _ignore(number: int, where: object) -> None:

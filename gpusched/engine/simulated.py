@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
+    NoteOrder,
     OpenRun,
     Order,
     ResumeOrder,
@@ -178,6 +179,8 @@ class SimulatedEngine:
             self._suspend(found, now)
         elif isinstance(order, ResumeOrder):
             self._resume(found, now)
+        elif isinstance(order, NoteOrder):
+            pass  # nobody is there to read it
         else:
             assert isinstance(order, SignalOrder)
             self.signals.append((run, order))

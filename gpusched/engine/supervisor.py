@@ -14,6 +14,7 @@ import time
 from gpusched.engine import launch, proctree
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
+from gpusched.engine.users import LaunchError
 from gpusched.engine.wire import TEXT_LIMIT, encode_event
 
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from gpusched.engine.logs import Logs
     from gpusched.engine.session import Session
 else:
     import _signal as signal
@@ -112,7 +114,7 @@ class Supervisor:
         self.heard = True
         self.record_fd = -1
         self.order_offset = 0
-        self.logs: launch.Logs | None = None
+        self.logs: Logs | None = None
         self.job_pid = 0
         self.start_at: float | None = None
         self.started = 0.0
@@ -168,16 +170,19 @@ class Supervisor:
         from gpusched.engine import session  # no batch job needs any of it
 
         try:
-            self.session = session.Session(self.ticket, self.home.spool)
+            self.session = session.Session(self.ticket, self.home.spool, self.home.boot_id, self.cpu_so_far_s)
         except OSError as error:
             return f"cannot make a socket for its client: {error.strerror}"
         self.session.take_signals(AWAITED)
         until = time.monotonic() + session.ATTACH_S
         while self.session.client is None and self.stopped_by is None:
+            if self.session.is_deserted():
+                self.stop("client_lost", None, None)
+                break
             left_s = until - time.monotonic()
             if left_s <= 0:
                 return None if self.session.keeps else f"its client did not come within {session.ATTACH_S:g} s"
-            self.listen(self.session, left_s)
+            self.listen(self.session, min(left_s, session.LOOK_S))
         return None
 
     def listen(self, session: Session, timeout_s: float | None) -> None:
@@ -211,7 +216,7 @@ class Supervisor:
             start_at, started = time.time(), time.monotonic()
             streams = None if self.session is None else self.session.open_streams()
             self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams)
-        except launch.LaunchError as error:
+        except LaunchError as error:
             return str(error)
         except OSError as error:
             return f"cannot make a terminal or pipes for it: {error.strerror}"
@@ -278,7 +283,7 @@ class Supervisor:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
         moves = self.still.since is None
         if moves and self.session is not None:
-            self.session.act(now, self.cpu_so_far_s)
+            self.session.act(now)
             self.obey_session(self.session)
         if moves and self.notice_at is not None and now >= self.notice_at:
             self.notice_at = None
@@ -429,7 +434,7 @@ class Supervisor:
 
     def obey(self, words: list[str]) -> None:
         """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`, `suspend .`,
-        `resume .`.
+        `resume .`, `note WORDS .`.
         """
         if words[-1] != ".":
             return
@@ -445,6 +450,8 @@ class Supervisor:
             self.suspend()
         elif words[0] == "resume":
             self.resume()
+        elif words[0] == "note" and self.session is not None:
+            self.session.warn(" ".join(words[1:-1]))
         elif words[0] == "limit":
             limit_s = None if words[1] == "-" else float(words[1])
             self.ticket["time_limit_s"] = limit_s

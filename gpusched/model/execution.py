@@ -91,7 +91,14 @@ class ResumeOrder:
     """Let a run that stands still go on."""
 
 
-Order = StopOrder | SignalOrder | LimitOrder | SuspendOrder | ResumeOrder
+@dataclass(frozen=True, slots=True)
+class NoteOrder:
+    """Say something to the person at a run in the foreground; nothing to any other run."""
+
+    text: str
+
+
+Order = StopOrder | SignalOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder
 
 
 @dataclass(frozen=True, slots=True)

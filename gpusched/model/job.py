@@ -189,6 +189,16 @@ class Alerting:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientProcess:
+    """The process that a job in the foreground was submitted by."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks from the boot to its start, by which it is told from a later process of the same pid."""
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interactive:
     """A job in the foreground of a client (`grun`)."""
 
@@ -197,6 +207,8 @@ class Interactive:
     """Whether it goes on when its client is gone."""
     lease_s: int | None = None
     """Ended after so long without activity; None is for ever."""
+    client: ClientProcess | None = None
+    """Unless it is kept, it is not started when this process is gone; None when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

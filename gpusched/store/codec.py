@@ -19,6 +19,7 @@ from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.job import (
     Alerting,
     ArraySpec,
+    ClientProcess,
     GpuShare,
     Interactive,
     Job,
@@ -130,7 +131,7 @@ def _unpack_or_none(stored: str | None) -> str | None:
     return None if stored is None else unpack_text(stored)
 
 
-_DOCUMENTS = (Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive)
+_DOCUMENTS = (Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive, ClientProcess)
 _PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in _DOCUMENTS}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
 
@@ -207,6 +208,8 @@ def unpack_extras(stored: str) -> dict[str, Any]:
     if (alerting := parts.get("alerting")) is not None:
         parts["alerting"] = Alerting(**{name: tuple(words) for name, words in alerting.items()})
     if (interactive := parts.get("interactive")) is not None:
+        if (client := interactive.get("client")) is not None:
+            interactive["client"] = ClientProcess(**client)
         parts["interactive"] = Interactive(**interactive)
     return parts
 

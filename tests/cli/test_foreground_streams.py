@@ -296,16 +296,3 @@ def test_a_variable_alone_does_not_make_it_a_task_of_somebody_elses_job(sh: Shel
     assert done.out.strip() == named(sh, "pretends")["id"]
     assert "it starts a new one" in done.err
     sh.ok("gcancel", holder)
-
-
-def test_a_client_that_never_comes_back_while_it_waits_does_not_hold_the_card(own: Shell, start: Start) -> None:
-    holder = own.submit("--", "sleep", "600")
-    process = start(own, "-d", f"afterany:{holder}", "-J", "deserted", "sleep", "600")
-    wait_until(lambda: own.ok("gq", "--quiet", "-n", "deserted"), what="the job")
-    process.kill()
-    process.wait()
-    own.ok("gcancel", holder)
-    own.type("gwait", "--timeout", "50s", "2")
-    found = job(own, "2")
-    assert (found["state"], found["reason"]) == ("FAILED", "JobLaunchFailure")
-    assert "client did not come" in found["reason_text"]

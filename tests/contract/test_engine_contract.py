@@ -13,6 +13,7 @@ from support import wait_until
 
 from gpusched.model.execution import (
     LimitOrder,
+    NoteOrder,
     ResumeOrder,
     RunEnded,
     RunLost,
@@ -160,6 +161,12 @@ def test_the_time_limit_stops_a_run(bench: Bench) -> None:
     assert end.stopped_by == "timeout"
     assert end.start_at is not None
     assert end.end_at - end.start_at >= 0.3
+
+
+def test_a_note_changes_nothing_for_a_run_in_the_background(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.3))
+    bench.engine.order("1.1", NoteOrder("somebody is there?"))
+    assert (bench.end_of("1.1").exit_code, bench.end_of("1.1").stopped_by) == (0, None)
 
 
 def test_a_limit_may_be_raised_and_lifted(bench: Bench) -> None:

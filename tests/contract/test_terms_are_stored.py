@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
-from gpusched.model.job import Alerting, ArraySpec, Interactive, JobSpec, Request
+from gpusched.model.job import Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec
 from gpusched.store.sqlite import SqliteStore
@@ -30,7 +30,7 @@ TERMS = {
     "array": ArraySpec("0-9:3", 4, 0, (("lr", ("1e-3", "1e-4")), ("zoë", ("1",)))),
     "fallback": "echo \udcff",
     "alerting": Alerting(("end", "fail"), ("mail",)),
-    "interactive": Interactive(True, True, 600),
+    "interactive": Interactive(True, True, 600, ClientProcess(4711, 99, "boot")),
     "key": "sweep-\udcff",
     "snapshot": "s1",
     "pipeline": "p1",

@@ -15,8 +15,23 @@ import pytest
 from engine_bench import LocalBench, open_run
 from support import wait_until
 
-from gpusched.engine.frames import ACK, BYE, EXIT, HELLO, IN, NOTE, OUT, REFUSED, WELCOME, frame, take_frames
-from gpusched.model.execution import ResumeOrder, RunLost, RunStarted, RunSuspended, StopOrder, SuspendOrder
+from gpusched.engine.frames import (
+    ACK,
+    BYE,
+    EOF,
+    EXIT,
+    HELLO,
+    IN,
+    NOTE,
+    OUT,
+    QUERY,
+    REFUSED,
+    STATUS,
+    WELCOME,
+    frame,
+    take_frames,
+)
+from gpusched.model.execution import NoteOrder, ResumeOrder, RunLost, RunStarted, RunSuspended, StopOrder, SuspendOrder
 from gpusched.model.job import Interactive
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start runs of another user")
@@ -36,7 +51,7 @@ class Talker:
 
     made: ClassVar[list[Talker]] = []
 
-    def __init__(self, bench: LocalBench, run: str, hello: bytes = b"1 24 80") -> None:
+    def __init__(self, bench: LocalBench, run: str, hello: bytes = b"1 24 80", first: int = HELLO) -> None:
         path = str(bench.spool / f"{run}.attach")
         self.socket = socket.socket(socket.AF_UNIX)
         self.made.append(self)
@@ -44,7 +59,7 @@ class Talker:
         self.socket.settimeout(20)
         self.buffer = bytearray()
         self.heard: list[tuple[int, bytes]] = []
-        self.say(HELLO, hello)
+        self.say(first, hello)
 
     def say(self, kind: int, content: bytes = b"") -> None:
         self.socket.sendall(frame(kind, content))
@@ -157,6 +172,31 @@ def test_a_client_that_does_not_keep_to_the_window_is_dropped(bench: LocalBench)
         for _ in range(100):
             talker.say(IN, b"x" * 65536)
     assert bench.end_of("1.1").stopped_by == "client_lost"
+
+
+def test_a_note_reaches_the_person_and_the_log(bench: LocalBench) -> None:
+    cat(bench, "1.1")
+    talker = Talker(bench, "1.1")
+    bench.until("1.1", RunStarted)
+    bench.engine.order("1.1", NoteOrder("job 1: a word"))
+    assert talker.hear(NOTE) == b"job 1: a word"
+    talker.say(EOF)
+    bench.end_of("1.1")
+    assert "\ngpusched: job 1: a word\n" in (bench.folder / "1.1.out").read_text()
+
+
+def test_who_only_asks_is_told_who_is_there_and_does_not_take_the_place(bench: LocalBench) -> None:
+    cat(bench, "1.1", lease_s=600)
+    asker = Talker(bench, "1.1", first=QUERY)
+    assert asker.hear(STATUS) == b"- - - ."
+    assert asker.is_dropped()
+    client = Talker(bench, "1.1")
+    bench.until("1.1", RunStarted)
+    pid, since_at, ends_at, _ = Talker(bench, "1.1", first=QUERY).hear(STATUS).split()
+    assert int(pid) == os.getpid()
+    assert 590 < float(ends_at) - float(since_at) < 660
+    client.say(IN, b"still here")
+    assert client.hear(OUT) == b"still here"
 
 
 def test_the_second_is_refused_in_words(bench: LocalBench) -> None:

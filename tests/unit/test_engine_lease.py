@@ -45,6 +45,15 @@ def test_work_after_the_warning_renews_it_too() -> None:
     assert lease.look_at == 105.0
 
 
+def test_when_it_ends_can_be_asked_without_changing_it() -> None:
+    lease = Lease(60.0, 0.0)
+    lease.touch(10.0)
+    assert lease.ends_at(30.0, 0.0) == 70.0
+    assert lease.ends_at(30.0, 30.0 * BUSY_FRACTION) == 90.0
+    assert lease.ends_at(40.0, 0.0) == 70.0
+    assert lease.look_at == 45.0
+
+
 def test_time_in_which_the_run_stands_still_does_not_count() -> None:
     lease = Lease(60.0, 0.0)
     lease.shift(1000.0)

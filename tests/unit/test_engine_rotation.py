@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.launch import LOG_FLAGS, Logs
+from gpusched.engine.logs import LOG_FLAGS, Logs
 from gpusched.engine.rotation import Flow, RotatedLogs, cut, signal_fd
 
 MakeFlow = Callable[..., Flow]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from gpusched.engine import proctree, session, supervisor
 from gpusched.engine import spool as files
-from gpusched.engine import supervisor
 from gpusched.engine.supervisor import GPU_OOM, TAIL_BYTES, Home, Supervisor, tail_shows_oom
 
 
@@ -40,6 +40,51 @@ def running(make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) ->
     made = make(notice=(int(signal.SIGUSR1), 60, False), stop_signal=15)
     made.start_at, made.started = 5.0, 1000.0
     return made
+
+
+def in_a_child(action: Callable[[], str | None]) -> str:
+    """What it returns in a process of its own: a supervisor takes the signals of the whole process."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, repr(action()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        text = said.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def foreground(*, keep: bool = False, client: tuple[int, int, str] | None = None) -> dict[str, Any]:
+    return {"pty": False, "keep": keep, "lease_s": None, "log_bytes": 0, "client": client}
+
+
+@pytest.mark.parametrize(
+    ("keep", "sentence"), [(False, "'its client did not come within 0.2 s'"), (True, "None")], ids=["not kept", "kept"]
+)
+def test_a_run_waits_for_its_client_only_so_long(
+    make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, keep: bool, sentence: str
+) -> None:
+    monkeypatch.setattr(session, "ATTACH_S", 0.2)
+    lives = (os.getpid(), proctree.read_process(os.getpid()).start_ticks, "boot")  # type: ignore[union-attr]
+    made = make(uid=os.geteuid(), interactive=foreground(keep=keep, client=lives))
+    assert in_a_child(made.await_client) == sentence
+
+
+@pytest.mark.parametrize("client", [(1, 0, "boot"), (os.getpid(), -1, "boot"), (1, 1, "other")])
+def test_a_run_does_not_wait_for_a_client_that_is_gone(
+    make: Callable[..., Supervisor], client: tuple[int, int, str]
+) -> None:
+    made = make(uid=os.geteuid(), interactive=foreground(client=client))
+
+    def stopped_by() -> str | None:
+        assert made.await_client() is None
+        return made.stopped_by
+
+    assert in_a_child(stopped_by) == "'client_lost'"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpusched.engine.codec import event_from, order_line
 from gpusched.engine.supervisor import joined, shortened
 from gpusched.engine.wire import PIPE_BUF, encode_event, pack_ticket, take_frame, unpack_ticket
-from gpusched.model.execution import LimitOrder, RunEnded, SignalOrder, StopOrder
+from gpusched.model.execution import LimitOrder, NoteOrder, RunEnded, SignalOrder, StopOrder
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
@@ -78,3 +78,4 @@ def test_orders_are_lines() -> None:
     assert order_line(SignalOrder(10)) == "signal 10 tree ."
     assert order_line(LimitOrder(90.5)) == "limit 90.5 ."
     assert order_line(LimitOrder(None)) == "limit - ."
+    assert order_line(NoteOrder("job 7: two\nlines")) == "note job 7: two lines ."

@@ -145,7 +145,8 @@ def due(seen: Watch | None, done: int, now: float, settings: IdleSettings, *, ca
 
 def is_exempt(spec: JobSpec, settings: Settings) -> bool:
     """Whether nobody looks at its GPUs: it said so, or its queue or QOS, or it has a lease instead."""
-    if spec.ignore_idle or spec.interactive is not None or not spec.request.gpus:
+    has_lease = spec.interactive is not None and spec.interactive.lease_s is not None
+    if spec.ignore_idle or has_lease or not spec.request.gpus:
         return True
     qos = settings.qos.get(spec.qos)
     if qos is not None and qos.ignore_idle:

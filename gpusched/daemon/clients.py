@@ -1,0 +1,58 @@
+"""Clients of jobs in the foreground that wait: when one is gone, so is what it waited for, unless that is to be kept.
+
+The client is the process that submitted the job, and its identity is in the table. So it does not matter how it
+ended (KILL, a closed terminal, a restart of the machine), nor whether a daemon ran then. A process that stands still
+(Ctrl-Z) has not ended. Once the job has begun, its supervisor sees the end of its client by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpusched.engine import proctree
+from gpusched.errors import GpuschedError
+from gpusched.model.job import ClientProcess, Job
+
+from .deserting import LoseClients, awaited
+from .tick import Scheduler
+from .world import World
+
+
+class ClientWatch:
+    """Looks at each poll whether they live. Jobs that nobody has to be there for cost nothing."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._world: World | None = None
+        self._clients: dict[int, ClientProcess] = {}
+
+    def changed(self, jobs: Mapping[int, Job]) -> None:
+        """Called after each commit with the jobs whose rows changed."""
+        for job in jobs.values():
+            client = awaited(job)
+            if client is not None:
+                self._clients[job.id] = client
+            else:
+                self._clients.pop(job.id, None)
+
+    def poll(self) -> None:
+        """Have the jobs of those who are gone ended by the next tick."""
+        world = self._scheduler.world
+        if self._world is not world:
+            # The first look, or the table was read anew.
+            self._world = world
+            self._clients.clear()
+            self.changed(world.jobs)
+        boot_id = self._scheduler.host.boot_id
+        gone = [
+            job_id
+            for job_id, client in self._clients.items()
+            if client.boot_id != boot_id or not proctree.lives(client.pid, client.start_ticks)
+        ]
+        if gone:
+            self._scheduler.submit(LoseClients(tuple(gone)), _nobody_asked)
+
+
+def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
+    """A commit that fails is tried again at the next poll."""

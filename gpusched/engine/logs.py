@@ -1,0 +1,87 @@
+"""The log files that a run writes into, as its supervisor holds them."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from gpusched.engine.users import LaunchError, text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+LOG_FLAGS = (
+    # Appending also after truncation: two openings of one file must not overwrite each other.
+    os.O_WRONLY
+    | os.O_CREAT
+    | os.O_APPEND
+    | os.O_NOFOLLOW
+    | os.O_CLOEXEC
+    | os.O_NOCTTY
+    # A pipe without a reader is an error, not a supervisor that hangs.
+    | os.O_NONBLOCK
+)
+
+
+class Logs:
+    """The job's open log files. The supervisor keeps them for its own last line and for a look at the tail."""
+
+    __slots__ = ("error", "error_from", "output", "output_from")
+
+    is_copied = False
+    """Whether the job writes into pipes rather than into the files themselves."""
+
+    def __init__(self, output: int, error: int) -> None:
+        self.output = output
+        self.error = error
+        self.output_from = os.fstat(output).st_size
+        self.error_from = os.fstat(error).st_size
+
+    def job_ends(self) -> tuple[int, int]:
+        """What the job gets as its output and error."""
+        return self.output, self.error
+
+    def begin(self) -> None:
+        """The job has started."""
+
+    def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
+        """Copy what the job writes until a signal is pending, where `is_copied`."""
+
+    def drain(self) -> None:
+        """Copy what is left when nobody of the run can write any more."""
+
+    def tails(self) -> list[tuple[int, int]]:
+        """Where the last words of this run are: files, and the offset at which each begins to be of this run."""
+        output = (self.output, self.output_from)
+        return [output] if self.error == self.output else [output, (self.error, self.error_from)]
+
+    def close(self) -> None:
+        """Release them."""
+        os.close(self.output)
+        if self.error != self.output:
+            os.close(self.error)
+
+
+def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
+    """Open one for writing, with the rights that this process has now. Raises: LaunchError.
+
+    Args: what: for the sentence: `output` or `error output`.
+    """
+    shown = os.path.join(ticket["work_dir"], path)
+    try:
+        fd = os.open(path, LOG_FLAGS if ticket["append"] else LOG_FLAGS | os.O_TRUNC, 0o666)
+    except (OSError, ValueError) as error:
+        code = error.errno if isinstance(error, OSError) else None
+        if code == errno.ELOOP:
+            reason = "it is a symbolic link"
+        elif code == errno.ENOENT:
+            reason = "its folder does not exist"
+        elif code == errno.ENXIO:
+            reason = "it is a pipe that nobody reads"
+        else:
+            reason = text_of(error)
+        raise LaunchError(f"cannot write the {what} to {shown}: {reason}") from None
+    os.set_blocking(fd, True)
+    return fd

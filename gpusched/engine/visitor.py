@@ -1,0 +1,110 @@
+"""Somebody connected to the socket of a run in the foreground, and that socket."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+
+from gpusched.engine import spool as files
+from gpusched.engine.frames import CHUNK, frame, take_frames
+
+UCRED = struct.Struct("3i")
+BACKLOG = 1 << 20
+"""Above so many bytes that a client has not taken from the socket, nothing more is read for it."""
+ROOM = 2 * BACKLOG
+"""With more it does not keep to what was agreed."""
+
+
+class Visitor:
+    """One connection. A guest at first; the client once its first frame said so."""
+
+    __slots__ = ("inbox", "outbox", "pid", "since_at", "socket", "uid")
+
+    def __init__(self, socket: _socket.socket, pid: int, uid: int) -> None:
+        self.socket = socket
+        self.pid = pid
+        self.uid = uid
+        self.since_at = 0.0
+        """Since when it is the client."""
+        self.inbox = bytearray()
+        self.outbox = bytearray()
+
+    @property
+    def fd(self) -> int:
+        """Of its connection."""
+        return self.socket.fileno()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has not taken what was sent before."""
+        return len(self.outbox) >= BACKLOG
+
+    def say(self, kind: int, content: bytes = b"") -> None:
+        """Have one frame sent, now or later."""
+        self.outbox += frame(kind, content)
+
+    def hear(self) -> list[tuple[int, bytes]] | None:
+        """Whole frames that came; None when it is gone or sends what is no frame of ours."""
+        try:
+            data = self.socket.recv(CHUNK + 64)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        self.inbox += data
+        try:
+            return take_frames(self.inbox) if data else None
+        except ValueError:
+            return None
+
+    def flush(self) -> None:
+        """Send what it takes now."""
+        try:
+            while self.outbox:
+                with memoryview(self.outbox)[: 1 << 17] as piece:
+                    count = self.socket.send(piece)
+                del self.outbox[:count]
+        except BlockingIOError:
+            return
+        except OSError:
+            # Its end is read where it is received.
+            self.outbox.clear()
+
+    def leave(self) -> None:
+        """Send what it takes now, and close."""
+        self.flush()
+        self.socket.close()
+
+
+def listen(path: str, uid: int) -> _socket.socket:
+    """A socket in the spool for one user alone. The path may be longer than an address: it goes by its folder."""
+    folder, name = os.path.split(path)
+    files.remove([path])
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listener.bind(f"/proc/self/fd/{fd}/{name}")
+        os.chmod(path, 0o600)
+        if uid != os.geteuid():
+            os.chown(path, uid, -1)
+        listener.listen(8)
+    finally:
+        os.close(fd)
+    listener.setblocking(False)
+    return listener
+
+
+def accept(listener: _socket.socket, uid: int) -> Visitor | None:
+    """The next visitor; None when there is none, or it is neither of this user nor of ours."""
+    try:
+        fd, _ = listener._accept()  # type: ignore[attr-defined]
+    except OSError:
+        return None
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+    pid, peer, _ = UCRED.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, UCRED.size))
+    if peer not in (uid, os.geteuid()):
+        sock.close()
+        return None
+    sock.setblocking(False)
+    return Visitor(sock, pid, peer)
