@@ -131,10 +131,12 @@ class Client:
         self._buffer += piece
 
 
-def error_from(words: dict[str, str]) -> errors.GpuschedError:
+def error_from(words: dict[str, Any]) -> errors.GpuschedError:
     """The exception that an error document stands for."""
     kind = _BY_CODE.get(words.get("code", ""), errors.GpuschedError)
-    return kind(words.get("message", "the daemon answered with an error"), words.get("hint", ""))
+    error = kind(words.get("message", "the daemon answered with an error"), words.get("hint", ""))
+    error.mistakes = tuple(kind(one["message"], one["hint"]) for one in words.get("mistakes", ()))
+    return error
 
 
 def connect(autostart: bool = True) -> Client:

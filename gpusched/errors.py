@@ -25,11 +25,22 @@ class GpuschedError(Exception):
     code = "error"
     exit_code = 1
     http_status = 500
+    mistakes: "tuple[GpuschedError, ...]" = ()
+    """Of an error that stands for several: all of them, each with a sentence and hint of its own."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @classmethod
+    def of(cls, mistakes: "list[GpuschedError]") -> "GpuschedError":
+        """One error for all of these, which are at least one; that one itself when it is alone and of this kind."""
+        if len(mistakes) == 1 and type(mistakes[0]) is cls:
+            return mistakes[0]
+        error = cls("; ".join(one.message for one in mistakes), mistakes[0].hint)
+        error.mistakes = tuple(mistakes)
+        return error
 
 
 class UserError(GpuschedError):

@@ -18,7 +18,7 @@ ARRAY_KEYS = ("array", "sweep", "max_fails")
 _TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPAN = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(\d{1,9}))?")
-_IN_DEPENDENCY = re.compile(r"(?<=:)\d{1,18}_\d{1,9}(?=[:,?+]|$)")
+_IN_DEPENDENCY = re.compile(r"(?<=[:,?])\d{1,18}_\d{1,9}(?=[:,?+]|$)")
 
 
 def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
@@ -116,11 +116,13 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
 
 
 def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
-    """A dependency with each task, `afterok:42_7`, named by its id. Raises: NotFound, UsageError."""
+    """A dependency with the id of each task that it names: `afterok:42_7=50`. Raises: NotFound, UsageError."""
+    if "=" in dependency:
+        raise UsageError(f"{dependency!r} is no dependency", "write it as afterok:41 or afterok:41:42_7,afterany:43")
 
     def id_of(match: re.Match[str]) -> str:
         ids = task_ids(match[0], find)
         assert ids is not None
-        return str(ids[0])
+        return f"{match[0]}={ids[0]}"
 
     return _IN_DEPENDENCY.sub(id_of, dependency)

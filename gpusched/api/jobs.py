@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +24,8 @@ from gpusched.daemon.selection import Caller, Selection
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
-from gpusched.model.units import printable
+from gpusched.model.units import parse_pipeline_id, printable, split_ids
+from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
@@ -58,7 +60,7 @@ async def submit(request: web.Request) -> web.Response:
         submission, origins = _repeated(service, caller, body)
     else:
         submission = validate.read_submission(
-            _with_task_ids(body.get("spec"), service),
+            with_task_ids(body.get("spec"), service),
             body.get("batch"),
             service.settings,
             caller.user,
@@ -91,13 +93,14 @@ def _repeated(service: Service, caller: Caller, body: dict[str, Any]) -> tuple[v
     if body.get("batch") is not None:
         raise UsageError("a batch and jobs to repeat were both given", "give one thing to run")
     jobs = [service.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
-    submission = read_resubmission(jobs, body.get("spec", {}), caller, service.settings, service.scheduler.store)
+    spec = with_task_ids(body.get("spec", {}), service)
+    submission = read_resubmission(jobs, spec, caller, service.settings, service.scheduler.store)
     return submission, [job.shown_id for job in jobs]
 
 
-def _with_task_ids(spec: Any, service: Service) -> Any:
-    """A submission or change whose dependency names tasks by their ids."""
-    if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str) and "_" in dependency:
+def with_task_ids(spec: Any, service: Service) -> Any:
+    """A submission or change whose dependency has the ids of the tasks that it names. Raises: NotFound, UsageError."""
+    if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str):
         return {**spec, "dependency": resolve_tasks(dependency, service.find)}
     return spec
 
@@ -206,7 +209,7 @@ async def show(request: web.Request) -> web.Response:
     store = service.scheduler.store
     runs = {run.number: run for run in store.runs([job.id])}
     runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
-    spec = plain(job.spec)
+    spec = {**plain(job.spec), "dependency": as_typed(job.spec.dependency)}
     await service.look_at_progress([job])
     return respond(
         job={
@@ -253,15 +256,18 @@ async def cancel(request: web.Request) -> web.Response:
     body = await read_body(request)
     check_keys(body, "ids", "users", "queues", "names", "states", "all", "signal", "main_only", "dry_run")
     lists = {key: _texts(body, key) for key in ("users", "queues", "names", "states")}
+    named = {word: parse_pipeline_id(word) for word in _words(body)}
+    others = [word for word, number in named.items() if number is None]
     selection = Selection(
-        ids=tuple(_ids(service, body, caller)),
+        ids=tuple(_ids(service, {"ids": others}, caller)),
+        pipelines=frozenset(number for number in named.values() if number is not None),
         users=frozenset(lists["users"]),
         queues=frozenset(lists["queues"]),
         names=frozenset(lists["names"]),
         states=states_of(lists["states"]),
         everything=body.get("all") is True,
     )
-    if not (selection.ids or selection.everything or any(lists.values())):
+    if not (named or selection.everything or any(lists.values())):
         raise UsageError("no jobs are named", "give ids, a filter such as -n NAME, or --all")
     signal = body.get("signal")
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
@@ -279,11 +285,17 @@ def _texts(body: dict[str, Any], key: str) -> list[str]:
     return value
 
 
-def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
+def _words(body: dict[str, Any]) -> list[str]:
+    """Ids as a client wrote them."""
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
-    return list(dict.fromkeys(job_id for word in value for job_id in service.named(str(word), caller, unfinished=True)))
+    return list(map(str, value))
+
+
+def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
+    found = (job_id for word in _words(body) for job_id in service.named(word, caller, unfinished=True))
+    return list(dict.fromkeys(found))
 
 
 def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
@@ -334,7 +346,7 @@ async def update(request: web.Request) -> web.Response:
     """POST /v1/jobs/update"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
-    changes = validate.read_changes(_with_task_ids(body.get("changes"), service), service.settings)
+    changes = validate.read_changes(with_task_ids(body.get("changes"), service), service.settings)
     return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
 
 
@@ -342,7 +354,8 @@ async def wait(request: web.Request) -> web.Response:
     """GET /v1/wait"""
     service = service_of(request)
     caller = caller_of(request)
-    ids = service.job_ids(request.query.get("ids", ""), caller)
+    named = {word: service.named(word, caller) for word in split_ids(request.query.get("ids", ""))}
+    ids = _each_once(named)
     if not ids:
         raise UsageError("no jobs are named", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
@@ -356,6 +369,9 @@ async def wait(request: web.Request) -> web.Response:
             if job_id not in jobs:
                 raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
         done = all(job.state.is_final for job in jobs.values())
+        if done and (now := _each_once(_as_now(named, service, caller))) != ids:
+            ids = now
+            continue
         left_s = deadline - loop.time()
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
@@ -377,6 +393,17 @@ async def wait(request: web.Request) -> web.Response:
             for job in (jobs[job_id] for job_id in ids)
         ],
     )
+
+
+def _each_once(named: Mapping[str, Sequence[int]]) -> list[int]:
+    return list(dict.fromkeys(job_id for ids in named.values() for job_id in ids))
+
+
+def _as_now(named: Mapping[str, Sequence[int]], service: Service, caller: Caller) -> dict[str, Sequence[int]]:
+    """A pipeline gets more jobs while it is waited for: fallbacks of its steps, and steps that run again."""
+    return {
+        word: ids if parse_pipeline_id(word) is None else service.named(word, caller) for word, ids in named.items()
+    }
 
 
 def _moved(job: Job, state_not: str | None, run_not: str | None) -> bool:

@@ -52,8 +52,9 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 def _error_schema() -> dict[str, Any]:
     text = {"type": "string"}
+    problem = {**_object({"message": text, "hint": text}), "required": ["message", "hint"]}
     error = {
-        **_object({"message": text, "hint": text, "code": text}),
+        **_object({"message": text, "hint": text, "code": text, "mistakes": {"type": "array", "items": problem}}),
         "required": ["message", "hint", "code"],
     }
     return {

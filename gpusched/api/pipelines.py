@@ -10,13 +10,13 @@ from aiohttp import web
 
 from gpusched.api import validate
 from gpusched.api.identity import caller_of
-from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.jobs import check_keys, read_body, respond, with_task_ids
 from gpusched.api.render import job_json
 from gpusched.api.schema import MAX_NAME, SPEC_FIELDS, Field
 from gpusched.api.service import Service, service_of, words
 from gpusched.daemon import pipelines as daemon
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
-from gpusched.errors import Refused, UsageError
+from gpusched.errors import GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
@@ -75,6 +75,7 @@ class _Reader:
     """Reads the steps of one submission; nothing in them is trusted."""
 
     def __init__(self, service: Service, user: str, shas: Sequence[str], payloads: dict[str, bytes]) -> None:
+        self._service = service
         self._settings: Settings = service.settings
         self._requests = service.requests
         self._user = user
@@ -90,7 +91,15 @@ class _Reader:
                 f"{len(given)} steps in one pipeline; at most {self._settings.limit.batch} are taken at once",
                 "split it",
             )
-        steps = [self._step(one) for one in given]
+        steps: list[Step] = []
+        mistakes: list[GpuschedError] = []
+        for one in given:
+            try:
+                steps.append(self._step(one))
+            except UserError as error:
+                mistakes.append(error)
+        if mistakes:
+            raise type(mistakes[0]).of(mistakes)
         known = {step.name: step for step in steps}
         if len(known) < len(steps):
             twice = next(step for step in steps if known[step.name] is not step)
@@ -121,11 +130,12 @@ class _Reader:
         except ValueError as error:
             raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
         try:
-            made = self._spec(validate.read_object(spec, "spec"), checked.get("environment", 0))
+            spec = with_task_ids(validate.read_object(spec, "spec"), self._service)
+            made = self._spec(spec, checked.get("environment", 0))
         except Refused as error:
             raise Refused(f"{where}: {error.message}", error.hint) from None
-        except UsageError as error:
-            raise UsageError(f"{where}: {error.message}", error.hint) from None
+        except (NotFound, UsageError) as error:
+            raise type(error)(f"{where}: {error.message}", error.hint) from None
         if made.dependency and needs.all and (needs.is_any or "?" in made.dependency):
             raise UsageError(f"{where}: needs and a dependency go together only as all of them", "use ',' in both")
         return Step(name, made, needs, where)
@@ -155,7 +165,8 @@ async def show(request: web.Request) -> web.Response:
     pipeline = daemon.find(_number(request.match_info["id"]), service.scheduler.store)
     jobs = daemon.jobs_of(pipeline.number, service.scheduler.world, service.scheduler.store)
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
-    facts = service.facts_of(steps.values())
+    fallbacks = policy.fallbacks_of(jobs)
+    facts = service.facts_of([*steps.values(), *fallbacks])
     now = {job_id: steps[name].id for job_id, name in names.items()}
     spared = policy.standing(jobs).not_needed
     shown = [
@@ -168,7 +179,14 @@ async def show(request: web.Request) -> web.Response:
         }
         for name, job in steps.items()
     ]
-    return respond(pipeline={**_summary(pipeline, jobs), "source": pipeline.source, "steps": shown})
+    return respond(
+        pipeline={
+            **_summary(pipeline, jobs),
+            "source": pipeline.source,
+            "steps": shown,
+            "fallbacks": [job_json(job, facts(job)) for job in fallbacks],
+        }
+    )
 
 
 def _needs_json(job: Job, names: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -205,6 +223,7 @@ def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:
         "state": stands.state,
         "counts": dict(stands.counts),
         "not_needed": len(stands.not_needed),
+        "fallback_counts": dict(stands.fallbacks),
         "steps_total": len(policy.steps_of(jobs)),
     }
 

@@ -14,7 +14,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
 from gpusched.policy.life.arrays import swept
-from gpusched.policy.life.dependencies import parse_dependency
+from gpusched.policy.life.dependencies import as_typed, parse_dependency
 
 SCHEMA_VERSION = 1
 
@@ -89,7 +89,9 @@ def _depends_on(job: Job) -> list[str]:
     """Ids of the jobs that its dependency names."""
     if not job.spec.dependency:
         return []
-    return [str(job_id) for job_id in parse_dependency(job.spec.dependency).job_ids]
+    conditions = parse_dependency(job.spec.dependency).conditions
+    by_id = {one.job_id: one.shown_id for one in conditions if one.job_id}
+    return [by_id[job_id] for job_id in sorted(by_id)]
 
 
 PROGRESS_FIELDS = frozenset({"progress", "progress_text", "eta_at"})
@@ -114,7 +116,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "priority_parts": lambda job, ctx: ctx.priority_parts() if job.state is JobState.PENDING else None,
     "nice": lambda job, ctx: job.spec.nice,
     "hold": lambda job, ctx: job.hold,
-    "dependency": lambda job, ctx: job.spec.dependency,
+    "dependency": lambda job, ctx: as_typed(job.spec.dependency),
     "depends_on": lambda job, ctx: _depends_on(job),
     "pipeline": lambda job, ctx: job.spec.pipeline,
     "step": lambda job, ctx: job.spec.step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from logging import getLogger
+from typing import Any
 
 from aiohttp import web
 
@@ -55,6 +56,9 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 
 
 def _error(error: GpuschedError) -> web.Response:
-    response = respond(error={"message": error.message, "hint": error.hint, "code": error.code})
+    words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
+    if error.mistakes:
+        words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
+    response = respond(error=words)
     response.set_status(error.http_status)
     return response

@@ -110,10 +110,12 @@ class Service:
     def named(self, text: str, caller: Caller, *, unfinished: bool = False) -> list[int]:
         """What a client wrote: a number, a task `42_7`, several `42_[3-5]`, a pipeline `p42`, `@` for the last job.
 
-        Of a pipeline these are the jobs of its steps; when `unfinished`, those that have not ended if there are any.
+        Of a pipeline these are the jobs of its steps and their fallbacks; when `unfinished`, those that have not ended
+        if there are any.
         """
         if (pipeline := parse_pipeline_id(text)) is not None:
-            return pipelines.step_ids(pipeline, self.scheduler.world, self.scheduler.store, unfinished=unfinished)
+            jobs = pipelines.jobs_of(pipeline, self.scheduler.world, self.scheduler.store)
+            return pipelines.step_ids(pipeline, jobs, unfinished=unfinished)
         if text == "@":
             last = self.scheduler.store.last_job_id(caller.uid)
             if last is None:

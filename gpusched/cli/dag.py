@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.cli import gsub, output
 from gpusched.cli.parse import Table
-from gpusched.cli.pipeline_file import PipelineMistakes, PipelineText, read
+from gpusched.cli.pipeline_file import PipelineText, read
 from gpusched.cli.query import quote
 from gpusched.cli.repeat import take_snapshot
 from gpusched.client import Client, connect
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
 
 _NOT_WITH = ("wrap", "batch", "resubmit", "key", "key_again", "follow")
-_SHOWN = 20
 
 
 def submit(table: Table, given: Values, operands: list[str]) -> int:
@@ -33,10 +32,7 @@ def submit(table: Table, given: Values, operands: list[str]) -> int:
         return _resume(given)
     if "resume" in given:
         raise UsageError("--dag and --resume were both given", "give one thing to run")
-    try:
-        request, modes = _request(read(given["dag"], given.get("vars", {}), table), table, given)
-    except PipelineMistakes as mistakes:
-        return _say(mistakes, as_json=bool(given.get("json")))
+    request, modes = _request(read(given["dag"], given.get("vars", {}), table), table, given)
     with connect() as client:
         if given.get("dry_run"):
             client.call("POST", "/v1/pipelines", {**request, "dry_run": True})
@@ -99,17 +95,6 @@ def _take_snapshots(client: Client, steps: list[dict[str, Any]], modes: list[str
             take_snapshot(client, spec, {"snapshot": mode})
             taken[mark] = {key: value for key, value in spec.items() if before.get(key) != value}
         spec.update(taken[mark])
-
-
-def _say(mistakes: PipelineMistakes, *, as_json: bool) -> int:
-    """Every mistake on lines of its own; as JSON they are one error."""
-    if as_json:
-        return output.fail("gsub", mistakes, as_json=True)
-    for problem in mistakes.problems[:_SHOWN]:
-        output.fail("gsub", problem)
-    if len(mistakes.problems) > _SHOWN:
-        output.note("gsub", f"and {len(mistakes.problems) - _SHOWN} more mistakes")
-    return mistakes.exit_code
 
 
 def _print_check(request: dict[str, Any], given: Values) -> int:

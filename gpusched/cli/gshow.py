@@ -81,6 +81,9 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
+    if job["pipeline"]:
+        of = "step" if job["fallback_of"] is None else "fallback of step"
+        pairs.insert(3, ("Pipeline", f"{job['pipeline']}, {of} {job['step']}"))
     if job["tasks"]:
         pairs.insert(3, ("Tasks", _tasks(job)))
     if job["sweep"]:

@@ -40,6 +40,10 @@ def body(words: list[str]) -> int:
     if not ids:
         raise UsageError("no jobs are named", "for example: gwait 41 42   or: gwait @   for your last one")
     with connect() as client:
+        if "@" in ids:
+            # Asked once: the last job is another as soon as one more is submitted.
+            last = client.call("GET", "/v1/jobs/@")["job"]["id"]
+            ids = [last if word == "@" else word for word in ids]
         return await_all(client, ids, values.get("timeout_s"), "gwait", values)
 
 

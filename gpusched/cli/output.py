@@ -76,15 +76,24 @@ def _mend_streams() -> None:
         reconfigure(errors="backslashreplace")
 
 
+_SHOWN = 20
+"""Of an error that stands for several, so many."""
+
+
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
     """Print an error on stderr, one line each for what and what next; returns its exit code."""
     if as_json:
-        words = {"message": error.message, "hint": error.hint, "code": error.code}
+        words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
+        if error.mistakes:
+            words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
         sys.stderr.write(quickjson.dumps({"schema_version": 1, "error": words}) + "\n")
-    else:
-        sys.stderr.write(f"{command}: error: {error.message}\n")
-        if error.hint:
-            sys.stderr.write(f"{command}: hint: {error.hint}\n")
+        return error.exit_code
+    for one in error.mistakes[:_SHOWN] or (error,):
+        sys.stderr.write(f"{command}: error: {one.message}\n")
+        if one.hint:
+            sys.stderr.write(f"{command}: hint: {one.hint}\n")
+    if len(error.mistakes) > _SHOWN:
+        sys.stderr.write(f"{command}: and {len(error.mistakes) - _SHOWN} more mistakes\n")
     return error.exit_code
 
 

@@ -58,7 +58,13 @@ def _describe(pipeline: dict[str, Any]) -> None:
         ("Steps", counts),
     ]
     sys.stdout.write("".join(f"{name + ':':<11} {printable(value)}\n" for name, value in pairs))
-    print_tree(arrange(pipeline["steps"], signs()), [pipeline])
+    print_tree(arrange([*pipeline["steps"], *_fallbacks(pipeline)], signs()), [pipeline])
+
+
+def _fallbacks(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fallbacks, each of its step: of an array it is one of a task, which is not shown."""
+    now = {step["step"]: step["id"] for step in pipeline["steps"]}
+    return [{**job, "fallback_of": now[job["step"]]} for job in pipeline["fallbacks"]]
 
 
 def _edges(pipeline: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -85,10 +91,15 @@ def mermaid(pipeline: Mapping[str, Any]) -> str:
     for step in pipeline["steps"]:
         text = f"{step['step']}<br/>{step['id']} {step['state']}"
         lines.append(f'    {nodes[step["step"]]}["{text}"]')
+    fallbacks = {f"f{number}": job for number, job in enumerate(pipeline["fallbacks"], 1)}
+    for node, job in fallbacks.items():
+        lines.append(f'    {node}(["{job["step"]}: fallback<br/>{job["id"]} {job["state"]}"])')
     for above, below, label in _edges(pipeline):
         said = f"|{label}|" if label else ""
         lines.append(f"    {nodes[above]} -->{said} {nodes[below]}")
+    lines += [f"    {nodes[job['step']]} -.-> {node}" for node, job in fallbacks.items()]
     lines += [f"    style {nodes[step['step']]} fill:{_colour(step)}" for step in pipeline["steps"]]
+    lines += [f"    style {node} fill:{_colour(job)}" for node, job in fallbacks.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -98,6 +109,11 @@ def dot(pipeline: Mapping[str, Any]) -> str:
     for step in pipeline["steps"]:
         label = f"{step['step']}\\n{step['id']} {step['state']}"
         lines.append(f'    {_quoted(step["step"])} [label="{label}", fillcolor="{_colour(step)}"];')
+    for job in pipeline["fallbacks"]:
+        # No step can be called so: names have no blank.
+        node, label = f"fallback {job['id']}", f"{job['step']}: fallback\\n{job['id']} {job['state']}"
+        lines.append(f'    {_quoted(node)} [label="{label}", fillcolor="{_colour(job)}"];')
+        lines.append(f"    {_quoted(job['step'])} -> {_quoted(node)} [style=dashed];")
     for above, below, label in _edges(pipeline):
         said = f" [label={_quoted(label)}]" if label else ""
         lines.append(f"    {_quoted(above)} -> {_quoted(below)}{said};")

@@ -36,14 +36,6 @@ _FEW = 12
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
-class PipelineMistakes(UsageError):
-    """A file that cannot be used; `problems` has a sentence for each reason, by line."""
-
-    def __init__(self, problems: list[UsageError]) -> None:
-        self.problems = problems
-        super().__init__("; ".join(problem.message for problem in problems), problems[0].hint)
-
-
 @dataclass
 class StepText:
     """One step as the file says it."""
@@ -68,8 +60,9 @@ class PipelineText:
 
 
 def read(path: str, given: Mapping[str, str], table: Table) -> PipelineText:
-    """Read a file with these variables. Raises: PipelineMistakes, Refused when it cannot be read at all."""
-    source = script.read_file(path, "pipeline", HINT).decode("utf-8", "surrogateescape")
+    """Read a file with these variables. Raises: UsageError of all mistakes, Refused when it cannot be read at all."""
+    content = script.read_file(path, "pipeline file", "docs/howto/pipelines.md shows how to write one")
+    source = content.decode("utf-8", "surrogateescape")
     shown = printable(path)
     try:
         source.encode()
@@ -100,7 +93,7 @@ class _Reader:
             if name.startswith("--") and name[2:] not in _NOT_OF_A_STEP
         }
         self._lines = lines_of(source)
-        self._mistakes: list[tuple[int, UsageError]] = []
+        self._mistakes: list[tuple[int, GpuschedError]] = []
         self._vars: dict[str, str] = {}
         self._scripts: dict[str, tuple[str, dict[str, Any]]] = {}
 
@@ -132,7 +125,7 @@ class _Reader:
         self._check_needs(needs, steps)
         if self._mistakes:
             self._mistakes.sort(key=lambda one: one[0])
-            raise PipelineMistakes([error for _, error in self._mistakes])
+            raise UsageError.of([error for _, error in self._mistakes])
         return found
 
     # --- variables --------------------------------------------------------------------------------
@@ -152,7 +145,7 @@ class _Reader:
                 self._refuse(key, f"the variable {name} must be a text or a number")
             else:
                 # One may be made of those above it.
-                self._vars[name] = self._given.get(name) or self._filled(key, _as_text(value))
+                self._vars[name] = self._given[name] if name in self._given else self._filled(key, _as_text(value))
 
     def _filled(self, key: tuple[str, ...], text: str) -> str:
         """The text with its variables in place; `{{name}}` is a brace, and `${name}` the shell's."""
@@ -296,8 +289,11 @@ class _Reader:
                     near = get_close_matches(wanted, steps, n=1)
                     hint = f"did you mean {near[0]}?" if near else f"steps: {', '.join(list(steps)[:20])}"
                     self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is no step", hint)
-        circle = find_circle(needs)
-        if circle:
+        left = dict(needs)
+        while circle := find_circle(left):
+            # Without these steps there may be another one, which would be told only after this one was mended.
+            for name in circle:
+                left.pop(name, None)
             text = f"the steps wait for each other: {' -> '.join(circle)}"
             self._refuse(("step", circle[0], "needs"), text, "take one of these needs out")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     *("id", "name", "user", "state", "start_at", "end_at", "suspended_at", "suspended_s", "gpu_request", "node"),
-    *("gpus", "reason", "reason_text", "dependency", "depends_on", "pipeline", "step"),
+    *("gpus", "reason", "reason_text", "dependency", "depends_on", "pipeline", "step", "fallback_of"),
 )
 DEEPEST = 20
 """Below this level nothing is moved further to the right: a chain of a thousand jobs has to fit as well."""
@@ -80,7 +80,9 @@ def standing(pipeline: Mapping[str, Any]) -> str:
     """Where a pipeline stands, in words: `RUNNING, 2 of 5 steps completed`."""
     counts, total = pipeline["counts"], pipeline["steps_total"]
     text = f"{pipeline['state']}, {counts.get('COMPLETED', 0)} of {total} {'step' if total == 1 else 'steps'} completed"
-    return text + (f", {pipeline['not_needed']} not needed" if pipeline["not_needed"] else "")
+    text += f", {pipeline['not_needed']} not needed" if pipeline["not_needed"] else ""
+    tried = ", ".join(f"{number} {state}" for state, number in pipeline["fallback_counts"].items())
+    return text + (f"; fallbacks: {tried}" if tried else "")
 
 
 def _row(place: Place, now: float) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ def _row(place: Place, now: float) -> tuple[str, ...]:
         COMPACT.get(job["state"], "?"),
         elapsed,
         str(job["gpu_request"]),
-        printable(job["dependency"] or "", 40),
+        printable(job["dependency"] or (f"failed:{job['fallback_of']}" if job["fallback_of"] else ""), 40),
         printable(where.rstrip()),
     )
 
@@ -156,8 +158,9 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
 
 
 def _parents(job: Job, known: Mapping[str, Job], last: Mapping[str, str]) -> list[str]:
-    """Those of the jobs that it waits for which are shown, and are of the same pipeline."""
-    above = [one if one in known else last.get(one, "") for one in job["depends_on"]]
+    """Those of the jobs that it waits for, or is the fallback of, which are shown, and are of the same pipeline."""
+    named = [*job["depends_on"], *([job["fallback_of"]] if job["fallback_of"] else ())]
+    above = [one if one in known else last.get(one.partition("_")[0], "") for one in named]
     return [one for one in above if one and known[one]["pipeline"] == job["pipeline"]]
 
 

@@ -186,7 +186,9 @@ def check_circle(after: Job, turn: Turn) -> None:
     """Refuse a changed dependency or name by which jobs would wait for each other."""
     cycle = find_cycle(turn.world.edges_with(after))
     if cycle:
+        # Whoever is in a circle waits, so it is active.
+        names = [job.shown_id for job_id in cycle if (job := turn.world.find(job_id)) is not None]
         raise Refused(
-            "the jobs would wait for each other: " + " -> ".join(map(str, cycle)),
-            f"see what they wait for with: gshow {cycle[0]}",
+            "the jobs would wait for each other: " + " -> ".join(names),
+            f"see what they wait for with: gshow {names[0]}",
         )

@@ -16,9 +16,12 @@ from gpusched.errors import NotFound, Refused
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
+from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.policy.life import lifecycle
+from gpusched.policy.life.dependencies import as_typed
+from gpusched.ports import JobFilter
 
 from . import deserting, keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
@@ -154,7 +157,7 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
-    selection = command.selection
+    selection = _with_steps(command.selection, turn)
     jobs, missing = select(selection, turn)
     if selection.ids:
         for job in jobs:
@@ -172,7 +175,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
             if not command.dry_run:
                 turn.cancel(job, by=command.caller.user)
         elif job.is_array:
-            _signal_tasks(command, job, turn, answer["signalled"])
+            _signal_tasks(command, job, turn, answer["signalled"], is_alone=len(selection.ids) == 1)
         elif job.state is JobState.SUSPENDED and command.signal == SIGCONT:
             if len(selection.ids) == 1:
                 raise Refused(
@@ -191,13 +194,22 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
     return answer
 
 
-def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str]) -> None:
+def _with_steps(selection: Selection, turn: Turn) -> Selection:
+    """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
+    ids = list(selection.ids)
+    for number in sorted(selection.pipelines):
+        jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        ids += pipelines.step_ids(number, jobs, unfinished=True)
+    return replace(selection, ids=tuple(dict.fromkeys(ids)))
+
+
+def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str], *, is_alone: bool) -> None:
     for task in turn.world.tasks_of(array):
         if task.state is JobState.RUNNING and command.signal is not None:
             signalled.append(task.shown_id)
             if not command.dry_run:
                 turn.order(turn.run_of(task).id, SignalOrder(command.signal, command.main_only))
-    if not signalled and len(command.selection.ids) == 1:
+    if not signalled and is_alone:
         raise Refused(
             f"no task of array {array.id} is running, so there is no process to signal",
             f"end it with: gcancel {array.id}",
@@ -235,6 +247,11 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
                 f"job {job.shown_id} is no array, so that no number of its tasks can be limited",
                 f"see it with: gshow {job.shown_id}",
             )
+        if "dependency" in command.changes and job.array_id is not None and job.run:
+            raise Refused(
+                f"task {job.shown_id} has been started before and waits for no other job any more",
+                f"keep it from starting with: gctl hold {job.shown_id}",
+            )
     for job in with_tasks(jobs, turn):
         if job.state is not JobState.PENDING:
             fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
@@ -258,7 +275,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             if after.spec.dependency:
                 turn.world.learn_parents(turn.jobs, [after.spec.dependency])
         turn.put_job(after)
-        words = ", ".join(f"{name}={_said(value)}" for name, value in sorted(command.changes.items()))
+        words = ", ".join(f"{name}={_said(name, value)}" for name, value in sorted(command.changes.items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in command.changes:
@@ -277,8 +294,10 @@ def _rests_on(job: Job) -> tuple[str | None, str | None]:
     return job.spec.dependency, job.spec.never_satisfied
 
 
-def _said(value: object) -> str:
+def _said(name: str, value: object) -> str:
     """A value as the job's story tells it."""
+    if name == "dependency" and isinstance(value, str):
+        return as_typed(value) or "none"
     if value is None or value == ():
         return "none"
     if isinstance(value, bool):

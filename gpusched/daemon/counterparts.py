@@ -1,7 +1,8 @@
 """Arrays whose tasks wait for the task of the same number in another array (`aftercorr`).
 
 A task that has no counterpart there waits for the whole of the other array. With `?` a dependency is for all tasks at
-once, so that it is not followed task by task.
+once, so that it is not followed task by task. A task that has a row of its own before it starts waits for its
+counterpart as for any job.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from collections.abc import Iterable, Mapping
 
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
+from gpusched.model.tasks import TaskSet
 from gpusched.policy.life import arrays
-from gpusched.policy.life.dependencies import Expression
+from gpusched.policy.life.dependencies import Condition, Expression, Parent
 
 from .arrays import Arrays
 
 CORR = "aftercorr"
+_PARENTS = {
+    None: Parent(JobState.PENDING),
+    True: Parent(JobState.COMPLETED, end_at=0.0),
+    False: Parent(JobState.FAILED, end_at=0.0),
+}
+"""What a counterpart is to those who wait for it, by whether it COMPLETED; None when it has not ended."""
 
 
 class Counterparts:
@@ -30,6 +38,8 @@ class Counterparts:
         """Of arrays that are followed: whether each task that has ended COMPLETED."""
         self._whole: dict[int, bool] = {}
         """Of those that have ended: whether they COMPLETED."""
+        self._all: dict[int, TaskSet] = {}
+        """The tasks that they have."""
         self._hopeless: dict[int, dict[int, int]] = {}
         """Tasks that never will start, by array and number, with the array that decided it."""
         self._touched: set[int] = set()
@@ -37,6 +47,7 @@ class Counterparts:
     def learn(self, array: Job, tasks: Iterable[Job]) -> None:
         """Remember how the tasks of an array have ended that others are about to follow."""
         ended = self._ended.setdefault(array.id, {})
+        self._all[array.id] = arrays.all_tasks(array)
         for task in tasks:
             if task.state.is_final and task.task is not None:
                 ended[task.task] = task.state is JobState.COMPLETED
@@ -78,6 +89,23 @@ class Counterparts:
             self._children.pop(parent, None)
             self._ended.pop(parent, None)
             self._whole.pop(parent, None)
+            self._all.pop(parent, None)
+
+    def of_task(self, task: Job, expression: Expression) -> tuple[Expression, dict[int, Parent]]:
+        """What a task with a row of its own waits for, by its counterparts' ids, and what is known of those."""
+        number = task.task
+        if number is None or expression.is_any:
+            return expression, {}
+        conditions: list[Condition] = []
+        known: dict[int, Parent] = {}
+        for one in expression.conditions:
+            if one.kind == CORR and number in self._all.get(one.job_id, ()):
+                place = one.job_id + 1 + self._all[one.job_id].position(number)
+                has_completed = self._ended[one.job_id].get(number, self._whole.get(one.job_id))
+                known[place] = _PARENTS[has_completed]
+                one = Condition("afterok", place, task=f"{one.job_id}_{number}")
+            conditions.append(one)
+        return Expression(tuple(conditions)), known
 
     def follow(self, job: Job) -> None:
         """A job has changed: the tasks that wait for this one, or for one that it will never have, are looked at."""

@@ -48,17 +48,23 @@ class Dependents:
         self._parents.update(parents)
 
     def unknown(self, ids: Iterable[int]) -> set[int]:
-        """Those of these jobs of which nothing is known."""
-        return {job_id for job_id in ids if job_id not in self._parents}
+        """Those of these jobs that nobody follows, so that what was once learned of them may be out of date."""
+        return {job_id for job_id in ids if job_id not in self._children}
 
     def watch(self, job: Job, jobs: Mapping[int, Job]) -> None:
-        """Follow the parents of a job that waits, if it names any; `jobs` are the active ones."""
+        """Follow the parents of a job, if it names any; `jobs` are the active ones.
+
+        Of one that runs, too: it may wait again, and what it has waited for must be known then.
+        """
         if not job.spec.dependency or job.id in self._expressions:
             return
         if job.array_id is not None and job.run:
             # It has started once: what its array waited for has come true.
             return
         expression = self._counterparts.watch(job, parse_dependency(job.spec.dependency))
+        if job.array_id is not None:
+            expression, counterparts = self._counterparts.of_task(job, expression)
+            self._parents.update(counterparts)
         self._expressions[job.id] = expression
         self._touched.add(job.id)
         if job.array_id is not None:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import pipelines as policy
-from gpusched.policy.life.dependencies import Never
+from gpusched.policy.life.dependencies import Never, as_typed
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
@@ -74,20 +74,27 @@ def find(number: int, store: Store) -> Pipeline:
     """A pipeline. Raises: NotFound."""
     found = store.pipelines([number])
     if not found:
-        raise NotFound(f"there is no pipeline {pipeline_id(number)}", "list what waits and runs with: gq --tree")
+        raise _unknown(number)
     return found[0]
 
 
-def step_ids(number: int, world: World, store: Store, *, unfinished: bool) -> list[int]:
-    """The jobs of the steps of a pipeline; those that have not ended, while there are any, when asked for those.
+def _unknown(number: int) -> NotFound:
+    return NotFound(
+        f"there is no pipeline {pipeline_id(number)}", "list them with: gq --tree, ended ones with: gq --tree -a"
+    )
 
-    Raises: NotFound.
+
+def step_ids(number: int, jobs: Sequence[Job], *, unfinished: bool) -> list[int]:
+    """The steps among all jobs of a pipeline, and behind them their fallbacks; those that have not ended, while there
+    are any, when asked for those.
+
+    Raises: NotFound when there are no jobs: each pipeline has some.
     """
-    jobs = policy.steps_of(jobs_of(number, world, store)).values()
-    if not jobs:
-        find(number, store)
-    active = [job.id for job in jobs if not job.state.is_final]
-    return active if active and unfinished else [job.id for job in jobs]
+    found = [*policy.steps_of(jobs).values(), *policy.fallbacks_of(jobs)]
+    if not found:
+        raise _unknown(number)
+    active = [job.id for job in found if not job.state.is_final]
+    return active if active and unfinished else [job.id for job in found]
 
 
 def not_needed(number: int, world: World, store: Store) -> list[Job]:
@@ -135,12 +142,13 @@ def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
     except Refused as error:
         whole = error
     # Together they are refused; one by one they tell which of them it is.
+    mistakes: list[GpuschedError] = []
     for step, spec in zip(steps, specs, strict=True):
         try:
             check_submission([spec], user, turn)
         except Refused as error:
-            raise Refused(f"{step.where}: {error.message}", error.hint) from None
-    raise whole
+            mistakes.append(Refused(f"{step.where}: {error.message}", error.hint))
+    raise Refused.of(mistakes) if mistakes else whole
 
 
 def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
@@ -157,6 +165,12 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
         active = sum(not job.state.is_final for job in steps.values())
         text = f"{active} of its steps still wait or run" if active else "each of its steps has completed"
         raise Refused(f"nothing of {pipeline.id} has to run again: {text}", f"see it with: gshow {pipeline.id}")
+    for fallback in policy.fallbacks_of(jobs):
+        if not fallback.state.is_final and fallback.spec.step in again:
+            raise Refused(
+                f"the fallback of step {fallback.spec.step}, job {fallback.id}, is {fallback.state} yet",
+                f"wait for it with: gwait {fallback.id}, or end it with: gcancel {fallback.id}",
+            )
     check_room(len(again), turn)
     ids = {name: job.id for name, job in steps.items()}
     fresh = {name: steps[name].spec for name in again}
@@ -191,4 +205,4 @@ def _turn_over(
         turn.world.replace_dependency(after)
         turn.world.learn_parents(turn.jobs, [dependency] if dependency else [])
         turn.put_job(after)
-        turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={after.spec.dependency}, as others run again"))
+        turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={as_typed(dependency)}, as others run again"))

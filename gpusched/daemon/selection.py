@@ -30,6 +30,8 @@ class Selection:
     names: frozenset[str] = frozenset()
     states: frozenset[JobState] = frozenset()
     everything: bool = False
+    pipelines: frozenset[int] = frozenset()
+    """Numbers of pipelines: their steps that have not ended, or all when none is left, beside the ids."""
 
 
 def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:

@@ -326,6 +326,8 @@ class Scheduler:
         self.gpu_faults.carry_out(turn)
         self._finish_releases(turn)
         self._stop_runs_of_lost_gpus(turn)
+        # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
+        follow_failures(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
         if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
             self._look_again = True

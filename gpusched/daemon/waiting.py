@@ -6,7 +6,7 @@ from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration
-from gpusched.policy.life.dependencies import Never, Satisfied
+from gpusched.policy.life.dependencies import Never, Satisfied, as_typed
 
 from .world import World
 
@@ -17,7 +17,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
         code = ReasonCode.JOB_HELD_ADMIN if job.hold == "admin" else ReasonCode.JOB_HELD_USER
         return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
-    facts = {"dependency": job.spec.dependency}
+    facts = {"dependency": as_typed(job.spec.dependency)}
     if isinstance(verdict, Never):
         return Reason(ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text, facts)
     if not isinstance(verdict, Satisfied):
@@ -27,7 +27,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
         return Reason(ReasonCode.DEPENDENCY, text, {**facts, "eligible_at": verdict.at})
     if job.spec.array is not None and world.waits_for_counterparts(job):
         text = "waits for the tasks of the same numbers to complete"
-        return Reason(ReasonCode.DEPENDENCY, text, {"dependency": job.spec.dependency})
+        return Reason(ReasonCode.DEPENDENCY, text, facts)
     if job.eligible_at > now:
         return _by_time(job, now)
     key = world.class_of(job.id)

@@ -159,9 +159,9 @@ class World:
         else:
             self.jobs[job.id] = job
             verdict: Verdict = _FREE
+            self._dependents.watch(job, self.jobs)
             if job.state is JobState.PENDING:
                 self._await_deadline(job)
-                self._dependents.watch(job, self.jobs)
                 verdict = self.dependency_state(job)
                 self._enqueue(job, verdict, now)
             self._pass_on(job, verdict)
@@ -426,7 +426,20 @@ class World:
                 edges[changed.id] |= {job.id}
             elif job.id > changed.id and self._dependents.is_singleton(job.id):
                 edges[job.id] |= {changed.id}
-        return edges
+        return self._with_arrays(edges, changed)
+
+    def _with_arrays(self, edges: dict[int, frozenset[int]], changed: Job) -> dict[int, frozenset[int]]:
+        """A task without a row waits for what its array does, and an array ends with the last of its tasks."""
+        found = dict(edges)
+        for named in frozenset().union(*edges.values()) - edges.keys():
+            array = self.array_of_unsplit(named)
+            if array is not None:
+                found[named] = edges.get(array.id, frozenset())
+        for job_id in edges:
+            job = changed if job_id == changed.id else self.jobs.get(job_id)
+            if job is not None and job.array_id is not None:
+                found[job.array_id] = found.get(job.array_id, frozenset()) | {job_id}
+        return found
 
     def settle_dependencies(self, now: float) -> list[tuple[Job, Never]]:
         """Queue the jobs whose dependency became satisfied; return those for which it never can be."""

@@ -225,7 +225,7 @@ class JobSpec:
     time_limit_s: int | None = None
     begin_at: float | None = None
     dependency: str | None = None
-    """Slurm's syntax, `afterok:1:2,afterany:3`; ids are checked at submission."""
+    """Slurm's syntax, `afterok:1:2,afterany:3`, tasks with their ids, `afterok:42_7=50`; checked at submission."""
     hold: bool = False
     qos: str = ""
     """Quality of service; empty is the setting `default.qos`, or none."""

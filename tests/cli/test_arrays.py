@@ -89,6 +89,29 @@ def test_one_task_may_be_waited_for(sh: Shell) -> None:
     assert shown["start_at"] >= task["end_at"]
 
 
+def test_a_task_that_is_waited_for_is_called_by_its_number(sh: Shell) -> None:
+    array = sh.submit("--hold", "-c", "0", "-a", "3-5", "--", "true")
+    after = sh.submit("-c", "0", "-d", f"afterok:{array}_4,afterany:{array}_5", "--", "true")
+    again = sh.submit("--resubmit", after, "-d", f"after:{array}_5")
+    assert sh.ok("gq", "--noheader", "-o", "%E", "-j", f"{after},{again}").split() == [
+        f"afterok:{array}_4,afterany:{array}_5",
+        f"after:{array}_5",
+    ]
+    assert f"waits for job {array}_4 to complete and job {array}_5 to end" in sh.ok("gshow", after)
+    (job,) = json.loads(sh.ok("gshow", "--json", after))["jobs"]
+    assert (job["depends_on"], job["spec"]["dependency"]) == ([f"{array}_4", f"{array}_5"], job["dependency"])
+    (sh.work / "p.toml").write_text(f'[step.a]\nrun = "true"\ndependency = "afterok:{array}_3"\n')
+    pipeline = sh.submit("--dag", "p.toml")
+    assert f"afterok:{array}_3" in sh.ok("gshow", pipeline)
+    (sh.work / "p.toml").write_text(f'[step.a]\nrun = "true"\ndependency = "afterok:{array}_9"\n')
+    assert sh.type("gsub", "--dag", "p.toml").err.startswith(
+        f"gsub: error: p.toml, line 1: step a: array {array} has no"
+    )
+    sh.ok("gctl", "update", again, f"dependency=afterok:{array}_3")
+    assert f"dependency=afterok:{array}_3 by" in sh.ok("gshow", again)
+    assert "is no dependency" in sh.type("gctl", "update", again, f"dependency=afterok:{array}_3=1").err
+
+
 def test_slurm_directives_make_arrays(sh: Shell) -> None:
     script = sh.work / "a.sh"
     script.write_text(

@@ -208,6 +208,52 @@ def test_cancel_ends_the_whole_pipeline(sh: Shell) -> None:
     assert "State:      CANCELLED" in sh.ok("gshow", pipeline)
 
 
+FAILING = """
+[defaults]
+cpus = 0
+[step.train]
+run = "test -e ok"
+fallback = "touch begun; while ! test -e go; do sleep 0.02; done"
+[step.report]
+needs = ["train"]
+run = "true"
+"""
+
+
+def test_a_fallback_is_part_of_the_pipeline(own: Shell) -> None:
+    pipeline = own.submit("--dag", write(own, FAILING))
+    wait_until(lambda: (own.work / "begun").exists(), what="the fallback to run")
+    assert "RUNNING, 0 of 2 steps completed; fallbacks: 1 RUNNING" in own.ok("gshow", pipeline)
+    assert own.ok("gq", "--quiet", "-j", pipeline).split() == ["1", "2", "3"]
+    compare("gq-tree-fallback.txt", stable(own.ok("gq", "--tree", "-a")))
+    assert "Pipeline:   p1, fallback of step train" in own.ok("gshow", "3")
+    again = own.type("gsub", "--resume", pipeline)
+    assert (again.code, again.err.splitlines()[0]) == (
+        1,
+        "gsub: error: the fallback of step train, job 3, is RUNNING yet",
+    )
+    waiting = own.type("gwait", "--timeout", "0.2s", pipeline)
+    assert (waiting.code, "gave up waiting; not ended: 3" in waiting.err) == (1, True)
+    (own.work / "go").touch()
+    assert own.type("gwait", pipeline).code == 1
+    document = json.loads(own.ok("gshow", "--json", pipeline))["pipelines"][0]
+    assert (document["state"], document["fallback_counts"]) == ("FAILED", {"COMPLETED": 1})
+    assert [(job["id"], job["step"], job["fallback_of"]) for job in document["fallbacks"]] == [("3", "train", "1")]
+    (own.work / "ok").touch()
+    assert own.ok("gsub", "--resume", pipeline, "--wait") == "Resumed pipeline p1 (2 jobs, 4 to 5)\n"
+    assert "State:      COMPLETED, 2 of 2 steps completed\n" in own.ok("gshow", pipeline)
+
+
+def test_cancelling_a_pipeline_ends_its_fallbacks(sh: Shell) -> None:
+    text = FAILING.replace('run = "test -e ok"', 'array = "0-1"\nrun = "false"')
+    pipeline = sh.submit("--dag", write(sh, text))
+    wait_until(lambda: (sh.work / "begun").exists(), what="a fallback to run")
+    sh.ok("gcancel", pipeline)
+    assert sh.type("gwait", pipeline).code == 1
+    document = json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0]
+    assert document["fallback_counts"] == {"CANCELLED": 2}
+
+
 def test_hold_and_release_reach_what_has_not_ended(sh: Shell) -> None:
     text = '[defaults]\nhold = true\n[step.a]\nrun = "true"\n[step.b]\nneeds = "a"\nrun = "true"\n'
     pipeline = sh.submit("--dag", write(sh, text))
@@ -229,6 +275,37 @@ def test_nothing_is_recorded_of_a_pipeline_that_is_refused(own: Shell, line: str
     assert done.err.startswith(f"gsub: error: {said}"), done.err
     assert own.ok("gq", "-a", "--quiet") == ""
     assert own.type("gshow", "p1").code == 1
+
+
+SEVERAL = """
+[step.a]
+run = "true"
+gpus = 99
+[step.b]
+run = "true"
+[step.c]
+run = "true"
+mem = "900T"
+[step.d]
+run = "true"
+dependency = "afterok:99999"
+"""
+
+
+def test_all_that_the_daemon_refuses_is_told(own: Shell) -> None:
+    path = write(own, SEVERAL)
+    done = own.type("gsub", "--dag", path)
+    told = [line for line in done.err.splitlines() if line.startswith("gsub: error: ")]
+    assert (done.code, [line[13:39] for line in told]) == (
+        1,
+        ["p.toml, line 2: step a: as", "p.toml, line 7: step c: as", "p.toml, line 10: step d: t"],
+    ), done.err
+    error = json.loads(own.type("gsub", "--json", "--dag", path).err)["error"]
+    assert (error["code"], len(error["mistakes"])) == ("refused", 3)
+    assert error["message"] == "; ".join(one["message"] for one in error["mistakes"])
+    assert own.ok("gq", "-a", "--quiet") == ""
+    many = "".join(f'[step.s{number}]\nrun = "true"\ngpus = 99\n' for number in range(25))
+    assert own.type("gsub", "--dag", write(own, many)).err.endswith("\ngsub: and 5 more mistakes\n")
 
 
 def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_order(own: Shell) -> None:

@@ -65,8 +65,11 @@ def test_nobody_starts_too_early_and_nobody_is_forgotten(
         if restarts:
             adopt_open_runs(lab.restart().world, lab.engine)
     lab.outcome = Outcome(runs_s=5)
+    # Whatever the daemon remembers of a job, who comes later learns what has become of it.
+    late = [lab.submit(dependency=f"afterany:{job_id}") for job_id in ids]
     for _ in range(80):
         lab.turn(5)
+    assert {lab.job(job_id).state for job_id in late} == {JobState.COMPLETED}
     jobs = {job_id: lab.job(job_id) for job_id in ids}
     assert all(job.state.is_final for job in jobs.values())
     starts = {}

@@ -11,8 +11,10 @@ from gpusched.cli.pipeline import dot, mermaid
 from gpusched.cli.tree import DEEPEST, PLAIN, ROUND, arrange
 
 
-def job(job_id: int, *above: int, pipeline: str | None = None) -> dict[str, Any]:
-    return {"id": str(job_id), "depends_on": [str(one) for one in above], "pipeline": pipeline, "state": "PENDING"}
+def job(job_id: int, *above: int, pipeline: str | None = None, fallback_of: str | None = None) -> dict[str, Any]:
+    depends_on = [str(one) for one in above]
+    of = {"pipeline": pipeline, "fallback_of": fallback_of}
+    return {"id": str(job_id), "depends_on": depends_on, "state": "PENDING", **of}
 
 
 def drawn(jobs: list[dict[str, Any]], signs: tuple[str, str, str, str] = ROUND) -> list[str]:
@@ -40,6 +42,13 @@ def test_the_steps_of_a_pipeline_are_below_it() -> None:
         ("4", "2", 2),
         ("5", "p1", 1),
     ]
+
+
+def test_a_fallback_is_below_what_has_failed() -> None:
+    jobs = [job(1, pipeline="p1"), job(2, 1, pipeline="p1"), job(3, pipeline="p1", fallback_of="1")]
+    assert drawn(jobs) == ["p1", "└─ 1", "   ├─ 2", "   └─ 3"]
+    assert drawn(jobs[1:]) == ["p1", "├─ 2", "└─ 3"]
+    assert drawn([job(4), job(5, fallback_of="4")]) == ["4", "└─ 5"]
 
 
 def test_a_long_chain_does_not_move_out_of_sight() -> None:
@@ -77,6 +86,7 @@ PIPELINE = {
             ],
         },
     ],
+    "fallbacks": [{"step": "x.y", "id": "4", "state": "RUNNING"}],
 }
 
 
@@ -86,11 +96,14 @@ def test_mermaid() -> None:
         '    s1["end<br/>1 COMPLETED"]',
         '    s2["x.y<br/>2 TIMEOUT"]',
         '    s3["z<br/>3 COMPLETING"]',
+        '    f1(["x.y: fallback<br/>4 RUNNING"])',
         "    s1 --> s2",
         "    s2 -->|after + 5 min| s3",
+        "    s2 -.-> f1",
         "    style s1 fill:#b7e1cd",
         "    style s2 fill:#f4b6b6",
         "    style s3 fill:#a4c2f4",
+        "    style f1 fill:#a4c2f4",
     ]
 
 
@@ -99,4 +112,6 @@ def test_graphviz() -> None:
     assert lines[0] == 'digraph "a \\"b\\"" {'
     assert '    "x.y" -> "z" [label="after + 5 min"];' in lines
     assert '    "end" [label="end\\n1 COMPLETED", fillcolor="#b7e1cd"];' in lines
+    assert '    "fallback 4" [label="x.y: fallback\\n4 RUNNING", fillcolor="#a4c2f4"];' in lines
+    assert '    "x.y" -> "fallback 4" [style=dashed];' in lines
     assert lines[-1] == "}"

@@ -87,6 +87,13 @@ def test_it_asks_for_the_same_and_has_no_fallback_or_retries_itself() -> None:
     assert asked.retry == RetryRule(retries=0, requeue=False)
 
 
+def test_it_belongs_to_the_pipeline_and_is_held_as_the_job_is() -> None:
+    failed = replace(ended(JobState.FAILED, pipeline="p1", step="train"), hold="user")
+    _, made, _ = make_fallback(failed, 8, NOW, "gpusched-%j.out")
+    assert (made.spec.pipeline, made.spec.step, made.hold) == ("p1", "train", "user")
+    assert make_fallback(replace(failed, hold=None), 8, NOW, "gpusched-%j.out")[1].hold is None
+
+
 def test_it_comes_after_the_last_failure_in_the_same_commit() -> None:
     lab = Lab(outcome=Outcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE, retry=RetryRule(retries=1, backoff_s=0))

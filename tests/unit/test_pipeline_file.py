@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cli.gsub_options import gsub_table
-from gpusched.cli.pipeline_file import PipelineMistakes, PipelineText, read
+from gpusched.cli.pipeline_file import PipelineText, read
 from gpusched.errors import Refused, UsageError
 
 
@@ -26,9 +26,9 @@ def load(folder: Path, text: str, **given: str) -> PipelineText:
 
 
 def mistakes(folder: Path, text: str, **given: str) -> list[str]:
-    with pytest.raises(PipelineMistakes) as error:
+    with pytest.raises(UsageError) as error:
         load(folder, text, **given)
-    return [f"{one.message} | {one.hint}" for one in error.value.problems]
+    return [f"{one.message} | {one.hint}" for one in error.value.mistakes or (error.value,)]
 
 
 def test_a_step_takes_the_words_of_gsub(folder: Path) -> None:
@@ -203,6 +203,18 @@ def test_all_mistakes_are_told_in_the_order_of_the_file(folder: Path) -> None:
     assert len(found) >= count
 
 
+def test_each_circle_is_told(folder: Path) -> None:
+    names = {"a": "a", "b": "c", "c": "b", "d": "c", "e": "f", "f": "g", "g": "e"}
+    text = "".join(f'[step.{name}]\nrun = "x"\nneeds = "{needs}"\n' for name, needs in names.items())
+    circles = [one.split("each other: ")[1].split(" | ")[0] for one in mistakes(folder, text)]
+    assert circles == ["a -> a", "b -> c -> b", "e -> f -> g -> e"]
+
+
+def test_a_variable_may_be_made_empty(folder: Path) -> None:
+    (step,) = load(folder, '[vars]\nopt = "--fast"\n[step.a]\nrun = "x {opt}."\n', opt="").steps
+    assert step.program["script"].splitlines()[1] == "x ."
+
+
 def test_a_variable_that_the_file_has_not(folder: Path) -> None:
     text = '[vars]\ndata = "x"\n[step.a]\nrun = "x"\n'
     assert mistakes(folder, text, dat="1") == ["p.toml has no variable dat | did you mean data?"]
@@ -211,7 +223,7 @@ def test_a_variable_that_the_file_has_not(folder: Path) -> None:
 def test_what_is_no_toml_and_what_is_not_there(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"p.toml is no TOML: .*line 1"):
         load(folder, "x = = 1\n")
-    with pytest.raises(Refused, match="there is no pipeline q.toml"):
+    with pytest.raises(Refused, match="there is no pipeline file q.toml"):
         read("q.toml", {}, gsub_table())
     (folder / "p.toml").write_bytes(b'name = "\xff"\n')
     with pytest.raises(UsageError, match="no text in UTF-8"):

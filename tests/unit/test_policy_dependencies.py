@@ -13,10 +13,12 @@ from gpusched.policy.life.dependencies import (
     Parent,
     Satisfied,
     Waiting,
+    as_typed,
     evaluate,
     find_cycle,
     parse_dependency,
 )
+from gpusched.policy.life.pipelines import written
 
 PENDING = Parent(JobState.PENDING)
 RUNNING = Parent(JobState.RUNNING, 5.0)
@@ -36,6 +38,7 @@ READABLE = {
     "aftercorr:1": Expression((Condition("aftercorr", 1),)),
     "singleton": Expression((Condition("singleton"),)),
     "Singleton,afterok:3": Expression((Condition("singleton"), Condition("afterok", 3))),
+    "afterok:4_2=7:9": Expression((Condition("afterok", 7, task="4_2"), Condition("afterok", 9))),
     "afterok:1,2,3": Expression((Condition("afterok", 1), Condition("afterok", 2), Condition("afterok", 3))),
 }
 
@@ -43,6 +46,15 @@ READABLE = {
 @pytest.mark.parametrize(("text", "expression"), READABLE.items())
 def test_a_dependency_is_read(text, expression):
     assert parse_dependency(text) == expression
+
+
+def test_a_task_is_called_as_people_call_it():
+    dependency = "afterok:4_2=7,after:4_3=8+1"
+    assert as_typed(dependency) == "afterok:4_2,after:4_3+1"
+    assert as_typed(None) is None
+    verdict = evaluate(parse_dependency(dependency), {7: RUNNING, 8: PENDING}.get)
+    assert verdict == Waiting("waits for job 4_2 to complete and job 4_3 to start", (7, 8))
+    assert written(parse_dependency(dependency)) == dependency
 
 
 def test_the_jobs_that_are_named():
@@ -62,6 +74,9 @@ UNREADABLE = {
     "afterok:1,": "''",
     "afterok:1,afterany:2?after:3": "mixes ',' (all of) and '?' (any of)",
     "afterok:1_4": "'1_4'",
+    "afterok:1=4": "'1=4'",
+    "afterok:1_4=": "''",
+    "afterok:a_4=5": "'a_4=5'",
     "afterok:1+30": "'1+30'",
     "after:1+": "'1+'",
     "after:1+x": "'1+x'",

@@ -95,6 +95,15 @@ def made(job_id: int, step: str, state: JobState, dependency: str | None = None,
     return replace(one, end_at=5.0 if state.is_final else None, reason=reason)
 
 
+def fallback(job_id: int, of: int, step: str, state: JobState) -> Job:
+    one = made(job_id, step, state)
+    return replace(one, spec=replace(one.spec, fallback_of=of))
+
+
+def task(job_id: int, of: int, step: str, state: JobState) -> Job:
+    return replace(made(job_id, step, state), array_id=of, task=job_id - of - 1)
+
+
 STANDINGS = {
     "nothing has begun": ([made(1, "a", PENDING), made(2, "b", PENDING)], "PENDING"),
     "one runs": ([made(1, "a", RUNNING), made(2, "b", PENDING)], "RUNNING"),
@@ -116,6 +125,16 @@ STANDINGS = {
         "COMPLETED",
     ),
     "failed, then resumed": ([made(1, "a", FAILED), made(2, "a", DONE)], "COMPLETED"),
+    "failed, and its fallback runs": ([made(1, "a", FAILED), fallback(2, 1, "a", RUNNING)], "RUNNING"),
+    "failed, and its fallback mended nothing": ([made(1, "a", FAILED), fallback(2, 1, "a", DONE)], "FAILED"),
+    "a fallback of an array's task runs": (
+        [made(1, "a", FAILED), task(2, 1, "a", FAILED), fallback(3, 2, "a", PENDING)],
+        "RUNNING",
+    ),
+    "the fallback of what was resumed is past": (
+        [made(1, "a", FAILED), fallback(2, 1, "a", FAILED), made(3, "a", DONE)],
+        "COMPLETED",
+    ),
 }
 
 
@@ -144,6 +163,7 @@ RESUMED = {
         ],
         ["c", "mend"],
     ),
+    "a step that failed, and not its fallback": ([made(1, "a", FAILED), fallback(2, 1, "a", DONE)], ["a"]),
     "the newest job of a step counts": ([made(1, "a", FAILED), made(2, "a", DONE), made(3, "b", FAILED)], ["b"]),
     "in the order of their needs": (
         [made(1, "a", CANCELLED, "afterok:2"), made(2, "b", CANCELLED)],

@@ -7,11 +7,13 @@ afternotok has ended in any other way
 aftercorr  as afterok; of an array, the task with the same number
 singleton  every earlier unfinished job of the same user and name has ended
 
-A job has ended when it will not run again: one that is retried or requeued has not.
+A job has ended when it will not run again: one that is retried or requeued has not. A task of an array is recorded with
+its id, `afterok:42_7=50`, and shown without.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,6 +49,13 @@ class Condition:
     job_id: int = 0
     delay_s: int = 0
     """With `after`: so long after the start."""
+    task: str = ""
+    """Of a task of an array what people call it: `42_7`."""
+
+    @property
+    def shown_id(self) -> str:
+        """The job as people know it."""
+        return self.task or str(self.job_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,7 @@ def _parse_term(term: str, text: str, before: list[Condition]) -> list[Condition
 
 
 def _parse_job(word: str, kind: str, text: str) -> Condition:
-    number, plus, minutes = word.partition("+")
+    given, plus, minutes = word.partition("+")
     delay_s = 0
     if plus:
         if kind != "after":
@@ -134,12 +143,22 @@ def _parse_job(word: str, kind: str, text: str) -> Condition:
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 9 or int(digits) * 60 > MAX_SECONDS:
             raise ValueError(f"{word!r} in the dependency {text!r} is not a job and minutes, as in after:41+10")
         delay_s = int(digits) * 60
-    if "_" in number:
-        raise ValueError(f"{word!r} in the dependency {text!r} is one task of an array; name a whole job")
+    task, equals, number = given.rpartition("=")
+    if bool(equals) != ("_" in given) or (equals and not _TASK.fullmatch(task)):
+        raise ValueError(f"{word!r} in the dependency {text!r} is no job; tasks of arrays are written as 42_7")
     try:
-        return Condition(kind, parse_job_id(number.strip()), delay_s)
+        return Condition(kind, parse_job_id(number.strip()), delay_s, task)
     except ValueError as error:
         raise ValueError(f"{kind} in the dependency {text!r}: {error}") from None
+
+
+_TASK = re.compile(r"\d+_\d+")
+_ITS_ID = re.compile(r"=\d+")
+
+
+def as_typed(dependency: str | None) -> str | None:
+    """A dependency as people write it: tasks of arrays without their ids."""
+    return dependency and _ITS_ID.sub("", dependency)
 
 
 def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None) -> Verdict:
@@ -183,32 +202,32 @@ _FREE = Satisfied()
 
 
 def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> Verdict:
-    kind, job_id = condition.kind, condition.job_id
+    kind, job_id, name = condition.kind, condition.job_id, condition.shown_id
     if kind == SINGLETON:
         if earlier is None:
             return _FREE
         return Waiting(f"job {earlier}, which has the same name, to end", (earlier,))
     known = lookup(job_id)
     if known is None:
-        return Never(f"depends on job {job_id}, which is not in the job table any more", job_id)
+        return Never(f"depends on job {name}, which is not in the job table any more", job_id)
     state = known.state
     if kind == "after" and (known.start_at is not None or state.is_final):
         return _FREE if not condition.delay_s else _delayed(condition, known)
     if not state.is_final:
-        return Waiting(_WAITS[kind].format(job_id), (job_id,))
+        return Waiting(_WAITS[kind].format(name), (job_id,))
     if kind in ("afterok", "aftercorr") and state is not JobState.COMPLETED:
-        return Never(f"depends on the success of job {job_id}, which ended as {state}", job_id)
+        return Never(f"depends on the success of job {name}, which ended as {state}", job_id)
     if kind == "afternotok" and state is JobState.COMPLETED:
-        return Never(f"depends on the failure of job {job_id}, which ended as {state}", job_id)
+        return Never(f"depends on the failure of job {name}, which ended as {state}", job_id)
     return _FREE
 
 
 def _delayed(condition: Condition, known: Parent) -> Satisfied:
     """So long after the start, or after the end of a job that never started."""
-    minutes = condition.delay_s // 60
+    minutes, name = condition.delay_s // 60, condition.shown_id
     if known.start_at is not None:
-        return Satisfied(known.start_at + condition.delay_s, f"{minutes} min after the start of job {condition.job_id}")
-    text = f"{minutes} min after the end of job {condition.job_id}, which was never started"
+        return Satisfied(known.start_at + condition.delay_s, f"{minutes} min after the start of job {name}")
+    text = f"{minutes} min after the end of job {name}, which was never started"
     return Satisfied((known.end_at or 0.0) + condition.delay_s, text)
 
 

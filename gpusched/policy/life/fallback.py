@@ -37,7 +37,9 @@ def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tup
     """The failed job with its fallback's id, the fallback, and what their stories say.
 
     The fallback asks for what the job asked for last and counts its age from where the job did, so that it is next in
-    line where the job was. `default_output` is the output pattern of a job that names none.
+    line where the job was. It belongs to the pipeline of the job, and is held when the job was.
+
+    Args: default_output: the output pattern of a job that names none.
     """
     text = f"fallback of job {job.shown_id}, which ended as {job.state}: {job.reason_text or job.reason}"
     made = Job(
@@ -49,6 +51,7 @@ def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tup
         submit_at=now,
         queued_at=job.queued_at,
         eligible_at=now,
+        hold=job.hold,
     )
     failed = replace(job, fallback_id=job_id)
     return (
@@ -87,8 +90,6 @@ def _spec(job: Job, default_output: str) -> JobSpec:
         fallback=None,
         interactive=None,
         key=None,
-        pipeline=None,
-        step=None,
         fallback_of=job.id,
     )
 

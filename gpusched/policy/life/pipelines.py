@@ -124,7 +124,8 @@ def written(expression: Expression) -> str:
         if one.kind == SINGLETON:
             terms.append(SINGLETON)
         else:
-            terms.append(f"{one.kind}:{one.job_id}" + (f"+{one.delay_s // 60}" if one.delay_s else ""))
+            job = f"{one.task}={one.job_id}" if one.task else str(one.job_id)
+            terms.append(f"{one.kind}:{job}" + (f"+{one.delay_s // 60}" if one.delay_s else ""))
     return ("?" if expression.is_any else ",").join(terms)
 
 
@@ -135,9 +136,27 @@ def steps_of(jobs: Iterable[Job]) -> dict[str, Job]:
     """The last job of each step, in the order of the first ones; tasks of arrays belong to their array."""
     found: dict[str, Job] = {}
     for job in sorted(jobs, key=lambda job: job.id):
-        if job.spec.step is not None and job.array_id is None:
+        if job.spec.step is not None and _is_step(job):
             found[job.spec.step] = job
     return found
+
+
+def fallbacks_of(jobs: Sequence[Job]) -> list[Job]:
+    """The fallbacks of the last job of each step, by id; of an array each failed task may have one.
+
+    Those of jobs whose step was run again since are past.
+    """
+    made = [job for job in jobs if job.spec.fallback_of is not None]
+    if not made:
+        return []
+    last = {job.id for job in steps_of(jobs).values()}
+    last.update(job.id for job in jobs if job.array_id in last)
+    return sorted((job for job in made if job.spec.fallback_of in last), key=lambda job: job.id)
+
+
+def _is_step(job: Job) -> bool:
+    """Whether a job of a pipeline is a step, not a task of one nor what ran after its last failure."""
+    return job.array_id is None and job.spec.fallback_of is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +164,14 @@ class Standing:
     """Where a pipeline stands."""
 
     state: str
-    """PENDING before anything has started, RUNNING until all has ended, then COMPLETED, FAILED or CANCELLED."""
+    """PENDING before anything has started, RUNNING until all has ended, fallbacks too, then COMPLETED, FAILED or
+    CANCELLED. A fallback mends nothing: its step has failed."""
     counts: Mapping[str, int]
     """How many steps are in each state of jobs."""
     not_needed: frozenset[str]
     """Steps that were left out because others went well: what was to run after a failure that did not come."""
+    fallbacks: Mapping[str, int]
+    """How many fallbacks of steps are in each state of jobs."""
 
 
 def standing(jobs: Sequence[Job]) -> Standing:
@@ -158,19 +180,21 @@ def standing(jobs: Sequence[Job]) -> Standing:
     spare = _not_needed(steps, names_of(jobs))
     counts = Counter(job.state.value for job in steps.values())
     states = {job.state for name, job in steps.items() if name not in spare}
-    if any(not state.is_final for state in states):
+    fallbacks = fallbacks_of(jobs)
+    if any(not state.is_final for state in (*states, *(job.state for job in fallbacks))):
         has_begun = any(job.run or job.state is not JobState.PENDING for job in jobs)
         word = "RUNNING" if has_begun else "PENDING"
     elif states <= {JobState.COMPLETED}:
         word = "COMPLETED"
     else:
         word = "CANCELLED" if states <= {JobState.COMPLETED, JobState.CANCELLED} else "FAILED"
-    return Standing(word, dict(sorted(counts.items())), spare)
+    tried = Counter(job.state.value for job in fallbacks)
+    return Standing(word, dict(sorted(counts.items())), spare, dict(sorted(tried.items())))
 
 
 def names_of(jobs: Iterable[Job]) -> dict[int, str]:
     """The step of each job that ever belonged to the pipeline, by id."""
-    return {job.id: job.spec.step for job in jobs if job.spec.step is not None and job.array_id is None}
+    return {job.id: job.spec.step for job in jobs if job.spec.step is not None and _is_step(job)}
 
 
 def conditions_of(job: Job) -> Expression:
@@ -181,13 +205,15 @@ def conditions_of(job: Job) -> Expression:
 def _not_needed(steps: Mapping[str, Job], names: Mapping[int, str]) -> frozenset[str]:
     found: set[str] = set()
     left = [name for name, job in steps.items() if job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED]
-    while True:
-        more = [
-            name for name in left if name not in found and _is_spared(conditions_of(steps[name]), steps, names, found)
-        ]
-        if not more:
-            return frozenset(found)
-        found.update(more)
+    is_growing = True
+    while is_growing:
+        is_growing = False
+        for name in left:
+            # Most come behind those that they wait for, so that one round finds all of a chain.
+            if name not in found and _is_spared(conditions_of(steps[name]), steps, names, found):
+                found.add(name)
+                is_growing = True
+    return frozenset(found)
 
 
 def _is_spared(expression: Expression, steps: Mapping[str, Job], names: Mapping[int, str], spared: set[str]) -> bool:

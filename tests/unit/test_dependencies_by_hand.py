@@ -1,0 +1,191 @@
+"""Dependencies in a daemon that is turned by hand: what is known of parents, and what nobody may wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lab import ANN, BOB, Lab
+
+from gpusched.daemon.commands import Hold, Release, Update
+from gpusched.daemon.yielding import Requeue
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import Refused
+from gpusched.model.job import ArraySpec
+from gpusched.model.states import JobState
+
+THREE = ArraySpec("0-2")
+
+
+def update(lab: Lab, job_id: int, **changes: Any) -> Any:
+    (answer,) = lab.ask(Update(ANN, (job_id,), changes))
+    return answer
+
+
+def why(lab: Lab, job_id: int) -> str:
+    job = lab.scheduler.world.find(job_id)
+    reason = None if job is None else lab.scheduler.reason_for(job)
+    return "" if reason is None else reason.text
+
+
+# --- what is known of parents, over a restart ---------------------------------------------------------
+
+
+def test_a_parent_that_ends_after_a_restart_is_known_to_have_ended() -> None:
+    """One that only a running job named was remembered as it was at the restart: later dependants waited for ever."""
+    lab = Lab(gpus=0)
+    lab.outcomes = {"2.1": Outcome(runs_s=100), "3.1": Outcome(runs_s=1000)}
+    first, second = lab.submit(), lab.submit()
+    either = lab.submit(dependency=f"afterok:{first}?afterok:{second}")
+    lab.turn(11)
+    assert lab.job(either).state is JobState.RUNNING
+    lab.restart()
+    lab.turn(100)
+    assert lab.job(second).state is JobState.COMPLETED
+    after = lab.submit(dependency=f"afterok:{second}")
+    assert lab.job(after).state is JobState.RUNNING
+
+
+def test_a_job_that_runs_again_after_a_restart_has_not_lost_its_parent() -> None:
+    """When another dependant of the parent had ended meanwhile, the retry was cancelled: no such job any more."""
+    lab = Lab(gpus=0)
+    lab.outcomes = {"2.1": Outcome(runs_s=100, exit_code=1)}
+    parent = lab.submit()
+    child = lab.submit(dependency=f"afterok:{parent}", retry={"retries": 1, "backoff_s": 0.0})
+    lab.turn(11)
+    lab.restart()
+    lab.submit(dependency=f"afterok:{parent}")
+    lab.turn(11)
+    lab.turn(100)
+    assert (lab.job(child).state, lab.job(child).run) == (JobState.RUNNING, 2)
+
+
+def test_a_parent_that_ended_long_ago_is_looked_up() -> None:
+    lab = Lab(gpus=0)
+    parent = lab.submit()
+    for _ in range(3):
+        lab.turn(11)
+    lab.restart()
+    assert lab.job(lab.submit(dependency=f"afterok:{parent}")).state is JobState.RUNNING
+    never = lab.submit(dependency=f"afternotok:{parent}")
+    assert lab.job(never).reason_text == f"depends on the failure of job {parent}, which ended as COMPLETED"
+
+
+def test_a_parent_that_starts_anew_takes_nothing_back_from_those_it_let_go() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=50))
+    parent = lab.submit()
+    child = lab.submit(dependency=f"after:{parent}")
+    lab.turn(1)
+    lab.ask(Requeue(ANN, (parent,)))
+    late = lab.submit(dependency=f"afterok:{parent}")
+    lab.turn(1)
+    assert (lab.job(parent).run, lab.job(child).run) == (2, 1)
+    assert lab.job(late).state is JobState.PENDING
+    for _ in range(3):
+        lab.turn(50)
+    assert {lab.job(job_id).state for job_id in (parent, child, late)} == {JobState.COMPLETED}
+
+
+# --- changes after the submission -------------------------------------------------------------------
+
+
+def test_what_can_never_come_true_waits_to_be_mended_when_asked_to() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=1, exit_code=1))
+    failed = lab.submit()
+    child = lab.submit(dependency=f"afterok:{failed}", never_satisfied="wait")
+    grandchild = lab.submit(dependency=f"afterok:{child}")
+    lab.turn(1)
+    lab.turn(1)
+    assert why(lab, child) == f"depends on the success of job {failed}, which ended as FAILED"
+    assert why(lab, grandchild) == f"waits for job {child} to complete"
+    lab.outcome = Outcome(runs_s=1)
+    update(lab, child, dependency=f"afterany:{failed}")
+    lab.turn(1)
+    lab.turn(1)
+    assert lab.job(grandchild).state is JobState.COMPLETED
+
+
+def test_a_held_dependant_waits_for_its_release_alone_once_its_parent_has_ended() -> None:
+    lab = Lab(gpus=0)
+    parent = lab.submit()
+    child = lab.submit(dependency=f"afterok:{parent}", hold=True)
+    lab.turn(11)
+    assert why(lab, child).startswith("held; ")
+    lab.ask(Release(ANN, (child,)))
+    assert lab.job(child).state is JobState.RUNNING
+
+
+CIRCLES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a job of itself": ({}, "{id}", "2 -> 2"),
+    "an array of itself": ({"array": THREE}, "{id}", "2 -> 2"),
+    "an array of one of its tasks": ({"array": THREE}, "{task}", "2_0 -> 2_0"),
+    "an array of a job that waits for one of its tasks": ({"array": THREE}, "{behind}", "6 -> 2_0 -> 6"),
+}
+
+
+@pytest.mark.parametrize(("parts", "on", "circle"), CIRCLES.values(), ids=CIRCLES)
+def test_nobody_may_be_made_to_wait_for_itself(parts: dict[str, Any], on: str, circle: str) -> None:
+    lab = Lab(gpus=0)
+    held = lab.submit(hold=True)
+    job = lab.submit(dependency=f"afterok:{held}", **parts)
+    behind = lab.submit(dependency=f"afterok:{job + bool(parts)}")
+    answer = update(lab, job, dependency="afterany:" + on.format(id=job, task=job + 1, behind=behind))
+    assert isinstance(answer, Refused)
+    assert answer.message == f"the jobs would wait for each other: {circle}"
+    assert lab.job(job).spec.dependency == f"afterok:{held}"
+
+
+def test_a_task_may_not_be_made_to_wait_for_its_array_but_for_another_task() -> None:
+    lab = Lab(gpus=0)
+    array = lab.submit(array=THREE, hold=True)
+    answer = update(lab, array + 2, dependency=f"afterok:{array}")
+    assert answer.message == f"the jobs would wait for each other: {array} -> {array}_1 -> {array}"
+    update(lab, array + 2, dependency=f"afterok:{array + 1}")
+    lab.ask(Release(ANN, (array,)))
+    assert (lab.job(array + 1).state, lab.job(array + 2).state) == (JobState.RUNNING, JobState.PENDING)
+    for _ in range(3):
+        lab.turn(11)
+    assert lab.job(array).state is JobState.COMPLETED
+
+
+def test_a_task_that_has_run_cannot_be_made_to_wait_again() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=1, exit_code=1))
+    other = lab.submit(hold=True)
+    array = lab.submit(array=THREE, retry={"retries": 1, "backoff_s": 100.0})
+    lab.turn(1)
+    answer = update(lab, array + 1, dependency=f"afterok:{other}")
+    assert answer.message == f"task {array}_0 has been started before and waits for no other job any more"
+
+
+# --- others of the same name, task by task ------------------------------------------------------------
+
+
+def test_singleton_is_of_one_owner_and_follows_a_change_of_the_name() -> None:
+    lab = Lab(gpus=0)
+    first = lab.submit(name="nightly", hold=True)
+    (other,) = lab.ask(lab.submission(caller=BOB, name="nightly", dependency="singleton"))
+    assert lab.job(other["ids"][0]).state is JobState.RUNNING
+    second = lab.submit(name="nightly", dependency="singleton")
+    assert why(lab, second) == f"waits for job {first}, which has the same name, to end"
+    update(lab, first, name="old")
+    assert lab.job(second).state is JobState.RUNNING
+
+
+def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> None:
+    """It waited for the whole of the other array, and was cancelled when any task of that failed."""
+    lab = Lab(gpus=0)
+    first = lab.submit(array=THREE, hold=True)
+    second = lab.submit(array=THREE, dependency=f"aftercorr:{first}")
+    lab.outcomes = {f"{first + 3}.1": Outcome(runs_s=1, exit_code=1)}
+    lab.ask(Hold(ANN, (second + 1, second + 2)))
+    lab.ask(Release(ANN, (first,)))
+    lab.restart()
+    lab.turn(1)
+    lab.ask(Release(ANN, (second + 1,)))
+    assert why(lab, second + 1) == f"waits for job {first}_0 to complete"
+    for _ in range(3):
+        lab.turn(11)
+    lab.ask(Release(ANN, (second + 2,)))
+    lab.turn(11)
+    states = [lab.job(second + 1 + number).state for number in range(3)]
+    assert states == [JobState.COMPLETED, JobState.COMPLETED, JobState.CANCELLED]
