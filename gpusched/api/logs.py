@@ -3,62 +3,135 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from aiohttp import web
 
+from gpusched.api.ended import FEED, Feed
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import Service, number, service_of
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState
+from gpusched.policy.life.arrays import all_tasks, task_number
 from gpusched.ports import JobFilter
+
+TASKS_AT_ONCE = 1000
+"""Tasks of arrays in one answer: a larger one would keep the queue waiting while it is put together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a reader knows from an earlier answer: its version, taken apart."""
+
+    mark: str = ""
+    """Of what may still change."""
+    cursor: str = ""
+    """Of the feed of ends, from when the reader began to read."""
+    place: int | None = 0
+    """How many of the tasks it has been told of; None when it knows all, and is told of changes alone."""
+
+    @classmethod
+    def read(cls, text: str) -> Known:
+        """A version as text; of anything else nothing is known."""
+        mark, _, rest = text.partition("~")
+        cursor, _, place = rest.partition("~")
+        if not cursor or not (place == "" or (place.isascii() and place.isdigit() and len(place) < 10)):
+            return cls()
+        return cls(mark, cursor, int(place) if place else None)
+
+    def __str__(self) -> str:
+        return f"{self.mark}~{self.cursor}~{'' if self.place is None else self.place}"
 
 
 async def logs(request: web.Request) -> web.Response:
     """GET /v1/logs"""
-    service = service_of(request)
+    service, feed = service_of(request), request.app[FEED]
     ids = service.job_ids(request.query.get("ids", ""), caller_of(request))
     if not ids:
         raise UsageError("no jobs are named", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 0.0, 0, MAX_WAIT_S) or 0.0
-    seen = request.query.get("since", "")
+    are_named = frozenset(ids)
+    known = Known.read(request.query.get("since", ""))
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
-        named, tasks = _find(service, ids)
-        runs = _runs_of(service, [job for job in (*named, *tasks) if job.run])
-        version = _version((*named, *tasks), runs)
+        named = _find(service, ids)
+        arrays = [job for job in named if job.is_array]
+        # What has not ended is looked at each time, what has ended once.
+        active = [
+            task for array in arrays for task in service.scheduler.world.tasks_of(array) if task.id not in are_named
+        ]
+        mark = _mark((*named, *active), _runs_of(service, [job for job in (*named, *active) if job.run]))
+        tasks, after = _tasks(service, arrays, active, known, mark, feed)
         left_s = deadline - loop.time()
-        if version != seen or left_s <= 0:
+        has_news = mark != known.mark or known.place is not None or len(tasks) > len(active)
+        if has_news or left_s <= 0:
             break
-        await service.changed([job.id for job in (*named, *tasks)], left_s)
-    arrays = [job for job in named if job.is_array]
+        await service.changed([job.id for job in (*named, *active)], left_s)
     singles = [job for job in named if not job.is_array]
-    shown = [*singles, *[task for task in tasks if task.run]]
+    tasks = [task for task in tasks if task.run and task.id not in are_named]
+    runs = _runs_of(service, [*[job for job in singles if job.run], *tasks])
+    # An array is those of its tasks that can have output.
+    shown = [*singles, *[task for task in tasks if any(run.start_at is not None for run in runs.get(task.id, ()))]]
+    # With tasks told of in several answers, some may have changed after theirs.
+    is_current = after.place is None and after.mark == mark
+    are_over = all(job.state.is_final for job in (*singles, *active)) and not any(map(_has_more, arrays))
     return respond(
-        version=version,
-        done=all(job.state.is_final for job in (*singles, *tasks)) and not any(map(_has_more, arrays)),
+        version=str(after),
+        more=not is_current,
+        done=are_over and is_current,
         arrays=[_head(service, job) for job in arrays],
         jobs=[_job_json(service, job, runs.get(job.id, [])) for job in shown],
     )
 
 
-def _find(service: Service, ids: list[int]) -> tuple[list[Job], list[Job]]:
-    """The named jobs in the order given, and the tasks of the arrays among them. Raises: NotFound."""
+def _find(service: Service, ids: list[int]) -> list[Job]:
+    """The named jobs in the order given. Raises: NotFound."""
     found = service.find_all(ids)
     for job_id in ids:
         if job_id not in found:
             raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
-    named = [found[job_id] for job_id in ids]
-    arrays = frozenset(job.id for job in named if job.is_array)
-    if not arrays:
-        return named, []
-    tasks = {job.id: job for job in service.scheduler.store.jobs(JobFilter(arrays=arrays)) if job.id not in found}
-    active = service.scheduler.world.jobs
-    return named, sorted((active.get(job_id, job) for job_id, job in tasks.items()), key=_place)
+    return [found[job_id] for job_id in ids]
+
+
+def _tasks(
+    service: Service, arrays: list[Job], active: list[Job], known: Known, mark: str, feed: Feed
+) -> tuple[list[Job], Known]:
+    """The tasks to tell of, by array and number, and what is known then."""
+    now = feed.cursor()
+    ended = feed.after(known.cursor) if arrays and known.cursor else []
+    if ended is None:
+        # Another daemon's, or too old: all over again.
+        known = Known()
+    if known.place is None:
+        wanted = [job_id for job_id in ended or () if any(task_number(array, job_id) is not None for array in arrays)]
+        found = service.find_all(wanted)
+        return sorted({**{task.id: task for task in active}, **found}.values(), key=_place), Known(mark, now, None)
+    ids = _page(arrays, known.place)
+    rows = service.scheduler.store.jobs(JobFilter(ids=frozenset(ids))) if ids else ()
+    world = service.scheduler.world.jobs
+    told = known.place + len(ids)
+    is_last = len(ids) < TASKS_AT_ONCE
+    return (
+        sorted((world.get(job.id, job) for job in rows), key=_place),
+        # The cursor is that of the beginning: what has changed since is told with the next answer.
+        Known("" if is_last and known.place else mark, known.cursor or now, None if is_last else told),
+    )
+
+
+def _page(arrays: list[Job], place: int) -> list[int]:
+    """Ids of so many tasks as one answer has, from a place on, counted over all the arrays."""
+    ids: list[int] = []
+    for array in arrays:
+        size = len(all_tasks(array))
+        first = array.id + 1
+        ids += range(first + min(place, size), first + min(place + TASKS_AT_ONCE - len(ids), size))
+        place = max(0, place - size)
+    return ids
 
 
 def _place(job: Job) -> tuple[int, int]:
@@ -80,7 +153,7 @@ def _runs_of(service: Service, jobs: list[Job]) -> dict[int, list[Run]]:
     return found
 
 
-def _version(jobs: tuple[Job, ...], runs: dict[int, list[Run]]) -> str:
+def _mark(jobs: tuple[Job, ...], runs: dict[int, list[Run]]) -> str:
     """A mark that changes with whatever a reader of output cares about."""
     marks = []
     for job in jobs:

@@ -167,10 +167,11 @@ ROUTES: tuple[Route, ...] = (
         "/v1/logs",
         logs.logs,
         "Where the runs of jobs write, and whether more is to come; of an array all tasks that have run.",
-        "jobs, arrays, done, version",
+        "jobs, arrays, done, version, more (tasks to be asked for with this version, at once)",
         query={
             "ids": "comma-separated ids; @ is the caller's last job",
-            "since": "the version of an earlier answer: wait until there is another one",
+            "since": "the version of the answer before: wait until something has changed; of arrays only those tasks "
+            "that have not ended, or have since",
             "timeout_s": "answer after this long at the latest; at most 300",
         },
     ),

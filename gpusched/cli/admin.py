@@ -74,6 +74,17 @@ def version() -> None:
     typer.echo(__version__)
 
 
+@app.command()
+def snapshots(
+    prune: Annotated[bool, typer.Option("--prune", help="Drop those that no unfinished job needs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List your copies of code (`gsub --snapshot`): how large, since when unused, which jobs need them."""
+    from gpusched.cli.kept_snapshots import show  # nothing that the other commands need
+
+    show(prune, as_json)
+
+
 @daemon_app.command("start")
 def daemon_start() -> None:
     """Start the personal daemon, if it does not run. The first gsub does it too."""
@@ -249,6 +260,7 @@ def admin_help() -> dict[str, str]:
         ["daemon", "stop"],
         ["daemon", "status"],
         ["doctor"],
+        ["snapshots"],
         ["config", "show"],
         ["config", "check"],
         ["notify", "test"],

@@ -16,6 +16,7 @@ from gpusched.model.units import parse_pipeline_id, printable
 
 if TYPE_CHECKING:
     from gpusched.cli.parse import Values
+    from gpusched.snapshots.submitting import Frozen
 
 _NOT_WITH = ("wrap", "batch", "resubmit", "key", "key_again", "follow")
 
@@ -37,7 +38,7 @@ def submit(table: Table, given: Values, operands: list[str]) -> int:
         if given.get("dry_run"):
             client.call("POST", "/v1/pipelines", {**request, "dry_run": True})
             return _print_check(request, given)
-        _take_snapshots(client, request["steps"], modes)
+        _take_snapshots(client, request["steps"], request["environments"], modes, bool(given.get("quiet")))
         answer = client.call("POST", "/v1/pipelines", request)
         return _print(client, answer, given, "Submitted")
 
@@ -84,17 +85,32 @@ def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[
     return {"name": pipeline.name, "source": pipeline.source, "environments": texts, "steps": steps}, modes
 
 
-def _take_snapshots(client: Client, steps: list[dict[str, Any]], modes: list[str]) -> None:
+def _take_snapshots(
+    client: Client, steps: list[dict[str, Any]], environments: list[dict[str, str]], modes: list[str], is_quiet: bool
+) -> None:
     """Let steps start in a copy of their folder where that is asked for; one copy for all of a folder."""
-    taken: dict[tuple[str, str], Values] = {}
+    taken: dict[tuple[str, str], tuple[Values, Frozen]] = {}
+    moved: dict[tuple[int, str], int] = {}
     for step, mode in zip(steps, modes, strict=True):
         spec = step["spec"]
         mark = (spec["work_dir"], mode)
         if mark not in taken:
             before = dict(spec)
-            take_snapshot(client, spec, {"snapshot": mode})
-            taken[mark] = {key: value for key, value in spec.items() if before.get(key) != value}
-        spec.update(taken[mark])
+            found = take_snapshot(client, spec, {"snapshot": mode, "quiet": is_quiet})
+            if found is None:
+                continue
+            taken[mark] = {key: value for key, value in spec.items() if before.get(key) != value}, found
+        elif not is_quiet:
+            for text in taken[mark][1].ways_out(spec):
+                output.note("gsub", text)
+        values, found = taken[mark]
+        spec.update(values)
+        # Another step may have the same environment, and no snapshot or another one.
+        number = (step["environment"], found.tree)
+        if number not in moved:
+            moved[number] = len(environments)
+            environments.append(found.environment(environments[step["environment"]]))
+        step["environment"] = moved[number]
 
 
 def _print_check(request: dict[str, Any], given: Values) -> int:

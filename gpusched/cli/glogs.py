@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import Wish, begin, follow, path_of, selected_runs
+from gpusched.cli.follow import FINAL, Wish, begin, follow, path_of, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
 from gpusched.cli.prefixes import printer_for
@@ -46,13 +46,18 @@ def body(words: list[str]) -> int:
     with connect() as client:
         if values.get("follow"):
             return follow(client, ids, wish)
-        answer = client.call("GET", f"/v1/logs?ids={quote(','.join(ids))}")
-    is_several = len(ids) > 1 or bool(answer["arrays"]) or len(answer["jobs"]) > 1
-    if not answer["jobs"]:
+        path = f"/v1/logs?ids={quote(','.join(ids))}"
+        answer = client.call("GET", path)
+        jobs = {job["id"]: job for job in answer["jobs"]}
+        while answer["more"]:
+            answer = client.call("GET", f"{path}&since={quote(answer['version'])}")
+            jobs.update({job["id"]: job for job in answer["jobs"]})
+    is_several = len(ids) > 1 or bool(answer["arrays"]) or len(jobs) > 1
+    if not jobs:
         names = ", ".join(array["id"] for array in answer["arrays"])
         raise Refused(f"no task of {names} has started", f"wait for them with: glogs -f {names}")
     problem: GpuschedError | None = None
-    for place, job in enumerate(answer["jobs"]):
+    for place, job in enumerate(jobs.values()):
         try:
             _print_job(job, place, wish, is_several)
         except GpuschedError as error:
@@ -75,7 +80,8 @@ def _print_job(job: dict[str, Any], place: int, wish: Wish, is_several: bool) ->
             f"job {job['id']} has no run {wish.run or wish.since_run}", f"list its runs with: gshow {job['id']}"
         )
     if not runs:
-        raise Refused(_why_nothing(job), f"wait for it with: glogs -f {job['id']}")
+        is_over = job["state"] in FINAL
+        raise Refused(_why_nothing(job), f"{'see: gshow' if is_over else 'wait for it with: glogs -f'} {job['id']}")
     printer = printer_for(job, place, is_several and wish.has_prefix)
     is_missing = True
     for run in runs:

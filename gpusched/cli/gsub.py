@@ -9,7 +9,7 @@ from gpusched.cli import output, script
 from gpusched.cli.gsub_options import ONLY_TYPED, gsub_table
 from gpusched.cli.notifying import say_nobody
 from gpusched.cli.parse import apply, parse
-from gpusched.cli.repeat import check_resubmission, say_found, take_snapshot
+from gpusched.cli.repeat import check_resubmission, keep_snapshots, say_found, take_snapshot
 from gpusched.cli.where import GPU_KEYS
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
@@ -121,6 +121,7 @@ def body(words: list[str]) -> int:
             request[key] = values[key]
     with connect() as client:
         take_snapshot(client, spec, values)
+        keep_snapshots(client, given)
         answer = client.call("POST", "/v1/jobs", request)
         if values.get("dry_run"):
             return _print_forecast(answer, values)

@@ -63,6 +63,8 @@ class News:
             if answer["done"]:
                 return
             version = answer["version"]
+            if answer["more"]:
+                continue
             self._rest.wait(ASK_S + ASK_S_PER_JOB * len(answer["jobs"]))
 
     def _tell(self, answer: dict[str, Any] | Exception) -> None:

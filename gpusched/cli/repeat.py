@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
     from gpusched.client import Client
+    from gpusched.snapshots.submitting import Frozen
 
 
 def repeat_options(what: str) -> list[Option]:
@@ -71,17 +72,27 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
         raise UsageError("--mem-per-cpu says nothing here without -c", "say how much memory in all: -m SIZE")
 
 
-def take_snapshot(client: Client, spec: Values, values: Values) -> None:
+def take_snapshot(client: Client, spec: Values, values: Values) -> Frozen | None:
     """Let the job start in a copy of its folder, when that is asked for."""
     mode = values.get("snapshot", "no")
     if mode == "no" or values.get("dry_run"):
-        return
+        return None
     from gpusched.snapshots.submitting import start_in_copy  # hashes and copies: nothing a plain gsub needs
 
-    about = start_in_copy(client.call, client.socket_path, spec, mode)
-    if about["left_out"]:
-        shown = ", ".join(printable(path, 80) for path in about["left_out"][:3])
-        output.note("gsub", f"sockets, pipes and devices are not in the snapshot: {shown}")
+    found = start_in_copy(client.call, client.socket_path, spec, mode)
+    if not values.get("quiet"):
+        for text in found.notes:
+            output.note("gsub", text)
+    return found
+
+
+def keep_snapshots(client: Client, values: Values) -> None:
+    """See that what is repeated has its code still, unless it is told to run elsewhere."""
+    if not values.get("resubmit") or "work_dir" in values or values.get("dry_run"):
+        return
+    from gpusched.snapshots.submitting import keep_for_repetition  # as above
+
+    keep_for_repetition(client.call, values["resubmit"])
 
 
 def say_found(answer: dict[str, Any], values: Values) -> None:

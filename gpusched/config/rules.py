@@ -197,6 +197,7 @@ RULES: dict[str, Rule] = {
     "limit.snapshot_mib": Range(0, 1 << 20, above=True),
     "limit.snapshot_files": _COUNT,
     "limit.snapshot_keep_days": Range(0, 36_500),
+    "limit.snapshot_total_mib": Range(0, 1 << 30),
     "default.cpus": Range(0, 1 << 20),
     "default.time_limit_s": _LIMIT,
     "default.queue": _WORD,

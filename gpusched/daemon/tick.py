@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
 from logging import getLogger
 from time import perf_counter
 from typing import Any
@@ -32,19 +30,12 @@ from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import (
     EngineEvent,
     RunEnded,
-    RunLost,
-    RunNeverStarted,
-    RunResumed,
-    RunStarted,
-    RunStopping,
-    RunSuspended,
-    StopOrder,
     Ticket,
 )
-from gpusched.model.job import GpuShare, Job, JobEvent, Run
+from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
-from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.states import JobState, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.cycle import decide
@@ -53,18 +44,18 @@ from gpusched.policy.ordering import Ranking
 from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
-from .accounting import charge
 from .alerting import Alerts
 from .fallbacks import follow_failures
 from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
-from .growing import grow
 from .history import Estimates, History
 from .idling import IdleWatch
 from .launch import Site, checkpoint_folder, make_ticket, output_paths
 from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
+from .run_events import RunEvents
+from .settling import end_what_is_too_late, settle_dependencies
 from .turn import Turn
 from .waiting import waiting_reason
 from .windows import Windows
@@ -112,7 +103,7 @@ class Scheduler:
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
-        """Called after a commit with all jobs whose row changed, by id."""
+        """Called after a commit with all jobs of which a row changed, their own or that of a run, by id."""
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
@@ -131,12 +122,11 @@ class Scheduler:
         self._windows = Windows()
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
-        self._stopped: set[str] = set()
-        """Runs that were told to end because of their GPU; told again after a restart."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
         self.alerts = Alerts(store, self.world, settings)
         self._gpu_watch = GpuWatch()
-        self._resume_releases()
+        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, boot_id)
+        self._run_events.resume_releases(self.world, self._clock.now())
 
     # --- what the edges call --------------------------------------------------------------------
 
@@ -319,20 +309,20 @@ class Scheduler:
         self._step("apply")
         for event in events:
             try:
-                self._apply_event(turn, event)
+                self._run_events.apply(turn, event)
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
         self.gpu_faults.carry_out(turn)
-        self._finish_releases(turn)
-        self._stop_runs_of_lost_gpus(turn)
+        self._run_events.finish_releases(turn)
+        self._run_events.stop_runs_of_lost_gpus(turn, self._reading)
         # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
         follow_failures(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
         if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
             self._look_again = True
-        self._settle_dependencies(turn)
-        self._end_what_is_too_late(turn)
+        settle_dependencies(turn)
+        end_what_is_too_late(turn)
         follow_failures(turn)
         self.idle.carry_out(turn, self.alerts.gpu_idle)
         self.alerts.ring(turn, self.plan)
@@ -343,7 +333,7 @@ class Scheduler:
             # A confirmed start alone changes nothing that the last plan was made of.
             launches = self._plan(turn)
             # A start lets those go that waited for it alone.
-            while launches and self._settle_dependencies(turn):
+            while launches and settle_dependencies(turn):
                 if not (more := self._plan(turn)):
                     break
                 launches += more
@@ -362,9 +352,12 @@ class Scheduler:
         self._step("reply")
         for reply, answer in answers:
             reply(answer)
-        if turn.changes.jobs:
+        # A start that is confirmed changes the run alone, and who follows the job waits for just that.
+        of_runs = {run.job_id for run in turn.changes.runs.values()} & self.world.jobs.keys()
+        told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | turn.changes.jobs
+        if told:
             for listener in self.listeners:
-                listener(turn.changes.jobs)
+                listener(told)
             if self.plugins.names:
                 for job_id, job in turn.changes.jobs.items():
                     self.plugins.job_changed(turn.before.get(job_id), job)
@@ -404,7 +397,7 @@ class Scheduler:
         self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
         self.alerts.reload(self.store, self.world, self.settings)
-        self._resume_releases()
+        self._run_events.resume_releases(self.world, self._clock.now())
 
     @staticmethod
     def _must_record(changes: Changes) -> bool:
@@ -421,147 +414,11 @@ class Scheduler:
 
     # --- apply ----------------------------------------------------------------------------------
 
-    def _apply_event(self, turn: Turn, event: EngineEvent) -> None:
-        run = self.world.open_runs.get(event.run)
-        if run is None:
-            if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
-                # Recorded before a crash that came between commit and forget.
-                turn.forgettable.append(event.run)
-            return
-        job = self.world.jobs[run.job_id]
-        if isinstance(event, RunStarted):
-            self._put(turn, *lifecycle.run_started(job, run, event))
-            if (order := yielding.pending_order(job)) is not None:
-                turn.order(run.id, order)
-        elif isinstance(event, RunStopping):
-            self._put(turn, *lifecycle.run_stopping(job, run, event))
-        elif isinstance(event, RunSuspended):
-            self._put(turn, *lifecycle.run_suspended(job, run, event))
-        elif isinstance(event, RunResumed):
-            self._put(turn, *lifecycle.run_resumed(job, run, event))
-        elif isinstance(event, RunEnded):
-            run = self._with_meter(run)
-            # A run that never started has left nothing on its cards.
-            clean = not run.gpus or event.start_at is None
-            self._close_run(
-                turn, *lifecycle.run_ended(job, run, event, self.settings, turn.now, gpus_clean=clean), clean=clean
-            )
-        elif isinstance(event, RunLost):
-            run = self._with_meter(run)
-            # After a restart of the machine the cards are as new.
-            clean = not run.gpus or run.boot_id != self._boot_id
-            step = lifecycle.run_lost(job, run, event, self.settings, turn.now, boot_id=self._boot_id, gpus_clean=clean)
-            self._close_run(turn, *step, clean=clean)
-        else:
-            step = lifecycle.run_never_started(job, run, event, self.settings, turn.now)
-            self._close_run(turn, *step, clean=True)
-
-    def _put(self, turn: Turn, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
-        if job is not self.world.jobs.get(job.id):
-            turn.put_job(job)
-        turn.put_run(run)
-        turn.tell(*events)
-
-    def _close_run(self, turn: Turn, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
-        """Record the end of a run; with clean cards it holds nothing any more."""
-        self._stopped.discard(run.id)
-        turn.charge(charge(self.world.usage, job, run, turn.layout(), self.settings, turn.now))
-        turn.tell(*story)
-        self.history.learn(job, run)
-        turn.put_job(job)
-        turn.changes.runs[run.id] = run
-        if clean:
-            self.world.put_run(run)
-        else:
-            self.world.begin_release(run)
-            for share in run.gpus:
-                self.tracker.begin_release(share.uuid, run.id, turn.now)
-        turn.forgettable.append(run.id)
-
-    def _with_meter(self, run: Run) -> Run:
-        meter = self.tracker.take_meter(run.id)
-        if meter is None:
-            return run
-        return replace(
-            run,
-            peak_vram_mib=meter.peak_vram_mib,
-            mean_utilisation=meter.mean_utilisation,
-            energy_j=meter.energy_j,
-        )
-
-    def _resume_releases(self) -> None:
-        for run in self.world.releasing.values():
-            for share in run.gpus:
-                self.tracker.begin_release(share.uuid, run.id, self._clock.now())
-
-    def _finish_releases(self, turn: Turn) -> None:
-        for run in list(self.world.releasing.values()):
-            states = {share.uuid: self.tracker.release_state(share.uuid, turn.now, run.id) for share in run.gpus}
-            if "waiting" in states.values():
-                continue
-            job = self.world.jobs[run.job_id]
-            self.world.end_release(run)
-            run = self.gpu_faults.judge(job, run, turn)
-            job, story = lifecycle.finish(job, run, self.settings, turn.now, partial(grow, turn=turn))
-            turn.put_job(job)
-            turn.tell(*story)
-            for uuid, state in states.items():
-                if state == "dirty":
-                    text = f"memory of GPU {uuid} did not come back; the card is suspect until it does"
-                    turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
-
-    def _stop_runs_of_lost_gpus(self, turn: Turn) -> None:
-        lost = {gpu.uuid for gpu in self._reading.gpus if gpu.is_lost} if self._reading else set()
-        if not lost:
-            return
-        for run in self.world.open_runs.values():
-            if run.id not in self._stopped and any(share.uuid in lost for share in run.gpus):
-                log.error("run %s is ended: a GPU of its was lost", run.id)
-                self._stopped.add(run.id)
-                turn.order(run.id, StopOrder("gpu_lost"))
-
     def _apply_command(self, turn: Turn, command: commands.Command) -> dict[str, Any] | GpuschedError:
         try:
             return commands.apply(command, turn)
         except GpuschedError as error:
             return error
-
-    def _settle_dependencies(self, turn: Turn) -> bool:
-        """Let go what may start now and end what never can; whether anything was lined up."""
-        before = self.world.lined_up
-        is_moving = True
-        while is_moving:
-            is_moving = turn.settle_arrays()
-            for job, verdict in self.world.settle_dependencies(turn.now):
-                if lifecycle.ends_unsatisfied(job, self.settings):
-                    is_moving = True
-                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
-            for job, text in self.world.settle_counterparts(turn.now):
-                if lifecycle.ends_unsatisfied(job, self.settings):
-                    is_moving = True
-                    self._give_up_job(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
-        return self.world.lined_up != before
-
-    @staticmethod
-    def _give_up_job(turn: Turn, job: Job, code: ReasonCode, text: str) -> None:
-        if job.is_array:
-            turn.stop_array(job, code, text)
-            return
-        after, story = lifecycle.give_up(job, turn.now, code, text)
-        turn.put_job(after)
-        turn.tell(*story)
-
-    def _end_what_is_too_late(self, turn: Turn) -> None:
-        late = self.world.too_late(turn.now)
-        for job in late:
-            if job.is_array:
-                turn.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
-                continue
-            after, story = lifecycle.past_deadline(job, turn.now)
-            turn.put_job(after)
-            turn.tell(*story)
-        if late:
-            self._settle_dependencies(turn)
 
     # --- decide ---------------------------------------------------------------------------------
 
@@ -583,7 +440,7 @@ class Scheduler:
                 job, run, story = lifecycle.start_run(
                     job, start.placement, self._boot_id, turn.now, stdout_path, stderr_path
                 )
-                self._put(turn, job, run, story)
+                turn.put(job, run, story)
                 launches.append((job, run))
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:
                     turn.changes.estimates[job.id] = estimate

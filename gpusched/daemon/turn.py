@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpusched.errors import NotFound
 from gpusched.model.cluster import NodeView
 from gpusched.model.execution import Order, StopOrder
@@ -54,6 +56,13 @@ class Turn:
         """Record a new or changed run."""
         self.changes.runs[run.id] = run
         self.world.put_run(run)
+
+    def put(self, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
+        """Record a step of the lifecycle: the job if it has changed, the run, and what is to be told of them."""
+        if job is not self.world.jobs.get(job.id):
+            self.put_job(job)
+        self.put_run(run)
+        self.tell(*events)
 
     def tell(self, *events: JobEvent) -> None:
         """Add to the jobs' stories."""

@@ -32,11 +32,11 @@ from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
 from .arrays import Arrays
-from .classes import FRONT, ClassQueue
 from .counterparts import CORR, Counterparts
 from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
 from .inheritance import Inheritance
+from .lines import Lines
 from .tally import JobCounts
 
 _JUST_AFTER_S = 0.001
@@ -93,9 +93,7 @@ class World:
         self.next_pipeline = 1
         self.lined_up = 0
         """How often a job was put into the line of its class."""
-        self._classes: dict[ClassKey, ClassQueue] = {}
-        self._class_of: dict[int, ClassKey] = {}
-        self._keys: dict[ClassKey, ClassKey] = {}
+        self._lines = Lines()
         self._timed = Alarms()
         self.arrays = Arrays()
         self._counterparts = Counterparts(self.arrays)
@@ -149,7 +147,7 @@ class World:
 
     def put_job(self, job: Job, now: float) -> None:
         """Take in a new or changed job; a final one leaves the memory."""
-        self._unqueue(job.id)
+        self._lines.remove(job.id)
         self._count(job)
         self.arrays.follow(job)
         if job.state.is_final:
@@ -204,33 +202,15 @@ class World:
         self.lined_up += 1
         if job.is_array and not self.arrays.line(job.id):
             return
-        key = self._key(job)
-        self._class_of[job.id] = key
-        queue = self._classes.get(key)
-        if queue is None:
-            queue = self._classes[key] = ClassQueue(key)
-        queue.add((job.queued_at, job.id), self.arrays.line(job.id) if job.is_array else None)
-
-    def _unqueue(self, job_id: int) -> None:
-        key = self._class_of.pop(job_id, None)
-        if key is None:
-            return
-        queue = self._classes[key]
-        queue.remove((self.jobs[job_id].queued_at, job_id))
-        if not queue:
-            del self._classes[key]
-            del self._keys[key]
-
-    def _key(self, job: Job) -> ClassKey:
         key = class_key(job, self._inheritance.inherited(job.id), self.rules.planned_s(job))
-        return self._keys.setdefault(key, key)
+        self._lines.add(job, key, self.arrays.line(job.id) if job.is_array else None)
 
     def promote(self, now: float) -> bool:
         """Queue the jobs whose begin time or backoff is over; whether there were any."""
         found = False
         for job_id in self._timed.until(now):
             job = self.jobs.get(job_id)
-            if job and job.state is JobState.PENDING and job_id not in self._class_of:
+            if job and job.state is JobState.PENDING and job_id not in self._lines:
                 self._enqueue(job, self.dependency_state(job), now)
                 found = True
         return found
@@ -270,19 +250,13 @@ class World:
         found: dict[int, tuple[float, Job]] = {}
         for at, job_id in self._timed.soonest(most):
             job = self.jobs.get(job_id)
-            if job is not None and job.hold is None and job_id not in self._class_of and self._still_waits(at, job_id):
+            if job is not None and job.hold is None and job_id not in self._lines and self._still_waits(at, job_id):
                 found[job_id] = at, job
         return list(found.values())
 
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
         """All classes with eligible jobs, by their first job; each up to its front, or about so many jobs in all."""
-        if most is None:
-            views = [queue.view() for queue in self._classes.values()]
-        else:
-            share = max(FRONT, most // max(1, len(self._classes)))
-            views = [queue.front(share) if len(queue) > FRONT else queue.view() for queue in self._classes.values()]
-        views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
-        return tuple(views)
+        return self._lines.views(most)
 
     # --- urgency --------------------------------------------------------------------------------
 
@@ -306,20 +280,20 @@ class World:
 
     def _reorder(self, changed: Iterable[int]) -> None:
         for job_id in sorted(changed):
-            if job_id in self._class_of:
-                self._unqueue(job_id)
+            if job_id in self._lines:
+                self._lines.remove(job_id)
                 self._line_up(self.jobs[job_id])
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """The class an eligible job waits in, of a task without a row that of its array; None when not eligible."""
-        return self._class_of.get(job_id) or self._class_of.get(self.arrays.array_of(job_id) or 0)
+        return self._lines.class_of(job_id) or self._lines.class_of(self.arrays.array_of(job_id) or 0)
 
     def position_in_class(self, job: Job) -> int:
         """How many jobs of its class are before an eligible job."""
         key = self.class_of(job.id)
         assert key is not None
-        position = self._classes[key].position((job.queued_at, job.id))
-        if job.id not in self._class_of and job.array_id is not None and job.task is not None:
+        position = self._lines.position(key, job)
+        if job.id not in self._lines and job.array_id is not None and job.task is not None:
             # Its array stands before it with all of its tasks.
             left = self.arrays.group(job.array_id).left
             position += left.position(job.task) - len(left)
@@ -450,10 +424,10 @@ class World:
                 continue
             state = self.dependency_state(job)
             if not isinstance(state, Satisfied) or max(job.eligible_at, state.at) > now:
-                self._unqueue(job_id)
+                self._lines.remove(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-            elif isinstance(state, Satisfied) and job_id not in self._class_of:
+            elif isinstance(state, Satisfied) and job_id not in self._lines:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
         return hopeless
@@ -471,7 +445,7 @@ class World:
         for array_id in self._counterparts.take_touched():
             array = self.jobs.get(array_id)
             if array is not None and array.state is JobState.PENDING:
-                self._unqueue(array_id)
+                self._lines.remove(array_id)
                 self._enqueue(array, self.dependency_state(array), now)
         hopeless = []
         for array_id, numbers in self._counterparts.take_hopeless().items():

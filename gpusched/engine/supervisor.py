@@ -11,11 +11,11 @@ import os
 import stat
 import time
 
-from gpusched.engine import launch, proctree
+from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
 from gpusched.engine.users import LaunchError
-from gpusched.engine.wire import TEXT_LIMIT, encode_event
+from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ KILL_AGAIN_S = (0.01, 0.5)
 RESULT_RETRY_S = (0.2, 10.0)
 RESULT_RETRIES = 400
 """With the pauses above: more than an hour for a full disk to be emptied."""
-TAIL_BYTES = 16384
 ORDER_SIGNAL = signal.SIGUSR1
 """Says: read the order file. Not TERM, which stands for a cancel when it comes from anybody else."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
@@ -48,18 +47,6 @@ BECAUSE = {
     "lease": " DUE TO END OF LEASE",
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
 }
-GPU_OOM = (
-    b"CUDA out of memory",
-    b"CUDA error: out of memory",
-    b"CUDA_ERROR_OUT_OF_MEMORY",
-    b"cudaErrorMemoryAllocation",
-    b"torch.OutOfMemoryError",
-    b"torch.cuda.OutOfMemoryError",
-    b"RESOURCE_EXHAUSTED: Out of memory",
-    b"CUBLAS_STATUS_ALLOC_FAILED",
-    b"hipErrorOutOfMemory",
-    b"HIP out of memory",
-)
 
 
 class Home:
@@ -500,11 +487,11 @@ class Supervisor:
             exit_code=code,
             signal=number,
             stopped_by=self.stopped_by,
-            launch_error=None if launch_error is None else shortened(launch_error),
+            launch_error=None if launch_error is None else report.shortened(launch_error),
             gpu_oom=bool(status) and self.stopped_by is None and self.ran_out_of_vram(),
             cpu_s=None if status is None else self.cpu_s,
             peak_mem_mib=None if status is None else self.peak_kib / 1024,
-            leftovers=joined(list(self.leftovers.values())),
+            leftovers=report.joined(list(self.leftovers.values())),
             suspended_s=self.still.so_far_s(time.monotonic()),
         )
         pause_s = RESULT_RETRY_S[0]
@@ -541,40 +528,4 @@ class Supervisor:
         """Whether the tail of the job's output shows that GPU memory ran out."""
         if not self.ticket["has_gpus"] or self.logs is None:
             return False
-        return any(tail_shows_oom(fd, begin) for fd, begin in self.logs.tails())
-
-
-def tail_shows_oom(log_fd: int, begin: int) -> bool:
-    """Whether the last 16 KiB behind `begin` (older text is of an earlier run) hold a known message."""
-    try:
-        status = os.fstat(log_fd)
-        if not stat.S_ISREG(status.st_mode):
-            return False
-        # The open file itself, whatever has its name by now.
-        fd = os.open(f"/proc/self/fd/{log_fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if status.st_size < begin:
-                begin = 0
-            at = max(begin, status.st_size - TAIL_BYTES)
-            tail = os.pread(fd, TAIL_BYTES, at)
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
-    return any(words in tail for words in GPU_OOM)
-
-
-def shortened(text: str) -> str:
-    """At most so much of a text that the event fits into one atomic write."""
-    return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
-
-
-def joined(names: list[str]) -> str:
-    """As many names as fit, one a line, and how many more there were."""
-    kept: list[str] = []
-    for name in names:
-        if sum(map(len, kept)) + len(kept) + len(name) > TEXT_LIMIT - 20:
-            kept.append(f"and {len(names) - len(kept)} more")
-            break
-        kept.append(name)
-    return "\n".join(kept)
+        return any(report.tail_shows_oom(fd, begin) for fd, begin in self.logs.tails())

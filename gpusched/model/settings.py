@@ -149,6 +149,9 @@ class LimitSettings:
     snapshot_keep_days: float = setting(
         30.0, "Days that such a copy stays after it was last submitted with, unless an unfinished job needs it."
     )
+    snapshot_total_mib: float = setting(
+        8192.0, "With more than this of a user's copies, in MiB, those that no unfinished job needs go earlier."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ for the rest of the cycle. So the cost is that of the starts and the classes, wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Plan, PreemptMode, Reason, Reservation, Resume, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
@@ -34,7 +35,7 @@ from gpusched.policy.fragmentation import typical_of
 from gpusched.policy.guards import Guards
 from gpusched.policy.ordering import Head, Line, Ranking
 from gpusched.policy.placement import Guard, Need, find, fits, options
-from gpusched.policy.preemption import Held, Preemption, held_by_job
+from gpusched.policy.preemption import Held, Preemption, Victim, held_by_job
 from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, endings
 from gpusched.policy.sharing.limits import Denial
 from gpusched.policy.sharing.quota import Quotas
@@ -128,9 +129,7 @@ class Cycle:
 
     def keep(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
         """Keep room for the first job in line; its class goes on only while there are reservations left to make."""
-        planned_s = head.key.planned_s
-        duration_s = inf if planned_s is None else float(planned_s)
-        kept = self.profile.reserve(head.job.id, need, duration_s, guard)
+        kept = self.profile.reserve(head.job.id, need, _duration_s(head), guard)
         if kept is not None:
             self.reservations.append(kept)
         self.blocked.setdefault(head.key, Blocked(head, reason, kept))
@@ -148,11 +147,31 @@ class Cycle:
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)
 
-    def let_victims_go(self) -> None:
-        """What those leave who make room can be kept for others from then on."""
-        chosen = self.preemption.chosen
-        ends_at = {job_id: self.preemption.ends_at(job_id) for job_id in chosen}
-        self.profile.end_early(ends_at, {one.job_id for one in chosen.values() if one.mode == PreemptMode.SUSPEND})
+    def take_over(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> bool:
+        """Keep for the first job in line what others are leaving already; whether that is enough."""
+        preemption = self.preemption
+        if not preemption.frees_soon(head.key, self.draft, need, guard) or not self._fits_soon((), head, need, guard):
+            return False
+        self.claim(head, need, guard, reason)
+        return True
+
+    def preempt(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> bool:
+        """Have others make room for the first job in line, and keep it for that job; whether that helps."""
+        preemption = self.preemption
+        helps = partial(self._fits_soon, head=head, need=need, guard=guard)
+        if not preemption.choose(head.job.id, head.key, need, self.draft, guard, helps):
+            return False
+        # What those leave can be kept for others from then on.
+        self.profile.end_early(*preemption.departures())
+        self.claim(head, need, guard, reason)
+        return True
+
+    def _fits_soon(self, victims: Sequence[Victim], head: Head, need: Need, guard: Guard | None) -> bool:
+        """Whether there is room beside what is kept once all that are being stopped, and these too, have ended.
+
+        Else they would make room for others, who may have no right to it.
+        """
+        return self.profile.fits_after(*self.preemption.departures(victims), need, _duration_s(head), guard)
 
     @property
     def has_reservations_left(self) -> bool:
@@ -214,6 +233,11 @@ class Cycle:
         denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
         self.quotas.add(first.queue, first.user, first.qos, one.amount)
         return denial is not None
+
+
+def _duration_s(head: Head) -> float:
+    planned_s = head.key.planned_s
+    return inf if planned_s is None else float(planned_s)
 
 
 def _taken_up_again(one: Held) -> Booking:
@@ -304,14 +328,11 @@ def _make_room(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Non
         return
     leaving = "leaving", need.signature, guard, len(preemption.claimed)
     if not cycle.is_hopeless(leaving):
-        if preemption.frees_soon(key, cycle.draft, need, guard):
-            cycle.claim(head, need, guard)
+        if cycle.take_over(head, need, guard):
             return
         cycle.give_up(leaving)
     if _may_preempt_at_all(cycle, head, need, guard):
-        if preemption.choose(head.job.id, key, need, cycle.draft, guard):
-            cycle.let_victims_go()
-            cycle.claim(head, need, guard)
+        if cycle.preempt(head, need, guard):
             return
         cycle.give_up(_preempt_mark(key, need, guard))
     if cycle.has_reservations_left:
@@ -338,16 +359,11 @@ def _takes_back_below_maximum(cycle: Cycle, head: Head, need: Need, denial: Deni
         return False
     guard = cycle.guards.of(key, amount)
     reason = Reason(denial.code, denial.text, denial.facts)
-    if cycle.preemption.frees_soon(key, cycle.draft, need, guard):
-        cycle.claim(head, need, guard, reason)
+    if cycle.take_over(head, need, guard, reason):
         return True
     if not _may_preempt_at_all(cycle, head, need, guard):
         return False
-    if not cycle.preemption.choose(head.job.id, key, need, cycle.draft, guard):
-        return False
-    cycle.let_victims_go()
-    cycle.claim(head, need, guard, reason)
-    return True
+    return cycle.preempt(head, need, guard, reason)
 
 
 def _preempt_mark(key: ClassKey, need: Need, guard: Guard | None) -> object:

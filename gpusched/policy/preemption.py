@@ -7,7 +7,7 @@ cycle are left alone. Among the sets of victims that make enough room the one is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.model.cluster import Allocation
@@ -97,6 +97,10 @@ class Victim:
         return not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
 
 
+Helps = Callable[[Sequence[Victim]], bool]
+"""Whether what these would leave can be kept for the claimant: it may be kept for others who are before it in line."""
+
+
 class Preemption:
     """The running jobs of one cycle, as those see them who may take their place."""
 
@@ -115,9 +119,14 @@ class Preemption:
         self._stopping = [one for one in held.values() if one.first.is_stopping]
         self.is_off = settings.preempt.mode == "off"
 
-    def ends_at(self, job_id: int) -> float:
-        """When a victim of this cycle has ended at the latest."""
-        return self._now + self._held[job_id].first.grace_s
+    def departures(self, victims: Sequence[Victim] = ()) -> tuple[dict[int, float], set[int]]:
+        """When each job that is being stopped, those of this cycle and these included, has ended at the latest.
+
+        And which of them are only suspended.
+        """
+        leaving = [*self._leaving(), *((victim.held, victim.mode) for victim in victims)]
+        ends_at = {one.first.job_id: self._now + one.first.grace_s for one, _ in leaving}
+        return ends_at, {one.first.job_id for one, mode in leaving if mode == PreemptMode.SUSPEND}
 
     def frees_soon(self, key: ClassKey, draft: Draft, need: Need, guard: Guard | None) -> bool:
         """Whether those that are being stopped already make enough room, also below the limits."""
@@ -195,17 +204,19 @@ class Preemption:
         lost_s = max(0.0, self._now - max(saved_at, held.first.start_at))
         return lost_s * held.amount.dominant_share(self._capacity)
 
-    def choose(self, job_id: int, key: ClassKey, need: Need, draft: Draft, guard: Guard | None) -> tuple[Victim, ...]:
+    def choose(
+        self, job_id: int, key: ClassKey, need: Need, draft: Draft, guard: Guard | None, helps: Helps
+    ) -> tuple[Victim, ...]:
         """The cheapest victims that let this job start, recorded in `chosen`; none when nothing helps."""
         amount = demand(draft.layout, need.request)
         victims = self.victims(key, amount)
         if not victims:
             return ()
-        best = self._cheapest(victims, key, amount, need, draft, guard)
+        best = self._cheapest(victims, key, amount, need, draft, guard, helps)
         if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
             # Their cores are not enough: what else they hold they leave only by ending.
             victims = self.victims(key, amount, may_suspend=False)
-            best = self._cheapest(victims, key, amount, need, draft, guard)
+            best = self._cheapest(victims, key, amount, need, draft, guard, helps)
         for victim in best:
             self._quotas.leave(victim.held.first.queue, victim.amount)
             text = f"made room for job {job_id} ({self._why(key, victim)})"
@@ -220,12 +231,13 @@ class Preemption:
         need: Need,
         draft: Draft,
         guard: Guard | None,
+        helps: Helps,
     ) -> tuple[Victim, ...]:
         """Of the sets that make enough room the one that costs least."""
         best: tuple[Victim, ...] = ()
         for group in self._groups(victims, need):
             picked = self._pick(group, key, amount, need, draft, guard)
-            if picked and (not best or self._price(picked) < self._price(best)):
+            if picked and (not best or self._price(picked) < self._price(best)) and helps(picked):
                 best = picked
         return best
 

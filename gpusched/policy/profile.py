@@ -153,6 +153,9 @@ class Profile:
 
         What was kept before stays where it is: it only has more room than it knows of.
         """
+        self._running = self._ending_early(ends_at, suspended)
+
+    def _ending_early(self, ends_at: Mapping[int, float], suspended: Collection[int]) -> list[Ending]:
         running: list[Ending] = []
         for one in self._running:
             end_at = ends_at.get(one.job_id)
@@ -162,7 +165,7 @@ class Profile:
                 running.append(replace(one, end_at=min(one.end_at, end_at)))
             else:
                 running.extend(_suspended(one, end_at))
-        self._running = running
+        return running
 
     def _passed_by(self, end_at: float) -> list[Kept]:
         """What a job that runs from now until then could be in the way of."""
@@ -238,6 +241,40 @@ class Profile:
         Measured load is not looked at: what it will be then, nobody knows.
         """
         order = _in_order(self._running, self._now)
+        found = self._earliest(order, need, duration_s, guard)
+        if found is None:
+            return None
+        start, ended, booking, state = found
+        state.book(booking)
+        end = _after(start, duration_s)
+        for kept in self._met_between(start, end):
+            kept.state.book(booking)
+        gone = [ending for _, ending in order[:ended]]
+        passed = _pass_until(start, gone, self._now)
+        made = Kept(job_id, need, booking, start, end, state, passed, _in_the_way(gone, booking))
+        self.kept.append(made)
+        return made
+
+    def fits_after(
+        self,
+        ends_at: Mapping[int, float],
+        suspended: Collection[int],
+        need: Need,
+        duration_s: float,
+        guard: Guard | None = None,
+    ) -> bool:
+        """Whether room could be kept for this need from the instant on at which all of these have ended.
+
+        Not when it is kept for others already: then it would be them for whom these make room.
+        """
+        order = _in_order(self._ending_early(ends_at, suspended), self._now)
+        found = self._earliest(order, need, duration_s, guard)
+        return found is not None and found[0][0] <= max(ends_at.values())
+
+    def _earliest(
+        self, order: Sequence[tuple[Instant, Ending]], need: Need, duration_s: float, guard: Guard | None
+    ) -> tuple[Instant, int, Booking, Draft] | None:
+        """The first instant with room beside what is kept, how many have ended by then, the place, the machines."""
         future = self._draft.copy()
         marks = [future.checkpoint()]
 
@@ -267,29 +304,16 @@ class Profile:
             for kept in self.kept:
                 if kept.is_held_at(start):
                     future.book(kept.booking)
-            end = (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
-            meets = [kept for kept in self.kept if start < kept.start < end]
+            meets = self._met_between(start, _after(start, duration_s))
             booking = find(_worst([future, *(kept.state for kept in meets)]), need, guard=guard)
-            if booking is None:
-                future.rollback(mark)
-                continue
-            future.book(booking)
-            for kept in meets:
-                kept.state.book(booking)
-            gone = [ending for _, ending in order[:ended]]
-            made = Kept(
-                job_id,
-                need,
-                booking,
-                start,
-                end,
-                future.copy(),
-                _pass_until(start, gone, self._now),
-                _in_the_way(gone, booking),
-            )
-            self.kept.append(made)
-            return made
+            if booking is not None:
+                return start, ended, booking, future.copy()
+            future.rollback(mark)
         return None
+
+    def _met_between(self, start: Instant, end: Instant) -> list[Kept]:
+        """What is kept from a later instant on, but before the end."""
+        return [kept for kept in self.kept if start < kept.start < end]
 
     def _candidates(self, order: Sequence[tuple[Instant, Ending]], first: Instant) -> Iterator[Instant]:
         """Instants at which something becomes free, from the first one that could suffice."""
@@ -305,6 +329,10 @@ class Profile:
             if kept.is_held_at(instant):
                 state.book(kept.booking)
         return state
+
+
+def _after(start: Instant, duration_s: float) -> Instant:
+    return (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
 
 
 def _in_order(running: Iterable[Ending], now: float) -> list[tuple[Instant, Ending]]:

@@ -24,15 +24,26 @@ def main(folder: str, number: str) -> int:
         payload = file.read()
     sys.path[:] = setup["path"]
     document: dict[str, Any]
+    is_ready = False
     try:
-        if b"__main__" in payload:
+        try:
+            with open(os.path.join(folder, "initializer"), "rb") as file:
+                first = file.read()
+        except FileNotFoundError:
+            first = b""
+        if b"__main__" in payload or b"__main__" in first:
             _load_main(setup)
+        if first:
+            initializer, arguments = pickle.loads(first)
+            initializer(*arguments)
+        is_ready = True
         call, arguments, keywords = pickle.loads(payload)
         # Without keywords it is a chunk of map: many calls, one after the other.
         result = call(*arguments, **keywords) if keywords is not None else [call(*each) for each in arguments]
         document = {"ok": True, "value": pickle.dumps(result, setup["protocol"])}
     except BaseException as error:
         document = {"ok": False, "value": _packed(error, setup["protocol"]), "text": traceback.format_exc()}
+        document["is_initializer"] = not is_ready and bool(first)
         sys.stderr.write(document["text"])
     document["run"] = os.environ.get("GPUSCHED_RUN", "")
     path = os.path.join(folder, f"{number}.result")
@@ -49,7 +60,7 @@ def _packed(error: BaseException, protocol: int) -> bytes | str:
         packed = pickle.dumps(error, protocol)
         pickle.loads(packed)
     except Exception:
-        return "".join(traceback.format_exception_only(type(error), error)).strip()
+        return "".join(traceback.format_exception_only(type(error), error)).strip().removeprefix("__mp_main__.")
     return packed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
@@ -95,6 +96,10 @@ class Client:
             raise UsageError("a repeated job keeps its environment", "add to it with extra_env=")
         if "env" in spec:
             spec["env"] = dict(options["extra_env"])
+        if "work_dir" not in spec:
+            from gpusched.snapshots.submitting import keep_for_repetition  # as above
+
+            keep_for_repetition(self.call, [_id(job)])
         body = {"resubmit": [_id(job)], "spec": spec}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
         return read_job(answer["job"], answer.get("existing", False))
@@ -103,7 +108,9 @@ class Client:
         if mode and mode != "no":
             from gpusched.snapshots.submitting import start_in_copy  # few need it
 
-            start_in_copy(self.call, self._link.socket_path, spec, "auto" if mode is True else str(mode))
+            found = start_in_copy(self.call, self._link.socket_path, spec, "auto" if mode is True else str(mode))
+            for text in found.notes:
+                warnings.warn(text, stacklevel=3)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -143,13 +150,14 @@ class Client:
     def logs(
         self, job: JobLike, *, follow: bool = False, run: int | None = None, err: bool = False, lines: int | None = None
     ) -> Iterator[str]:
-        """A job's output line by line, of its last run unless `run` says otherwise.
+        """A job's output line by line, of its last run unless `run` says otherwise. A line beyond 1 MiB comes in parts.
 
         Args:
-            follow: wait for it to start, go on as it writes, through retries, until it has ended.
+            follow: wait for it to start, go on as it writes, through retries, until it has ended; all runs unless `run`
+                names one, and with `lines` from the current one on.
             err: its errors, where they go to a file of their own.
             lines: begin with the last so many.
-        Raises: NotFound, Refused: when there is no output (yet) and it is not followed.
+        Raises: NotFound; UsageError for an array; Refused: when there is no output (yet) and it is not followed.
         """
         return read_logs(self, _id(job), follow=follow, run=run, err=err, lines=lines)
 

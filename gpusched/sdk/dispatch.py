@@ -11,12 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import BrokenExecutor, InvalidStateError
 from typing import Any
 
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.sdk.client import Client
-from gpusched.sdk.folder import CallFolder
+from gpusched.sdk.folder import CallFolder, InitializerFailed
 from gpusched.sdk.future import CallFuture
 
 _CALLS_AT_ONCE = 5000
@@ -50,16 +50,19 @@ class Dispatch:
         self._sender: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
         self._is_closed = False
+        self._broken: InitializerFailed | None = None
         self._calls = 0
 
     # --- what the executor asks -------------------------------------------------------------------
 
     def add(self, call: Callable[..., Any], arguments: Any, keywords: dict[str, Any] | None) -> CallFuture[Any]:
-        """Take a call. Raises: RuntimeError after `close`."""
+        """Take a call. Raises: RuntimeError after `close`, BrokenExecutor when no call can be made."""
         name = str(getattr(call, "__name__", None) or type(call).__name__)
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
+            if self._broken is not None:
+                raise BrokenExecutor(f"no call can be made: {self._broken}")
             self._calls += 1
             future: CallFuture[Any] = CallFuture(self, self._calls, name)
         try:
@@ -149,20 +152,22 @@ class Dispatch:
                 if not self._queue:
                     self._sender = None
                     break
-                batch = [self._queue.popleft()]
-                while self._queue and len(batch) < self._room() and self._queue[0].name == batch[0].name:
-                    batch.append(self._queue.popleft())
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._room()))]
                 self._sending = batch
-            try:
-                self._submit(batch)
-            except Exception as error:
-                for future in batch:
-                    self.folder.forget(future.number)
-                    future.set_exception(error)
-            finally:
-                with self._lock:
-                    self._sending = ()
-                    self._lock.notify_all()
+            # One request gives all its jobs one name.
+            alike: dict[str, list[CallFuture[Any]]] = {}
+            for future in batch:
+                alike.setdefault(future.name, []).append(future)
+            for futures in alike.values():
+                try:
+                    self._submit(futures)
+                except Exception as error:
+                    for future in futures:
+                        self.folder.forget(future.number)
+                        _give(future, error)
+            with self._lock:
+                self._sending = ()
+                self._lock.notify_all()
         self._settle_end()
 
     def _room(self) -> int:
@@ -213,7 +218,8 @@ class Dispatch:
                 answer = self._client.call("GET", f"/v1/ended?after={self._cursor}&timeout_s={_WATCH_S}")
                 self._cursor = answer["cursor"]
                 ended = self._look() if answer["missed"] else answer["jobs"]
-            except GpuschedError as error:
+            except Exception as error:
+                # Whatever it is: a future that nobody watches any more would be waited for for ever.
                 with self._lock:
                     lost, self._open = list(self._open.values()), {}
                 for future in lost:
@@ -256,6 +262,8 @@ class Dispatch:
                 value = self.folder.take(future.number, job, future.name)
             except BaseException as error:
                 _give(future, error)
+                if isinstance(error, InitializerFailed):
+                    self._break(error)
                 return
             if self._has_own_logs:
                 self._logs.append(job["id"])
@@ -265,6 +273,26 @@ class Dispatch:
                 pass  # cancelled in the same moment
         finally:
             self.folder.forget(future.number)
+
+    def _break(self, error: InitializerFailed) -> None:
+        """Give up all calls that have not started: each would fail as this one did."""
+        with self._lock:
+            if self._broken is not None:
+                return
+            self._broken = error
+            waiting, sent = list(self._queue), dict(self._open)
+            self._queue.clear()
+            self._lock.notify_all()
+        for future in waiting:
+            self.folder.forget(future.number)
+            _give(future, error)
+        if sent:
+            try:
+                answer = self._client.call("POST", "/v1/jobs/cancel", {"ids": list(sent), "states": ["PENDING"]})
+            except GpuschedError:
+                return  # they start, and find out by themselves
+            for job_id in map(str, answer["cancelled"]):
+                _give(sent[job_id], error)
 
     def _settle_end(self) -> None:
         """After the last call of an executor that was shut down without waiting."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.sdk import call as call_module
 from gpusched.sdk.client import Client
 from gpusched.sdk.dispatch import Dispatch
@@ -38,6 +40,8 @@ class Executor(concurrent.futures.Executor):
         client: Client | None = None,
         *,
         max_workers: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
         python: str = sys.executable,
         **options: Unpack[JobOptions],
     ) -> None:
@@ -46,11 +50,15 @@ class Executor(concurrent.futures.Executor):
         Args:
             client: that of another part of the program; by default one of its own.
             max_workers: most jobs that wait or run at once; by default all calls are jobs at once.
+            initializer: called as `initializer(*initargs)` in each job before its call. When it raises, that call,
+                those that have not started and all later ones raise BrokenExecutor.
             python: the interpreter of the jobs.
             options: of every job, see JobOptions.
         """
         if max_workers is not None and max_workers < 1:
             raise ValueError("max_workers must be greater than 0")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
         if "key" in options:
             raise UsageError("a key stands for one job, not for the calls of an executor", "leave key= out")
         if options.get("snapshot"):
@@ -58,14 +66,18 @@ class Executor(concurrent.futures.Executor):
         command = [python, os.path.abspath(call_module.__file__)]
         own = client is None
         self._dispatch = Dispatch(client or Client(), spec_of(options), command, max_workers, own)
+        if initializer is not None:
+            try:
+                self._dispatch.folder.write_initializer(initializer, initargs)
+            except BaseException:
+                # What cannot be pickled: nobody will shut this one down.
+                self._dispatch.close(False, False)
+                raise
         # An executor that nobody refers to takes no more calls; those that it has go on.
         weakref.finalize(self, self._dispatch.close, False, False)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Have a job call `fn(*args, **kwargs)`. Raises: RuntimeError after shutdown."""
-        call: object = fn
-        if isinstance(call, _Chunk):
-            return self._dispatch.add(call.fn, args[0], None)
         return self._dispatch.add(fn, args, kwargs)
 
     def map(
@@ -79,12 +91,13 @@ class Executor(concurrent.futures.Executor):
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        if chunksize == 1:
-            return super().map(fn, *iterables, timeout=timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
         calls = zip(*iterables)  # noqa: B905  the shortest one ends it, as in the standard library
+        if chunksize == 1:
+            return _results(self._dispatch, [self._dispatch.add(fn, args, {}) for args in calls], deadline)
         chunks = iter(lambda: list(itertools.islice(calls, chunksize)), [])
-        submitted = super().map(cast("Callable[..., list[T]]", _Chunk(fn)), chunks, timeout=timeout)
-        return itertools.chain.from_iterable(submitted)
+        futures = [self._dispatch.add(fn, chunk, None) for chunk in chunks]
+        return itertools.chain.from_iterable(_results(self._dispatch, futures, deadline))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls.
@@ -96,8 +109,15 @@ class Executor(concurrent.futures.Executor):
         self._dispatch.close(wait, cancel_futures)
 
 
-class _Chunk:
-    """Marks a chunk of map on its way through the standard library's `map` to `submit`."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
+def _results(dispatch: Dispatch, futures: list[CallFuture[Any]], deadline: float | None) -> Iterator[Any]:
+    """Each result in order; whoever stops before the last has the others cancelled, with one request for all."""
+    futures.reverse()
+    try:
+        while futures:
+            result = futures[-1].result(None if deadline is None else deadline - time.monotonic())
+            futures.pop()
+            yield result
+    finally:
+        if futures:
+            with contextlib.suppress(GpuschedError):  # what ended the iteration says more
+                dispatch.cancel(futures)

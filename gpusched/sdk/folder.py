@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from gpusched import paths
@@ -28,6 +29,10 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
+class InitializerFailed(BrokenExecutor):
+    """The executor's initializer raised in a job: no call can be made."""
+
+
 class CallFolder:
     """A folder of one executor in the state folder."""
 
@@ -38,13 +43,20 @@ class CallFolder:
         _sweep(root)
         self.path = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
 
+    def write_initializer(self, initializer: Any, arguments: tuple[Any, ...]) -> None:
+        """Put down, once for all calls, what each job does first. Raises: what pickling it raises."""
+        self._write("initializer", _pickled((initializer, arguments)))
+
     def write(self, number: int, call: Any, arguments: Any, keywords: dict[str, Any] | None) -> None:
         """Put a call down. Raises: what pickling it raises."""
         payload = _pickled((call, arguments, keywords))
         setup = pickle.dumps({"path": sys.path, "protocol": pickle.HIGHEST_PROTOCOL, **_main_of()})
-        path = os.path.join(self.path, f"{number}.call")
+        self._write(f"{number}.call", setup + payload)
+
+    def _write(self, name: str, content: bytes) -> None:
+        path = os.path.join(self.path, name)
         with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
-            file.write(setup + payload)
+            file.write(content)
 
     def take(self, number: int, job: dict[str, Any], name: str) -> Any:
         """The value that a call has returned. Raises: what it raised, or JobFailed when it left nothing."""
@@ -63,6 +75,9 @@ class CallFolder:
         if document["ok"]:
             return pickle.loads(document["value"])
         cause = RemoteTraceback(document["text"])
+        if document.get("is_initializer"):
+            said = document["text"].strip().rpartition("\n")[2]
+            raise InitializerFailed(f"the initializer failed in job {job['id']}: {said}") from cause
         if isinstance(document["value"], str):
             raise JobFailed(
                 f"the call of {name} raised {document['value']}, which cannot be pickled",
@@ -88,6 +103,7 @@ class CallFolder:
 
     def remove(self) -> None:
         """Drop the folder, unless the output of a call that failed is in it."""
+        _unlink(os.path.join(self.path, "initializer"))
         try:
             os.rmdir(self.path)
         except OSError:

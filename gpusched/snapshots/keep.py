@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,15 +16,16 @@ from typing import Any
 from gpusched import paths
 from gpusched.errors import Refused
 from gpusched.model.units import format_size_mib, printable
-from gpusched.snapshots.listing import Listing, list_tree, unreadable
-from gpusched.snapshots.prune import prune
+from gpusched.snapshots.listing import Listing, changes, list_tree, unreadable
+from gpusched.snapshots.prune import ABOUT, prune, remove
 
-ABOUT = "about.json"
 PATCH = "changes.patch"
 TREE = "tree"
 _FICLONE = 0x40049409
 """Linux: share the blocks of a file until one of both is written to."""
 _BLOCK = 1 << 20
+_TRIES = 3
+"""A file that is written to while it is copied is copied again; one that never stands still is a log."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Limits:
     files: int
     keep_days: float
     """How long one that no job needs stays after it was last submitted with."""
+    total_mib: float
+    """With more than this in all, those that no job needs go earlier."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: C
         raise Refused("the whole machine cannot be kept", "go to the folder of your code, or name it with -D")
     listing = list_tree(place, mode)
     _check_size(listing, limits)
+    if place != listing.root:
+        # Also where nothing in it is kept: the job starts there.
+        listing.folders.add(os.path.relpath(place, listing.root))
     home = folder_of(socket_path)
     own = os.path.relpath(os.path.realpath(os.fsencode(home)), listing.root) + b"/"
     if any(path.startswith(own) for path in listing.files):
@@ -79,12 +84,19 @@ def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: C
     # One by one: makedirs gives the mode to the last folder only.
     for folder in (paths.state_dir(), os.path.dirname(home), home):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    with _lock(home, fcntl.LOCK_SH):
+    with lock(home, fcntl.LOCK_SH):
         name = _keep(listing, home)
     inside = os.path.relpath(place, listing.root)
-    prune(home, limits.keep_days, needed, lambda: _lock(home, fcntl.LOCK_EX))
+    prune(home, limits.keep_days, limits.total_mib, needed, lambda: lock(home, fcntl.LOCK_EX))
     tree = os.path.join(home, name, TREE)
     return Snapshot(name, os.path.normpath(os.path.join(tree, os.fsdecode(inside))), about(os.path.join(home, name)))
+
+
+def sweep(home: str, needed: Callable[[], set[str]]) -> list[str]:
+    """Drop all that no unfinished job needs, but what was chosen within the hour; returns their names."""
+    if not os.path.isdir(home):
+        return []
+    return prune(home, 0, 0, needed, lambda: lock(home, fcntl.LOCK_EX))
 
 
 def about(folder: str) -> dict[str, Any]:
@@ -99,8 +111,22 @@ def folder_in(work_dir: str, name: str) -> str | None:
     return f"{head}/{name}" if mark else None
 
 
+def renew(work_dir: str, name: str) -> bool:
+    """Let the snapshot that a job starts in stay as if it was new; False when it is gone."""
+    folder = folder_in(work_dir, name)
+    try:
+        if folder is None:
+            return False
+        with lock(os.path.dirname(folder), fcntl.LOCK_SH):
+            return _touch(folder)
+    except PermissionError:
+        return True  # another user's: the daemon says what is wrong with that
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
-def _lock(home: str, kind: int) -> Iterator[None]:
+def lock(home: str, kind: int) -> Iterator[None]:
     """Shared while one is made or chosen, alone while some are dropped."""
     fd = os.open(os.path.join(home, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -147,9 +173,16 @@ def _keep(listing: Listing, home: str) -> str:
         os.mkdir(tree)
         digest = hashlib.sha256(listing.root + b"\0")
         folders: set[bytes] = set()
+        unsettled = []
         for path in sorted(listing.files):
             _make_folders(tree, path, folders)
-            content, mode = _copy(os.path.join(listing.root, path), os.path.join(tree, path))
+            try:
+                content, mode, is_settled = _copy(os.path.join(listing.root, path), os.path.join(tree, path))
+            except FileNotFoundError:
+                del listing.files[path]  # deleted since it was listed, as editors do with files of theirs
+                continue
+            if not is_settled:
+                unsettled.append(path)
             digest.update(b"f%o %b %b\0" % (mode, content, path))
         for path, target in sorted(listing.links.items()):
             _make_folders(tree, path, folders)
@@ -162,12 +195,16 @@ def _keep(listing: Listing, home: str) -> str:
             if not os.path.lexists(os.path.join(tree, path)):
                 os.symlink(os.path.join(listing.root, path), os.path.join(tree, path))
                 digest.update(b"i%b\0" % path)
+        for path in sorted(listing.folders):
+            if not _is_below(path, listing.live) and not os.path.lexists(os.path.join(tree, path)):
+                _make_folders(tree, os.path.join(path, b"."), folders)
+                digest.update(b"d%b\0" % path)
         for repository in listing.repositories:
             digest.update(os.fsencode(f"r{repository.path} {repository.commit}\0"))
         name = digest.hexdigest()[:32]
         place = os.path.join(home, name)
         if not _touch(place):
-            _describe(listing, new, name)
+            _describe(listing, new, name, unsettled)
             for folder in sorted(folders, reverse=True):
                 os.chmod(os.path.join(tree, folder), 0o555)
             os.chmod(tree, 0o555)
@@ -190,23 +227,33 @@ def _touch(folder: str) -> bool:
     return True
 
 
-def _describe(listing: Listing, folder: str, name: str) -> None:
-    top = listing.repositories[0] if listing.repositories else None
+def _describe(listing: Listing, folder: str, name: str, unsettled: list[bytes]) -> None:
+    repositories = []
+    patch = b""
+    for one in listing.repositories:
+        change = b"" if one.commit is None else changes(listing, one)
+        is_dirty = change != b"" or one.has_new_files or one.commit is None
+        repositories.append({"path": one.path, "commit": one.commit, "is_dirty": is_dirty})
+        if change:
+            patch += (b"" if one.path == "." else b"# in " + os.fsencode(one.path) + b"\n") + change
+        elif change is None:
+            patch += b"# git could not tell the changes in " + os.fsencode(one.path) + b"\n"
     known = {
         "name": name,
         "root": os.fsdecode(listing.root),
-        "commit": None if top is None else top.commit,
-        "is_dirty": None if top is None else any(one.is_dirty for one in listing.repositories),
-        "repositories": [vars(one) for one in listing.repositories],
+        "commit": repositories[0]["commit"] if repositories else None,
+        "is_dirty": any(one["is_dirty"] for one in repositories) if repositories else None,
+        "repositories": repositories,
         "files": len(listing.files) + len(listing.links),
         "bytes": sum(found.st_size for found in listing.files.values()),
         "linked": sorted(os.fsdecode(path) for path in listing.live),
         "left_out": sorted(os.fsdecode(path) for path in listing.left_out),
+        "unsettled": [os.fsdecode(path) for path in unsettled],
         "made_at": time.time(),
     }
-    if listing.patch:
+    if patch:
         with open(os.path.join(folder, PATCH), "wb") as file:
-            file.write(listing.patch)
+            file.write(patch)
     with open(os.path.join(folder, ABOUT), "w", encoding="utf-8") as about_file:
         json.dump(known, about_file, indent=1)
 
@@ -226,22 +273,31 @@ def _make_folders(tree: bytes, path: bytes, made: set[bytes]) -> None:
         made.add(folder)
 
 
-def _copy(source: bytes, target: bytes) -> tuple[bytes, int]:
-    """Copy a file, read-only; returns the SHA-256 of the copy, as hex, and its mode."""
+def _copy(source: bytes, target: bytes) -> tuple[bytes, int, bool]:
+    """Copy a file, read-only; returns the SHA-256 of the copy, as hex, its mode, and whether it stood still meanwhile.
+
+    Raises: FileNotFoundError when it is gone; Refused when it cannot be read.
+    """
     try:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise unreadable(source, error) from None
     try:
-        found = os.fstat(reader)
-        mode = 0o555 if found.st_mode & 0o100 else 0o444
         writer = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _copy_content(reader, writer)
+            for _ in range(_TRIES):
+                found = os.fstat(reader)
+                _copy_content(reader, writer, found.st_size)
+                is_settled = _mark(os.fstat(reader)) == _mark(found)
+                if is_settled:
+                    break
             digest = hashlib.sha256()
             os.lseek(writer, 0, os.SEEK_SET)
             while piece := os.read(writer, _BLOCK):
                 digest.update(piece)
+            mode = 0o555 if found.st_mode & 0o100 else 0o444
             # As old as the original: whoever compares ages, as make does, sees no change.
             os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
             os.fchmod(writer, mode)
@@ -249,23 +305,25 @@ def _copy(source: bytes, target: bytes) -> tuple[bytes, int]:
             os.close(writer)
     finally:
         os.close(reader)
-    return digest.hexdigest().encode(), mode
+    return digest.hexdigest().encode(), mode, is_settled
 
 
-def _copy_content(reader: int, writer: int) -> None:
+def _mark(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
+def _copy_content(reader: int, writer: int, size: int) -> None:
+    """Copy so many bytes at most: a log may grow for as long as somebody reads it."""
+    os.ftruncate(writer, 0)
     try:
         fcntl.ioctl(writer, _FICLONE, reader)
         return
     except OSError:
         pass  # another file system, or one without shared blocks
-    while piece := os.read(reader, _BLOCK):
+    os.lseek(writer, 0, os.SEEK_SET)
+    at = 0
+    while at < size and (piece := os.pread(reader, min(_BLOCK, size - at), at)):
+        at += len(piece)
         view = memoryview(piece)
         while view:
             view = view[os.write(writer, view) :]
-
-
-def remove(folder: str) -> None:
-    """Drop a folder of read-only folders; one that is gone already is fine."""
-    for path, _, _ in os.walk(folder):
-        os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

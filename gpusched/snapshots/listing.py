@@ -19,6 +19,8 @@ _DROPPED = (b"__pycache__",)
 _OWN_LOG = re.compile(rb"gpusched-\d+(_\d+)?\.out(\.\d+)?")
 """What jobs write here by default: it would make every snapshot another one."""
 _GIT_ENV = {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+_OTHERS = ("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "COMMON_DIR", "NAMESPACE", "OBJECT_DIRECTORY")
+"""Of the environment in a git hook: they name the hook's repository, whatever folder git is asked about."""
 
 
 @dataclass
@@ -29,7 +31,8 @@ class Repository:
     """Relative to the top, `.` for the top itself."""
     commit: str | None
     """None before the first commit."""
-    is_dirty: bool
+    has_new_files: bool
+    """Whether there are files that it neither knows nor ignores."""
 
 
 @dataclass
@@ -40,13 +43,13 @@ class Listing:
     files: dict[bytes, os.stat_result] = field(default_factory=dict)
     links: dict[bytes, bytes] = field(default_factory=dict)
     """Symbolic links and what they name."""
+    folders: set[bytes] = field(default_factory=set)
+    """Those that have to be there though nothing in them is kept."""
     live: set[bytes] = field(default_factory=set)
     """What is ignored: not code, so not copied but linked to where it is."""
     left_out: list[bytes] = field(default_factory=list)
     """Sockets, pipes and devices."""
     repositories: list[Repository] = field(default_factory=list)
-    patch: bytes = b""
-    """The difference to the commit, for people."""
 
     def add(self, path: bytes) -> None:
         """Take in one entry that is no folder; what has gone meanwhile is left out."""
@@ -89,7 +92,7 @@ def _top(folder: bytes, must: bool) -> bytes | None:
     shown = printable(os.fsdecode(folder))
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, env={**os.environ, **_GIT_ENV}
+            ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, env=_environment()
         )
     except FileNotFoundError:
         if must:
@@ -103,9 +106,14 @@ def _top(folder: bytes, must: bool) -> bytes | None:
     raise Refused(f"{shown} cannot be read by git: {printable(said)}", "take a plain copy with: --snapshot=copy")
 
 
+def _environment() -> dict[str, str]:
+    others = {f"GIT_{name}" for name in _OTHERS}
+    return {**{name: text for name, text in os.environ.items() if name not in others}, **_GIT_ENV}
+
+
 def _git(root: bytes, *words: str) -> bytes:
     done = subprocess.run(
-        ["git", "-c", "core.quotePath=false", *words], cwd=root, capture_output=True, env={**os.environ, **_GIT_ENV}
+        ["git", "-c", "core.quotePath=false", *words], cwd=root, capture_output=True, env=_environment()
     )
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
@@ -126,7 +134,7 @@ def _add_repository(listing: Listing, prefix: bytes, patterns: list[str]) -> Non
     known = _git(root, "ls-files", "-z", "--stage").split(b"\0")
     paths = {entry.partition(b"\t")[2]: entry[:6] for entry in known if entry}
     others = [path for path in _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0") if path]
-    others = [path for path in others if not _OWN_LOG.fullmatch(os.path.basename(path))]
+    others = [path for path in others if not (_OWN_LOG.fullmatch(os.path.basename(path)) or _is_dropped(path))]
     for path in (*paths, *others):
         full = os.path.join(prefix, path)
         if paths.get(path) == b"160000" or path.endswith(b"/"):
@@ -144,16 +152,26 @@ def _add_repository(listing: Listing, prefix: bytes, patterns: list[str]) -> Non
         commit: str | None = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
     except Refused:
         commit = None  # before the first commit
-    patch = b"" if commit is None else _git(root, "diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD")
-    listing.repositories.append(
-        Repository(os.fsdecode(prefix or b"."), commit, bool(patch or others) or commit is None)
-    )
-    if patch:
-        listing.patch += b"" if not prefix else b"# in " + prefix + b"\n"
-        listing.patch += patch
+    listing.repositories.append(Repository(os.fsdecode(prefix or b"."), commit, bool(others)))
     for path in inner:
         if os.path.exists(os.path.join(listing.root, path, b".git")):
             _add_repository(listing, path, patterns)
+        elif os.path.isdir(os.path.join(listing.root, path)):
+            # A submodule that nobody has fetched is an empty folder.
+            listing.folders.add(path)
+
+
+def _is_dropped(path: bytes) -> bool:
+    return any(part in _DROPPED for part in path.split(b"/"))
+
+
+def changes(listing: Listing, repository: Repository) -> bytes | None:
+    """The difference to the commit, for people; None when git cannot tell it, as where a filter is not installed."""
+    root = listing.root if repository.path == "." else os.path.join(listing.root, os.fsencode(repository.path))
+    try:
+        return _git(root, "diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD")
+    except Refused:
+        return None
 
 
 def _walk(listing: Listing, folder: bytes, patterns: list[str]) -> None:
@@ -162,6 +180,8 @@ def _walk(listing: Listing, folder: bytes, patterns: list[str]) -> None:
         entries = sorted(os.scandir(full), key=lambda entry: entry.name)
     except OSError as error:
         raise unreadable(full, error) from None
+    if folder and not entries:
+        listing.folders.add(folder)
     for entry in entries:
         path = os.path.join(folder, entry.name)
         if entry.name in (*_DROPPED, b".git") or _OWN_LOG.fullmatch(entry.name):

@@ -1,55 +1,103 @@
-"""Dropping snapshots that no job needs."""
+"""Dropping snapshots that no job needs, and telling how much there is."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
+ABOUT = "about.json"
 _ABANDONED_S = 86400
 """Unfinished copies of processes that were killed."""
+_YOUNG_S = 3600
+"""One that was chosen so lately may be on its way to the daemon with a submission."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One snapshot on the disk."""
+
+    name: str
+    root: str
+    files: int
+    size: int
+    """Bytes of its files."""
+    used_at: float
+    """When it was last submitted with, UTC epoch seconds."""
+
+
+def kept(home: str) -> list[Kept]:
+    """The snapshots in a folder, the one used longest ago first. Unfinished ones are not among them."""
+    found = []
+    for name in os.listdir(home) if os.path.isdir(home) else ():
+        if name.startswith("."):
+            continue
+        try:
+            with open(os.path.join(home, name, ABOUT), encoding="utf-8") as file:
+                about = json.load(file)
+                used_at = os.fstat(file.fileno()).st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # the lock, or gone already
+        found.append(Kept(name, about["root"], about["files"], about["bytes"], used_at))
+    return sorted(found, key=lambda one: (one.used_at, one.name))
 
 
 def prune(
-    home: str, keep_days: float, needed: Callable[[], set[str]], alone: Callable[[], AbstractContextManager[None]]
+    home: str,
+    keep_days: float,
+    total_mib: float,
+    needed: Callable[[], set[str]],
+    alone: Callable[[], AbstractContextManager[None]],
 ) -> list[str]:
-    """Drop the snapshots that nothing was submitted with for so many days, and no unfinished job needs.
+    """Drop snapshots that no unfinished job needs.
 
-    A job that waits, runs or may be tried again is unfinished. Returns the names of what was dropped.
+    Those that nothing was submitted with for so many days, and when there is more than `total_mib` in all, those
+    used longest ago. A job that waits, runs or may be tried again is unfinished. Returns the names of what was dropped.
     """
     now = time.time()
-    if not _old(home, now, keep_days):
+    if not _due(home, now, keep_days, total_mib, set()):
         return []
     # Asked before the lock: nobody who submits shall wait for it. What is chosen anew meanwhile is young.
-    kept = needed()
+    names = needed()
     dropped = []
     with alone():
-        for name in _old(home, now, keep_days):
-            if name in kept:
-                continue
+        for name in _due(home, now, keep_days, total_mib, names):
             gone = os.path.join(home, f".gone-{name.lstrip('.')}-{os.getpid()}")
             os.rename(os.path.join(home, name), gone)
             dropped.append(name)
     for name in os.listdir(home):
         if name.startswith(".gone-"):
-            path = os.path.join(home, name)
-            for folder, _, _ in os.walk(path):
-                os.chmod(folder, 0o700)
-            shutil.rmtree(path, ignore_errors=True)
+            remove(os.path.join(home, name))
     return dropped
 
 
-def _old(home: str, now: float, keep_days: float) -> list[str]:
-    found = []
-    for name in sorted(os.listdir(home)):
-        is_new = name.startswith(".new-")
-        mark = os.path.join(home, name) if is_new else os.path.join(home, name, "about.json")
-        try:
-            age_s = now - os.stat(mark).st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # the lock, or gone already
-        if age_s > (_ABANDONED_S if is_new else keep_days * 86400):
-            found.append(name)
-    return found
+def _due(home: str, now: float, keep_days: float, total_mib: float, needed: set[str]) -> list[str]:
+    """What is to go."""
+    due = []
+    for name in os.listdir(home):
+        if name.startswith(".new-"):
+            try:
+                if now - os.stat(os.path.join(home, name)).st_mtime > _ABANDONED_S:
+                    due.append(name)
+            except FileNotFoundError:
+                continue  # finished meanwhile
+    here = kept(home)
+    too_much = sum(one.size for one in here) - total_mib * (1 << 20)
+    for one in here:
+        age_s = now - one.used_at
+        is_over = age_s > keep_days * 86400 or too_much > 0
+        if is_over and age_s > _YOUNG_S and one.name not in needed:
+            due.append(one.name)
+            too_much -= one.size
+    return due
+
+
+def remove(folder: str) -> None:
+    """Drop a folder of read-only folders; one that is gone already is fine."""
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -2,26 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-from gpusched.snapshots.keep import Limits, freeze
+from gpusched.errors import Refused
+from gpusched.model.units import printable
+from gpusched.snapshots.keep import TREE, Limits, folder_in, freeze, renew
+from gpusched.snapshots.outside import moved, ways_out
 
 Call = Callable[[str, str], dict[str, Any]]
 """A request to the daemon: method and path."""
 
 
-def start_in_copy(call: Call, socket_path: str, spec: dict[str, Any], mode: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Frozen:
+    """The tree that was kept, and its copy."""
+
+    root: str
+    tree: str
+    notes: tuple[str, ...]
+    """What the submitter should know: what is not as they may think."""
+
+    def environment(self, env: dict[str, str]) -> dict[str, str]:
+        """An environment whose search path for modules leads into the copy."""
+        return moved(env, self.root, self.tree)
+
+    def ways_out(self, spec: dict[str, Any]) -> list[str]:
+        """What of another submission with this copy leads out of it."""
+        return ways_out(spec, self.root, self.tree)
+
+
+def start_in_copy(call: Call, socket_path: str, spec: dict[str, Any], mode: str) -> Frozen:
     """Keep the tree that `work_dir` is in, and point the submission there; relative outputs stay where they were.
 
-    Returns: what is known of the copy. Raises: Refused.
+    Raises: Refused.
     """
     limits = call("GET", "/v1/status")["daemon"]["limits"]
 
     def needed() -> set[str]:
         return {name for (name,) in call("GET", "/v1/jobs?fields=snapshot")["rows"] if name}
 
-    wanted = Limits(limits["snapshot_mib"], limits["snapshot_files"], limits["snapshot_keep_days"])
-    found = freeze(spec["work_dir"], mode, socket_path, wanted, needed)
+    wanted = Limits(
+        limits["snapshot_mib"],
+        limits["snapshot_files"],
+        limits["snapshot_keep_days"],
+        limits["snapshot_total_mib"],
+    )
+    try:
+        found = freeze(spec["work_dir"], mode, socket_path, wanted, needed)
+    except OSError as error:
+        raise Refused(
+            f"the snapshot cannot be written: {error.strerror or error}",
+            "see what is full with: df -h, gpusched snapshots",
+        ) from None
     spec["submit_dir"], spec["work_dir"], spec["snapshot"] = spec["work_dir"], found.work_dir, found.name
-    return found.about
+    root = found.about["root"]
+    tree = os.path.join(folder_in(found.work_dir, found.name) or "", TREE)
+    if "env" in spec:
+        spec["env"] = moved(spec["env"], root, tree)
+    notes = ways_out(spec, root, tree)
+    for what, names in (
+        ("sockets, pipes and devices are not in the snapshot", found.about["left_out"]),
+        ("written to while it was copied, so its copy may be half of one", found.about.get("unsettled", ())),
+    ):
+        if names:
+            notes.append(f"{what}: {', '.join(printable(name, 80) for name in names[:3])}")
+    return Frozen(root, tree, tuple(notes))
+
+
+def keep_for_repetition(call: Call, job_ids: Iterable[str]) -> None:
+    """See that the snapshots of these jobs are there, and stay while they are submitted again.
+
+    Raises: Refused when one is gone.
+    """
+    path = f"/v1/jobs?ids={quote(','.join(job_ids), safe=',')}&fields=id,snapshot,work_dir"
+    for job_id, name, work_dir in call("GET", path)["rows"]:
+        if name and not renew(work_dir, name):
+            raise Refused(
+                f"the snapshot that job {job_id} started in is gone",
+                f"run the code as it is now with: gsub --resubmit {job_id} -D .",
+            )

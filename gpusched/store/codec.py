@@ -1,40 +1,28 @@
-"""How jobs, runs and their parts become columns, and how they come back.
-
-Texts may hold lone surrogates for bytes that are not UTF-8 (`os.fsdecode`), which SQLite's TEXT cannot
-hold: such a text is stored as a JSON string. A high surrogate that is followed by a low one reads back
-as the character they stand for; `os.fsdecode` never makes one.
-"""
+"""How jobs and runs become rows of columns, and how they come back."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
-from json import JSONEncoder, loads
-from operator import attrgetter
 from typing import Any
 
-from gpusched.model.alerts import Alert
-from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.job import (
-    Alerting,
-    ArraySpec,
-    ClientProcess,
-    GpuShare,
-    Interactive,
-    Job,
-    JobEvent,
-    JobSpec,
-    Launch,
-    Notice,
-    Request,
-    RetryRule,
-    Run,
-)
-from gpusched.model.pipeline import Pipeline
-from gpusched.model.resources import Resources
-from gpusched.model.snapshot import Placement, Usage
+from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.store.packing import (
+    pack_extras,
+    pack_gpus,
+    pack_launch,
+    pack_or_none,
+    pack_request,
+    pack_retry,
+    pack_text,
+    unpack_extras,
+    unpack_gpus,
+    unpack_launch,
+    unpack_or_none,
+    unpack_request,
+    unpack_retry,
+    unpack_text,
+)
 
 Row = Sequence[Any]
 
@@ -84,159 +72,10 @@ STATE_COLUMNS = (
 )
 JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
 RUN_COLUMNS = tuple(Run.__dataclass_fields__)
-USAGE_COLUMNS = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s", "at")
-RESERVATION_COLUMNS = (
-    "name",
-    "start_at",
-    "duration_s",
-    "every_s",
-    "until_at",
-    "held",
-    "users",
-    "accounts",
-    "made_by",
-    "made_at",
-)
-ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
-PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
-ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
-EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
-
 _SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
 _JOB_STATES = {state.value: state for state in JobState}
 _RUN_STATES = {state.value: state for state in RunState}
 _REASONS = {code.value: code for code in ReasonCode}
-
-
-# --- texts and documents ------------------------------------------------------------------------
-
-_needs_quoting = re.compile('\\A"|[\0\ud800-\udfff]').search
-
-
-def pack_text(text: str) -> str:
-    """A text as TEXT can hold it: itself nearly always, else a JSON string."""
-    return _ENCODER.encode(text) if _needs_quoting(text) else text
-
-
-def unpack_text(stored: str) -> str:
-    """The text that was packed."""
-    return str(loads(stored)) if stored.startswith('"') else stored
-
-
-def _pack_or_none(text: str | None) -> str | None:
-    return None if text is None else pack_text(text)
-
-
-def _unpack_or_none(stored: str | None) -> str | None:
-    return None if stored is None else unpack_text(stored)
-
-
-_DOCUMENTS = (Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive, ClientProcess)
-_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in _DOCUMENTS}
-_GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
-
-
-def _plain(value: object) -> dict[str, Any]:
-    """One of the small values as a document with every field, so that a later default changes no old job."""
-    kind: Any = type(value)
-    return dict(zip(_PARTS[kind], _GETTERS[kind](value), strict=True))
-
-
-_ENCODER = JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_plain)
-
-# Thousands of jobs share these, equal or even the same object, so each is written out once.
-pack_request = lru_cache(maxsize=1024)(_ENCODER.encode)
-pack_retry = lru_cache(maxsize=256)(_ENCODER.encode)
-pack_launch = lru_cache(maxsize=64)(_ENCODER.encode)
-pack_gpus = lru_cache(maxsize=256)(_ENCODER.encode)
-
-
-def unpack_request(stored: str) -> Request:
-    """Raises: TypeError, ValueError when it is no request."""
-    parts = loads(stored)
-    for name in _REQUEST_LISTS & parts.keys():
-        parts[name] = tuple(parts[name])
-    for name in _REQUEST_COUNTS & parts.keys():
-        parts[name] = _counts(parts[name])
-    return Request(**parts)
-
-
-_REQUEST_LISTS = {"nodelist", "exclude"}
-_REQUEST_COUNTS = {"licenses", "resources"}
-
-
-def _counts(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple((name, count) for name, count in pairs)
-
-
-EXTRAS = (
-    "array",
-    "fallback",
-    "alerting",
-    "interactive",
-    "snapshot",
-    "step",
-    "ignore_idle",
-    "never_satisfied",
-    "fallback_of",
-)
-"""Parts of a spec that few jobs have."""
-_extras_of = attrgetter(*EXTRAS)
-_NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
-
-
-def pack_extras(spec: JobSpec) -> str:
-    """What is not the default among the parts that few jobs have."""
-    values = _extras_of(spec)
-    if values == _NO_EXTRAS:
-        return "{}"
-    given = zip(EXTRAS, values, _NO_EXTRAS, strict=True)
-    return _ENCODER.encode({name: value for name, value, default in given if value != default})
-
-
-def unpack_extras(stored: str) -> dict[str, Any]:
-    """Parts of a spec by name. Raises: KeyError, TypeError, ValueError when they make no sense."""
-    if stored == "{}":
-        return {}
-    parts: dict[str, Any] = loads(stored)
-    unknown = parts.keys() - set(EXTRAS)
-    if unknown:
-        raise KeyError(min(unknown))
-    if (array := parts.get("array")) is not None:
-        array["sweep"] = tuple((name, tuple(values)) for name, values in array["sweep"])
-        parts["array"] = ArraySpec(**array)
-    if (alerting := parts.get("alerting")) is not None:
-        parts["alerting"] = Alerting(**{name: tuple(words) for name, words in alerting.items()})
-    if (interactive := parts.get("interactive")) is not None:
-        if (client := interactive.get("client")) is not None:
-            interactive["client"] = ClientProcess(**client)
-        parts["interactive"] = Interactive(**interactive)
-    return parts
-
-
-def unpack_retry(stored: str) -> RetryRule:
-    """Raises: KeyError, TypeError, ValueError when it is no retry rule."""
-    parts = loads(stored)
-    parts["retry_on"] = tuple(parts["retry_on"])
-    return RetryRule(**parts)
-
-
-def unpack_launch(stored: str) -> Launch:
-    """Raises: KeyError, TypeError, ValueError when it is no launch."""
-    parts = loads(stored)
-    parts["argv"] = tuple(parts["argv"])
-    if parts["notice"] is not None:
-        parts["notice"] = Notice(**parts["notice"])
-    return Launch(**parts)
-
-
-@lru_cache(maxsize=256)
-def unpack_gpus(stored: str) -> tuple[GpuShare, ...]:
-    """Raises: TypeError, ValueError when it is no list of bookings."""
-    return tuple(GpuShare(**share) for share in loads(stored))
-
-
-# --- rows ---------------------------------------------------------------------------------------
 
 
 def spec_row(spec: JobSpec) -> tuple[Any, ...]:
@@ -248,16 +87,16 @@ def spec_row(spec: JobSpec) -> tuple[Any, ...]:
         spec.nice,
         spec.time_limit_s,
         spec.begin_at,
-        _pack_or_none(spec.dependency),
+        pack_or_none(spec.dependency),
         int(spec.hold),
         pack_text(spec.qos),
         spec.deadline_at,
-        _pack_or_none(spec.reservation),
+        pack_or_none(spec.reservation),
         pack_request(spec.request),
         pack_launch(spec.launch),
         pack_retry(spec.retry),
-        _pack_or_none(spec.key),
-        _pack_or_none(spec.pipeline),
+        pack_or_none(spec.key),
+        pack_or_none(spec.pipeline),
         pack_extras(spec),
     )
 
@@ -277,7 +116,7 @@ def state_row(job: Job) -> tuple[Any, ...]:
         job.exit_code,
         job.signal,
         None if job.reason is None else job.reason.value,
-        _pack_or_none(job.reason_text),
+        pack_or_none(job.reason_text),
         job.cancel_at,
         job.preempt_at,
         int(job.is_front),
@@ -329,7 +168,7 @@ class JobReader:
             exit_code=exit_code,
             signal=signal,
             reason=None if reason is None else _REASONS[reason],
-            reason_text=_unpack_or_none(reason_text),
+            reason_text=unpack_or_none(reason_text),
             cancel_at=cancel_at,
             preempt_at=preempt_at,
             is_front=bool(is_front),
@@ -362,13 +201,13 @@ class JobReader:
                 nice=nice,
                 time_limit_s=time_limit_s,
                 begin_at=begin_at,
-                dependency=_unpack_or_none(dependency),
+                dependency=unpack_or_none(dependency),
                 hold=bool(hold),
                 qos=unpack_text(qos),
                 deadline_at=deadline_at,
-                reservation=_unpack_or_none(reservation),
-                key=_unpack_or_none(key),
-                pipeline=_unpack_or_none(pipeline),
+                reservation=unpack_or_none(reservation),
+                key=unpack_or_none(key),
+                pipeline=unpack_or_none(pipeline),
                 **unpack_extras(extras),
             )
         return spec
@@ -395,15 +234,15 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.signal,
         None if run.outcome is None else run.outcome.value,
         None if run.reason is None else run.reason.value,
-        _pack_or_none(run.reason_text),
+        pack_or_none(run.reason_text),
         run.cpu_s,
         run.peak_mem_mib,
         run.peak_vram_mib,
         run.mean_utilisation,
         run.energy_j,
         run.suspended_s,
-        _pack_or_none(run.stdout_path),
-        _pack_or_none(run.stderr_path),
+        pack_or_none(run.stdout_path),
+        pack_or_none(run.stderr_path),
         run.idle_at,
         run.idle_step,
     )
@@ -421,113 +260,5 @@ def read_run(row: Row) -> Run:
     if parts["reason"] is not None:
         parts["reason"] = _REASONS[parts["reason"]]
     for name in ("reason_text", "stdout_path", "stderr_path"):
-        parts[name] = _unpack_or_none(parts[name])
+        parts[name] = unpack_or_none(parts[name])
     return Run(**parts)
-
-
-def usage_row(usage: Usage) -> tuple[Any, ...]:
-    """USAGE_COLUMNS of what a user has used."""
-    used = usage.used
-    amounts = (used.gpus, used.vram_mib, used.cpus, used.mem_mib)
-    return (pack_text(usage.account), pack_text(usage.user), *amounts, usage.at)
-
-
-def read_usage(row: Row) -> Usage:
-    """The usage of USAGE_COLUMNS."""
-    account, user, *amounts, at = row
-    return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)
-
-
-def reservation_row(entry: CalendarEntry) -> tuple[Any, ...]:
-    """RESERVATION_COLUMNS of an entry of the calendar."""
-    return (
-        pack_text(entry.name),
-        entry.start_at,
-        entry.duration_s,
-        entry.every_s,
-        entry.until_at,
-        _ENCODER.encode(entry.held),
-        _ENCODER.encode(entry.users),
-        _ENCODER.encode(entry.accounts),
-        pack_text(entry.made_by),
-        entry.made_at,
-    )
-
-
-def read_reservation(row: Row) -> CalendarEntry:
-    """The entry of RESERVATION_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
-    name, start_at, duration_s, every_s, until_at, held, users, accounts, made_by, made_at = row
-    return CalendarEntry(
-        name=unpack_text(name),
-        start_at=start_at,
-        duration_s=duration_s,
-        held=tuple(map(_placement, loads(held))),
-        users=tuple(loads(users)),
-        accounts=tuple(loads(accounts)),
-        every_s=every_s,
-        until_at=until_at,
-        made_by=unpack_text(made_by),
-        made_at=made_at,
-    )
-
-
-def _placement(parts: dict[str, Any]) -> Placement:
-    parts["gpus"] = tuple(GpuShare(**share) for share in parts["gpus"])
-    parts["others"] = tuple(map(_placement, parts["others"]))
-    parts["resources"], parts["licenses"] = _counts(parts["resources"]), _counts(parts["licenses"])
-    return Placement(**parts)
-
-
-def estimate_row(estimate: Estimate) -> tuple[Any, ...]:
-    """ESTIMATE_COLUMNS of an estimate."""
-    return (estimate.job_id, estimate.made_at, estimate.low_at, estimate.high_at, estimate.start_at)
-
-
-def read_estimate(row: Row) -> Estimate:
-    """The estimate of ESTIMATE_COLUMNS."""
-    return Estimate(*row)
-
-
-def pipeline_row(pipeline: Pipeline) -> tuple[Any, ...]:
-    """PIPELINE_COLUMNS of a pipeline."""
-    user, name, source = map(pack_text, (pipeline.user, pipeline.name, pipeline.source))
-    return (pipeline.number, pipeline.uid, user, name, pipeline.submit_at, source)
-
-
-def read_pipeline(row: Row) -> Pipeline:
-    """The pipeline of PIPELINE_COLUMNS."""
-    number, uid, user, name, submit_at, source = row
-    return Pipeline(number, uid, unpack_text(user), unpack_text(name), submit_at, unpack_text(source))
-
-
-def alert_row(alert: Alert) -> tuple[Any, ...]:
-    """ALERT_COLUMNS of a row of the outbox."""
-    parts = {name: getattr(alert, name) for name in ALERT_COLUMNS}
-    parts["key"] = pack_text(alert.key)
-    for name in _ALERT_LISTS:
-        parts[name] = _ENCODER.encode(parts[name])
-    return tuple(parts.values())
-
-
-def read_alert(row: Row) -> Alert:
-    """The alert of ALERT_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
-    parts = dict(zip(ALERT_COLUMNS, row, strict=True))
-    parts["key"] = unpack_text(parts["key"])
-    for name in _ALERT_LISTS:
-        parts[name] = tuple(loads(parts[name]))
-    parts["facts"] = tuple((name, value) for name, value in parts["facts"])
-    return Alert(**parts)
-
-
-_ALERT_LISTS = ("counts_as", "facts", "targets", "settled")
-
-
-def event_row(event: JobEvent) -> tuple[Any, ...]:
-    """EVENT_COLUMNS of a line of a story."""
-    return (event.job_id, event.at, event.kind, pack_text(event.text), event.run)
-
-
-def read_event(row: Row) -> JobEvent:
-    """The line of EVENT_COLUMNS."""
-    job_id, at, kind, text, run = row
-    return JobEvent(job_id, at, kind, unpack_text(text), run)

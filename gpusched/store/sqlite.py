@@ -22,7 +22,7 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import codec, failures
+from gpusched.store import codec, failures, packing, records
 from gpusched.store import statements as sql
 from gpusched.store.migrations import ensure_schema
 
@@ -85,19 +85,19 @@ class SqliteStore:
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
-        return sorted(self._rows(codec.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
+        return sorted(self._rows(records.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
 
     def load_reservations(self) -> list[CalendarEntry]:
         """The calendar, by name."""
-        return sorted(self._rows(codec.read_reservation, sql.RESERVATIONS), key=lambda entry: entry.name)
+        return sorted(self._rows(records.read_reservation, sql.RESERVATIONS), key=lambda entry: entry.name)
 
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest this many by job id, newest first."""
-        return self._rows(codec.read_estimate, sql.ESTIMATES, (limit,))
+        return self._rows(records.read_estimate, sql.ESTIMATES, (limit,))
 
     def load_alerts(self) -> list[Alert]:
         """The outbox, oldest first."""
-        return self._rows(codec.read_alert, sql.ALERTS)
+        return self._rows(records.read_alert, sql.ALERTS)
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
@@ -118,30 +118,30 @@ class SqliteStore:
             if changes.runs:
                 db.executemany(sql.PUT_RUN, map(codec.run_row, changes.runs.values()))
             if changes.events:
-                db.executemany(sql.TELL, map(codec.event_row, changes.events))
+                db.executemany(sql.TELL, map(records.event_row, changes.events))
             if changes.payloads:
                 db.executemany(sql.PUT_PAYLOAD, changes.payloads.items())
             for target, message in changes.drains.items():
                 if message is None:
-                    db.execute(sql.UNDRAIN, (codec.pack_text(target),))
+                    db.execute(sql.UNDRAIN, (packing.pack_text(target),))
                 else:
-                    db.execute(sql.DRAIN, (codec.pack_text(target), codec.pack_text(message)))
+                    db.execute(sql.DRAIN, (packing.pack_text(target), packing.pack_text(message)))
             if changes.usage:
-                db.executemany(sql.PUT_USAGE, map(codec.usage_row, changes.usage.values()))
+                db.executemany(sql.PUT_USAGE, map(records.usage_row, changes.usage.values()))
             for name, entry in changes.reservations.items():
                 if entry is None:
-                    db.execute(sql.DROP_RESERVATION, (codec.pack_text(name),))
+                    db.execute(sql.DROP_RESERVATION, (packing.pack_text(name),))
                 else:
-                    db.execute(sql.PUT_RESERVATION, codec.reservation_row(entry))
+                    db.execute(sql.PUT_RESERVATION, records.reservation_row(entry))
             if changes.pipelines:
-                db.executemany(sql.PUT_PIPELINE, map(codec.pipeline_row, changes.pipelines.values()))
+                db.executemany(sql.PUT_PIPELINE, map(records.pipeline_row, changes.pipelines.values()))
             if changes.estimates:
-                db.executemany(sql.PUT_ESTIMATE, map(codec.estimate_row, changes.estimates.values()))
+                db.executemany(sql.PUT_ESTIMATE, map(records.estimate_row, changes.estimates.values()))
             for key, alert in changes.alerts.items():
                 if alert is None:
-                    db.execute(sql.DROP_ALERT, (codec.pack_text(key),))
+                    db.execute(sql.DROP_ALERT, (packing.pack_text(key),))
                 else:
-                    db.execute(sql.PUT_ALERT, codec.alert_row(alert))
+                    db.execute(sql.PUT_ALERT, records.alert_row(alert))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)
@@ -203,11 +203,11 @@ class SqliteStore:
 
     def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
         """Those of these pipelines that exist, by number."""
-        return self._rows(codec.read_pipeline, sql.PIPELINES, (dumps(list(numbers)),))
+        return self._rows(records.read_pipeline, sql.PIPELINES, (dumps(list(numbers)),))
 
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
-        return self._rows(codec.read_event, sql.EVENTS_OF_JOB, (job_id,))
+        return self._rows(records.read_event, sql.EVENTS_OF_JOB, (job_id,))
 
     def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
         """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
@@ -240,7 +240,7 @@ class SqliteStore:
         for row in self._rows(tuple, sql.USAGE_SUMS.format(by=by, where=where), named):
             _add(sums, row, sizes)
         for name, jobs in self._rows(tuple, sql.USAGE_JOBS.format(by=by, where=where), named):
-            sums[codec.unpack_text(name)].jobs = jobs
+            sums[packing.unpack_text(name)].jobs = jobs
         return [sums[name] for name in sorted(sums)]
 
     def last_job_id(self, uid: int) -> int | None:
@@ -250,7 +250,7 @@ class SqliteStore:
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
         """Newest job of this user that was submitted with this key."""
-        found = self._rows(codec.JobReader().job, sql.JOB_OF_KEY, (uid, codec.pack_text(key)))
+        found = self._rows(codec.JobReader().job, sql.JOB_OF_KEY, (uid, packing.pack_text(key)))
         return found[0] if found else None
 
     # --- upkeep -----------------------------------------------------------------------------------
@@ -258,14 +258,14 @@ class SqliteStore:
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory of a node, for history; not per poll."""
         with self._transaction() as db:
-            node = codec.pack_text(node)
+            node = packing.pack_text(node)
             db.execute(sql.SEE_NODE, {"name": node, "driver": reading.driver_version, "at": reading.at})
             for gpu in reading.gpus:
                 seen = {
                     "uuid": gpu.uuid,
                     "node": node,
                     "index": gpu.index,
-                    "name": codec.pack_text(gpu.name),
+                    "name": packing.pack_text(gpu.name),
                     "vram_total_mib": gpu.vram_total_mib,
                     "at": reading.at,
                 }
@@ -344,10 +344,10 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
         conditions.append("tasks_left IS NOT ''")
     for column, words in (
         ("state", sorted(state.value for state in wanted.states)),
-        ("user", sorted(map(codec.pack_text, wanted.users))),
-        ("name", sorted(map(codec.pack_text, wanted.names))),
-        ("queue", sorted(map(codec.pack_text, wanted.queues))),
-        ("pipeline", sorted(map(codec.pack_text, wanted.pipelines))),
+        ("user", sorted(map(packing.pack_text, wanted.users))),
+        ("name", sorted(map(packing.pack_text, wanted.names))),
+        ("queue", sorted(map(packing.pack_text, wanted.queues))),
+        ("pipeline", sorted(map(packing.pack_text, wanted.pipelines))),
     ):
         if words:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
@@ -384,10 +384,10 @@ def _first(row: codec.Row) -> Any:
 def _add(sums: dict[str, UsageSum], row: codec.Row, sizes: Mapping[str, int]) -> None:
     """Add a row of USAGE_SUMS to the sums of its name."""
     packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started = row
-    name = codec.unpack_text(packed)
+    name = packing.unpack_text(packed)
     found = sums.setdefault(name, UsageSum(name))
     found.runs += runs
-    found.gpu_s += seconds * cards_in(codec.unpack_gpus(gpus), sizes)
+    found.gpu_s += seconds * cards_in(packing.unpack_gpus(gpus), sizes)
     found.cpu_s += cpu_s
     found.mem_mib_s += mem_mib_s
     found.wait_s += wait_s
@@ -395,4 +395,4 @@ def _add(sums: dict[str, UsageSum], row: codec.Row, sizes: Mapping[str, int]) ->
 
 
 def _texts(row: codec.Row) -> tuple[str, str]:
-    return codec.unpack_text(row[0]), codec.unpack_text(row[1])
+    return packing.unpack_text(row[0]), packing.unpack_text(row[1])

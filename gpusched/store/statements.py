@@ -1,19 +1,16 @@
-"""The SQL of the job table. Lists of columns are in `codec`, so that a row and its statement agree."""
+"""The SQL of the job table. Lists of columns are in `codec` and `records`, so that a row and its statement agree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpusched.store.codec import (
+from gpusched.store.codec import IDENTITY_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, STATE_COLUMNS
+from gpusched.store.records import (
     ALERT_COLUMNS,
     ESTIMATE_COLUMNS,
     EVENT_COLUMNS,
-    IDENTITY_COLUMNS,
-    JOB_COLUMNS,
     PIPELINE_COLUMNS,
     RESERVATION_COLUMNS,
-    RUN_COLUMNS,
-    STATE_COLUMNS,
     USAGE_COLUMNS,
 )
 

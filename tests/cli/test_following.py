@@ -105,6 +105,28 @@ def test_an_array_is_all_of_its_tasks(sh: Shell) -> None:
     assert sorted(line.partition("] ")[2] for line in out.splitlines()[1:]) == ["0", "1"]
 
 
+def test_an_array_of_more_tasks_than_one_answer_holds(sh: Shell) -> None:
+    array = sh.submit("-a", "0-2100", "--max-fails", "0", "-J", "big", "--wrap", "echo no; exit 1")
+    code, out, err = finished(following(sh, "-f", array))
+    assert code == 1
+    said = [line for line in out.splitlines() if line.endswith("] no")]
+    assert said
+    assert len(set(said)) == len(said)
+    assert "--max-fails is 0" in err
+    # Those that were cancelled before they began say nothing, and nothing is said of them.
+    done = sh.type("glogs", array)
+    assert (done.code, done.err) == (0, "")
+    assert sorted(done.out.splitlines()) == sorted(out.splitlines())
+
+
+def test_what_ended_before_it_began_is_not_waited_for(sh: Shell) -> None:
+    job_id = sh.submit("-H", "--", "true")
+    sh.ok("gcancel", job_id)
+    done = sh.type("glogs", job_id)
+    assert done.code == 1
+    assert f"hint: see: gshow {job_id}" in done.err
+
+
 def test_tasks_are_followed_from_before_they_have_rows(sh: Shell) -> None:
     array = sh.submit("-H", "-a", "0-2", "-J", "late", "--wrap", "echo $SLURM_ARRAY_TASK_ID")
     whole = following(sh, "-f", array)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,82 @@ def test_a_repetition_starts_in_the_same_copy_unless_it_is_sent_elsewhere(sh: Sh
     assert (code / "o").read_text() == "second\n"
     assert shown(sh, moved)["snapshot"] is None
     assert "snapshot that it had" in sh.type("gsub", "--snapshot", "--resubmit", first).err
+
+
+def test_a_job_whose_copy_is_gone_is_not_repeated(sh: Shell, code: Path) -> None:
+    first = freeze(sh, code, "-W", "--wrap", "cat value")
+    remove(str(Path(str(shown(sh, first)["work_dir"])).parent))
+    done = sh.type("gsub", "--resubmit", first)
+    assert (done.code, done.out) == (1, "")
+    assert f"the snapshot that job {first} started in is gone" in done.err
+    assert f"gsub --resubmit {first} -D ." in done.err
+    assert sh.type("gsub", "--hold", "--resubmit", first, "-D", str(code)).code == 0
+
+
+def test_code_that_is_not_taken_from_the_copy_is_told(sh: Shell, code: Path) -> None:
+    (code / "m.py").write_text("WORD = 'old'\n")
+    (code / "sub" / "run.py").write_text("import m; print(m.WORD, m.__file__)\n")
+    sh.env["PYTHONPATH"] = f"{sh.env.get('PYTHONPATH', '')}:{code}"
+    job_id = freeze(sh, code, "-o", "o", "--hold", "--", sys.executable, "sub/run.py")
+    (code / "m.py").write_text("WORD = 'new'\n")
+    sh.ok("gctl", "release", job_id)
+    sh.ok("gwait", job_id)
+    word, path = (code / "o").read_text().split()
+    assert (word, path) == ("old", f"{shown(sh, job_id)['work_dir']}/m.py")
+    told = sh.type("gsub", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code)
+    assert f"{code}/m.py is used where it is, not as it is in the snapshot" in told.err
+    assert sh.type("gsub", "-q", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code).err == ""
+
+
+def test_steps_of_a_pipeline_find_their_modules_in_the_copy_and_only_those_with_one(sh: Shell, code: Path) -> None:
+    (code / "m.py").write_text("")
+    (code / "sub" / "run.py").write_text("import m; print(m.__file__)\n")
+    python = sys.executable
+    (code / "p.toml").write_text(
+        f'name = "p"\n[step.a]\nrun = "{python} sub/run.py"\nsnapshot = true\n'
+        f'[step.b]\nrun = "{python} sub/run.py"\n'
+        f'[step.c]\nrun = "cd {code} && true"\nsnapshot = true\n'
+    )
+    sh.env["PYTHONPATH"] = f"{sh.env.get('PYTHONPATH', '')}:{code}"
+    done = sh.type("gsub", "--dag", "p.toml", "--json", "--wait", cwd=code)
+    assert done.code == 0, done
+    jobs = json.loads(done.out)["jobs"]
+    assert sh.ok("glogs", jobs["a"]).strip() == f"{shown(sh, jobs['a'])['work_dir']}/m.py"
+    assert sh.ok("glogs", jobs["b"]).strip() == f"{code}/m.py"
+    assert f"{code} is used where it is" in done.err
+
+
+def test_copies_are_listed_and_dropped_when_no_job_needs_them(sh: Shell, code: Path) -> None:
+    waits = freeze(sh, code, "--hold", "--", "true")
+    (code / "value").write_text("x" * 5000)
+    freeze(sh, code, "-W", "--", "true")
+    name = str(shown(sh, waits)["snapshot"])
+    for about in (sh.home / "snapshots").rglob("about.json"):
+        os.utime(about, (1, 1))
+    lines = sh.ok("gpusched", "snapshots").splitlines()
+    assert lines[0].split() == ["NAME", "SIZE", "FILES", "UNUSED", "JOBS", "CODE"]
+    ours = {words[0]: words for words in map(str.split, lines) if words[-1] == str(code)}
+    assert [ours[name][at] for at in (1, 2, 4)] == ["1K", "1", waits]
+    (other,) = ours.keys() - {name}
+    assert [ours[other][at] for at in (1, 2, 4)] == ["5K", "1", "-"]
+    assert lines[-1].startswith(f"{len(lines) - 2} snapshots, ")
+    done = json.loads(sh.ok("gpusched", "snapshots", "--prune", "--json"))
+    assert other in done["dropped"]
+    assert [(one["name"], one["jobs"]) for one in done["snapshots"] if one["root"] == str(code)] == [(name, [waits])]
+    assert sh.ok("gpusched", "snapshots", "--prune").count("dropped") == 0
+
+
+def test_a_copy_that_cannot_be_written_is_a_sentence(sh: Shell, code: Path) -> None:
+    freeze(sh, code, "--hold", "--", "true")
+    (sh.home / "snapshots").rename(sh.home / "aside")
+    (sh.home / "snapshots").write_text("in the way")
+    try:
+        done = sh.type("gsub", "--snapshot", "--hold", "--", "true", cwd=code)
+    finally:
+        (sh.home / "snapshots").unlink()
+        (sh.home / "aside").rename(sh.home / "snapshots")
+    assert done.code == 1
+    assert "error: the snapshot cannot be written: File exists" in done.err
 
 
 def test_a_key_is_that_of_the_folder_not_of_the_copy(sh: Shell, code: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpusched.model.job import Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import codec
+from gpusched.store import packing
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job
 
@@ -62,4 +62,4 @@ def test_no_field_was_forgotten_above() -> None:
     same = {item.name for item in fields(Request) if getattr(FULL, item.name) == getattr(default, item.name)}
     assert same == shares
     assert TERMS.keys() <= JobSpec.__dataclass_fields__.keys()
-    assert set(codec.EXTRAS) <= TERMS.keys()
+    assert set(packing.EXTRAS) <= TERMS.keys()

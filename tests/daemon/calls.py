@@ -35,6 +35,12 @@ def wait_for(path: str) -> str:
     return path
 
 
+def begin_and_wait_for(path: str) -> str:
+    """The same, and tell by another file that it has begun."""
+    Path(path + ".begun").touch()
+    return wait_for(path)
+
+
 def fail_until(path: str, times: int) -> int:
     """Fail so many times, counted in a file."""
     with open(path, "a+") as file:
@@ -70,3 +76,24 @@ def return_unpicklable() -> object:
 
 def environment(name: str) -> str | None:
     return os.environ.get(name)
+
+
+SETTING: list[int] = []
+
+
+def set_up(value: int, other: int = 0) -> None:
+    SETTING.append(value + other)
+
+
+def setting() -> list[int]:
+    return SETTING
+
+
+def multiplied(number: int) -> int:
+    return number * SETTING[0]
+
+
+def fail_set_up(path: str) -> None:
+    """Raise once the file is there."""
+    if Path(path).exists():
+        raise OSError("no licence")

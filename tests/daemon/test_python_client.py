@@ -147,6 +147,49 @@ def test_output_is_followed_through_retries(client: gpusched.Client, tmp_path: P
         client.logs(job, run=9)
 
 
+def test_one_run_is_followed_to_its_end(client: gpusched.Client, tmp_path: Path) -> None:
+    line = "n=$(cat n 2>/dev/null); echo x$n; echo $n+ > n; while [ ! -e go$n ]; do sleep 0.01; done; exit 1"
+    job = client.submit(line, cpus=0, retries=1, backoff=0, chdir=tmp_path)
+    (tmp_path / "go").touch()
+    assert list(client.logs(job, follow=True, run=1)) == ["x\n"], "while the second one runs"
+    second = client.logs(job, follow=True, run=2)
+    assert next(second) == "x+\n"
+    current = client.logs(job, follow=True, lines=5)
+    assert next(current) == "x+\n"
+    (tmp_path / "go+").touch()
+    assert [*second, *current] == []
+    with pytest.raises(NotFound, match="no run 3"):
+        list(client.logs(job, follow=True, run=3))
+
+
+def test_a_line_without_end_comes_in_parts(client: gpusched.Client, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a\n" + "b\u20ac" * 1_200_000 + "\nc")
+    job = client.submit("true", cpus=0, output=tmp_path / "out", open_mode="append")
+    client.wait(job)
+    first, *parts, last = client.logs(job)
+    assert (first, last) == ("a\n", "c")
+    assert len(parts) > 3
+    assert max(map(len, parts)) < 2 << 20
+    assert "".join(parts) == "b\u20ac" * 1_200_000 + "\n", "cut between signs"
+
+
+def test_an_array_has_no_output_of_its_own(client: gpusched.Client, tmp_path: Path) -> None:
+    job = client.submit("echo $SLURM_ARRAY_TASK_ID", cpus=0, array="3-4", chdir=tmp_path)
+    for follow in (False, True):
+        with pytest.raises(UsageError, match="is an array"):
+            client.logs(job, follow=follow)
+    assert list(client.logs(f"{job.id}_4", follow=True)) == ["4\n"]
+
+
+def test_a_job_that_ended_before_it_began_has_no_output(client: gpusched.Client) -> None:
+    job = client.submit("true", hold=True)
+    client.cancel(job)
+    with pytest.raises(Refused, match=r"has no output: cancelled by \w+") as caught:
+        client.logs(job)
+    assert caught.value.hint == f"see: gshow {job.id}"
+    assert list(client.logs(job, follow=True)) == []
+
+
 def test_output_that_was_put_aside_comes_first(client: gpusched.Client, tmp_path: Path) -> None:
     job = client.submit("seq 1 300000", cpus=0, log_max="1M", log_keep=5, chdir=tmp_path)
     numbers = [f"{number}\n" for number in range(1, 300_001)]

@@ -184,6 +184,83 @@ def test_map_times_out(make: Make) -> None:
         list(make(hold=True).map(calls.square, [1], timeout=0.1))
 
 
+@pytest.mark.parametrize("options", [{}, {"chunksize": 3}])
+def test_what_is_left_of_a_map_is_cancelled_with_one_request(
+    make: Make, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
+    """One for each call would take a minute for ten thousand of them."""
+    asked: list[str] = []
+    call = gpusched.Client.call
+
+    def noted(client: gpusched.Client, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        asked.append(path)
+        return call(client, method, path, body)
+
+    monkeypatch.setattr(gpusched.Client, "call", noted)
+    results = make(hold=True).map(calls.square, range(40), timeout=0.5, **options)
+    wait_until(lambda: daemon.call("GET", "/v1/jobs")["jobs"], what="the jobs")
+    with pytest.raises(cf.TimeoutError):
+        next(results)
+    wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], what="all of them to be cancelled")
+    assert asked.count("/v1/jobs/cancel") == 1
+
+
+def test_leaving_a_map_early_cancels_the_rest(make: Make, daemon: Daemon, tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "abc"]
+    (tmp_path / "a").touch()
+    for _ in make(max_workers=1).map(calls.wait_for, paths):
+        break
+    (tmp_path / "b").touch()
+    wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], what="the rest to end")
+    assert len(daemon.call("GET", "/v1/jobs?states=all")["jobs"]) <= 2
+
+
+# --- initializers -------------------------------------------------------------------------------------
+
+
+def test_each_job_is_set_up_once_before_its_calls(make: Make) -> None:
+    executor = make(initializer=calls.set_up, initargs=(3, 4))
+    assert executor.submit(calls.setting).result(timeout=30) == [7]
+    assert list(executor.map(calls.multiplied, range(5), chunksize=5)) == [0, 7, 14, 21, 28]
+
+
+def test_an_initializer_that_raises_breaks_the_executor(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+    executor = make(initializer=calls.fail_set_up, initargs=(str(tmp_path / "broken"),), max_workers=2)
+    assert executor.submit(calls.square, 3).result(timeout=30) == 9
+    runs = executor.submit(calls.begin_and_wait_for, str(tmp_path / "go"))
+    wait_until((tmp_path / "go.begun").exists, what="the call to begin")
+    (tmp_path / "broken").touch()
+    waits = [executor.submit(calls.square, n) for n in range(4)]
+    for future in waits:
+        with pytest.raises(cf.BrokenExecutor, match="the initializer failed in job .*: OSError: no licence") as caught:
+            future.result(timeout=30)
+        assert "in fail_set_up" in str(caught.value.__cause__)
+    with pytest.raises(cf.BrokenExecutor, match="no call can be made: the initializer failed"):
+        executor.submit(calls.square, 1)
+    (tmp_path / "go").touch()
+    assert runs.result(timeout=30), "what runs goes on"
+    executor.shutdown()
+
+
+def test_jobs_that_wait_for_a_broken_initializer_are_cancelled(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+    (tmp_path / "broken").touch()
+    executor = make(initializer=calls.fail_set_up, initargs=(str(tmp_path / "broken"),), hold=True)
+    futures = [executor.submit(calls.square, n) for n in range(3)]
+    ids = [job_of(future) for future in futures]
+    daemon.call("POST", "/v1/jobs/release", {"ids": [ids[0]]})
+    for future in futures:
+        assert isinstance(future.exception(timeout=30), cf.BrokenExecutor)
+    assert [daemon.job(job_id)["state"] for job_id in ids] == ["FAILED", "CANCELLED", "CANCELLED"]
+
+
+def test_what_is_no_initializer_is_refused(make: Make, daemon: Daemon) -> None:
+    with pytest.raises(TypeError, match="initializer must be a callable"):
+        make(initializer=3)
+    with pytest.raises((TypeError, AttributeError), match="pickle"):
+        make(initializer=calls.set_up, initargs=(threading.Lock(),))
+    assert list((daemon.home / "calls").iterdir()) == []
+
+
 def test_a_chunk_of_less_than_one_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="chunksize must be >= 1"):
         make().map(calls.square, [1], chunksize=0)
@@ -308,6 +385,36 @@ def test_a_call_is_tried_again_and_the_last_attempt_counts(make: Make, tmp_path:
 def test_what_an_earlier_attempt_left_is_not_the_result(make: Make, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="signal 9"):
         make(retries=1, backoff=0).submit(calls.fail_then_die, str(tmp_path / "a")).result(timeout=30)
+
+
+def test_calls_of_several_functions_are_few_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    call = gpusched.Client.call
+
+    def noted(client: gpusched.Client, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if "batch" in (body or {}):
+            asked.append(len(body["batch"]))
+        return call(client, method, path, body)
+
+    monkeypatch.setattr(gpusched.Client, "call", noted)
+    executor = make(hold=True)
+    futures = [executor.submit(calls.square if n % 2 else calls.add, n) for n in range(200)]
+    for future in futures:
+        job_of(future)
+    assert sum(asked) == 200
+    # The first ones go as they come.
+    assert len(asked) < 50
+
+
+def test_a_watcher_that_fails_leaves_no_future_behind(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong there, as with a daemon of another release."""
+    call = gpusched.Client.call
+
+    def odd(client: gpusched.Client, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        return {} if path.startswith("/v1/ended?after") else call(client, method, path, body)
+
+    monkeypatch.setattr(gpusched.Client, "call", odd)
+    assert isinstance(make(hold=True).submit(calls.square, 1).exception(timeout=30), KeyError)
 
 
 def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ def waiting_jobs(draw: st.DrawFn) -> list[Job]:
     return made
 
 
+def _stopping(held: Allocation) -> Allocation:
+    """It is being ended from now on."""
+    return replace(held, is_stopping=True, expected_end_at=min(held.expected_end_at or NOW + 30.0, NOW + 30.0))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Snapshot, list[Job], Settings]:
     """A snapshot whose running jobs the policy itself placed, some time ago."""
@@ -103,8 +108,8 @@ def cases(draw: st.DrawFn) -> tuple[Snapshot, list[Job], Settings]:
     first = decide(testing.snapshot(*machines, waiting=before, now=NOW - 300), plain)
     running = held_by(first, before, NOW - 300)
     running = [
-        replace(held, job_id=held.job_id + 100, is_stopping=draw(st.sampled_from([False, False, False, True])))
-        for held in running
+        _stopping(held) if draw(st.sampled_from([False, False, False, True])) else held
+        for held in (replace(held, job_id=held.job_id + 100) for held in running)
         if held.expected_end_at is None or held.expected_end_at > NOW
     ]
     windows = []
@@ -146,12 +151,7 @@ def carried_out(case: tuple[Snapshot, list[Job], Settings], plan: Plan) -> Snaps
     """The world right after the plan: its starts run, its victims are being stopped."""
     snapshot, jobs, _ = case
     victims = {one.job_id for one in plan.preempts}
-    running = [
-        replace(held, is_stopping=True, expected_end_at=min(held.expected_end_at or NOW + 30.0, NOW + 30.0))
-        if held.job_id in victims
-        else held
-        for held in snapshot.allocations
-    ]
+    running = [_stopping(held) if held.job_id in victims else held for held in snapshot.allocations]
     started = {start.job_id for start in plan.starts}
     return testing.snapshot(
         *snapshot.nodes,

@@ -16,7 +16,7 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import codec
+from gpusched.store import packing
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, run
@@ -165,8 +165,8 @@ def store() -> Iterator[SqliteStore]:
 
 @given(texts)
 def test_every_text_comes_back_and_its_stored_form_is_plain_text(text: str) -> None:
-    stored = codec.pack_text(text)
-    assert codec.unpack_text(stored) == text
+    stored = packing.pack_text(text)
+    assert packing.unpack_text(stored) == text
     stored.encode("utf-8")
     assert "\0" not in stored
 
@@ -174,20 +174,20 @@ def test_every_text_comes_back_and_its_stored_form_is_plain_text(text: str) -> N
 @given(st.binary(max_size=20))
 def test_every_name_a_file_can_have_comes_back(raw: bytes) -> None:
     name = os.fsdecode(raw)
-    assert os.fsencode(codec.unpack_text(codec.pack_text(name))) == raw
+    assert os.fsencode(packing.unpack_text(packing.pack_text(name))) == raw
 
 
 @given(texts, texts)
 def test_two_texts_are_never_stored_alike(one: str, other: str) -> None:
-    assert (codec.pack_text(one) == codec.pack_text(other)) == (one == other)
+    assert (packing.pack_text(one) == packing.pack_text(other)) == (one == other)
 
 
 @given(launches, requests, retries)
 def test_documents_come_back_equal(launch: Launch, request: Request, retry: RetryRule) -> None:
-    assert codec.unpack_launch(codec.pack_launch(launch)) == launch
-    assert codec.unpack_request(codec.pack_request(request)) == request
-    assert codec.unpack_retry(codec.pack_retry(retry)) == retry
-    assert codec.pack_launch(launch).isascii()
+    assert packing.unpack_launch(packing.pack_launch(launch)) == launch
+    assert packing.unpack_request(packing.pack_request(request)) == request
+    assert packing.unpack_retry(packing.pack_retry(retry)) == retry
+    assert packing.pack_launch(launch).isascii()
 
 
 @given(data=st.data())

@@ -107,6 +107,31 @@ def test_room_that_is_being_made_is_kept_also_behind_others_with_a_reservation()
     assert outcome.preempts == {}
 
 
+def test_nobody_makes_room_that_is_kept_for_another_who_stands_before_the_claimant():
+    """Its QOS may preempt, but the queue of job 2 goes first, so job 2 would get what job 8 leaves."""
+    queues = {"nlp": {}, "vision": {}, "other": {"weight": 2}}
+    found = Scenario(
+        [node(gpus=4)],
+        [wants(1, 2, qos="urgent", queue="nlp"), wants(2, 3, queue="vision")],
+        [has(8, "n1:0,1,2", queue="nlp")],
+        settings(qos=TIERS, queue=queues, preempt={"min_run_s": 60.0}, priority={"backfill_depth": 1}),
+    ).outcome()
+    assert found.preempts == {}
+    assert found.reserved == {2: ("n1:0,1,2", None)}
+    assert found.codes[1] == "Priority"
+
+
+def test_what_others_leave_is_not_taken_over_when_it_is_kept_already():
+    """Two cards will be free for job 2 soon, but not for as long as it runs: no reservation beyond the number."""
+    found = Scenario(
+        [node(gpus=4)],
+        [wants(1, 3, limit=HOUR), wants(2, 2, limit=2 * HOUR)],
+        [has(8, "n1:0", is_stopping=True, ends_in=30.0), has(9, "n1:1,2", ends_in=HOUR)],
+        settings(priority={"backfill_depth": 1}),
+    ).outcome()
+    assert found.reserved.keys() == {1}
+
+
 def test_each_victim_makes_room_once():
     waiting = [wants(1, 1, qos="urgent"), wants(2, 1, qos="urgent", uid=5), wants(3, 1, qos="urgent", uid=6)]
     outcome = Scenario(TWO, waiting, [has(8, "n1:0"), has(9, "n1:1")], rules()).outcome()

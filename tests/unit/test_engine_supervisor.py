@@ -14,7 +14,8 @@ import pytest
 
 from gpusched.engine import proctree, session, supervisor
 from gpusched.engine import spool as files
-from gpusched.engine.supervisor import GPU_OOM, TAIL_BYTES, Home, Supervisor, tail_shows_oom
+from gpusched.engine.report import GPU_OOM, TAIL_BYTES, tail_shows_oom
+from gpusched.engine.supervisor import Home, Supervisor
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import Refused
-from gpusched.snapshots.keep import Limits, Snapshot, freeze, remove
+from gpusched.snapshots import keep
+from gpusched.snapshots.keep import Limits, Snapshot, freeze, remove, renew, sweep
 from gpusched.snapshots.listing import list_tree
+from gpusched.snapshots.outside import moved, ways_out
 
-LIMITS = Limits(mib=1, files=50, keep_days=30)
+LIMITS = Limits(mib=1, files=50, keep_days=30, total_mib=100)
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
@@ -204,6 +206,102 @@ def test_the_schedulers_own_files_are_not_kept(code: Path, monkeypatch: pytest.M
     remove(str(code / "home"))
 
 
+def test_empty_folders_are_there(code: Path) -> None:
+    (code / "runs" / "old").mkdir(parents=True)
+    found = frozen(code)
+    assert os.path.isdir(f"{found.work_dir}/runs/old")
+    (code / "runs" / "old").rmdir()
+    assert frozen(code).name != found.name
+
+
+def test_what_goes_while_it_is_copied_is_left_out(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code / ".a.py.swp").write_text("editor")
+
+    def check(listing: keep.Listing, _: Limits) -> None:
+        (code / ".a.py.swp").unlink()
+
+    monkeypatch.setattr(keep, "_check_size", check)
+    found = frozen(code)
+    assert (tree_of(found), found.about["files"], found.about["bytes"]) == ({"a.py": "1"}, 1, 1)
+
+
+def test_what_is_written_while_it_is_copied_is_copied_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved in place by an editor: the copy is not the first half of one and the second half of the other."""
+    content, left = keep._copy_content, [1]
+
+    def slow(reader: int, writer: int, size: int) -> None:
+        content(reader, writer, size)
+        if left.pop() if left else 0:
+            (code / "a.py").write_text("second, longer")
+
+    monkeypatch.setattr(keep, "_copy_content", slow)
+    found = frozen(code)
+    assert (tree_of(found), found.about["unsettled"]) == ({"a.py": "second, longer"}, [])
+
+
+def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = keep._copy_content
+
+    def grow(reader: int, writer: int, size: int) -> None:
+        with (code / "train.log").open("a") as log:
+            log.write("more\n")
+        content(reader, writer, size)
+
+    (code / "train.log").write_text("begin\n")
+    (code / "a.py").unlink()
+    monkeypatch.setattr(keep, "_copy_content", grow)
+    found = frozen(code)
+    assert found.about["unsettled"] == ["train.log"]
+    assert tree_of(found)["train.log"].startswith("begin\n")
+
+
+# --- what leads out of it -------------------------------------------------------------------------------
+
+
+def test_pythonpath_leads_into_the_copy(code: Path, tmp_path: Path) -> None:
+    (code / "src").mkdir()
+    (code / "src" / "m.py").write_text("")
+    (code / "data").mkdir()
+    (code / ".gpuschedignore").write_text("data\n")
+    (tmp_path / "alias").symlink_to(code)
+    tree = frozen(code).work_dir
+    path = f"{code}:{code}/src/:{tmp_path}/alias/src::src:/nowhere:{code}/data:{code}-not"
+    env = moved({"PYTHONPATH": path, "PATH": str(code)}, str(code), tree)
+    assert env["PATH"] == str(code)
+    assert env["PYTHONPATH"] == f"{tree}:{tree}/src:{tree}/src::src:/nowhere:{code}/data:{code}-not"
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"argv": ["python", "CODE/a.py", "--out", "CODE/data/x", "--log", "CODE/new"]}, ["CODE/a.py is used where"]),
+        ({"script": "#!/bin/sh\ncd CODE && python a.py >CODE/data/log\n"}, ["CODE is used where it is"]),
+        ({"script": "source 'CODE/a.py'; ls CODE-old CODE/data"}, ["CODE/a.py is used where"]),
+        ({"script": "cd ~/code; python ~/code/a.py"}, ["~/code is used", "~/code/a.py is used"]),
+        ({"script": 'pushd "$HOME/code"'}, ["$HOME/code is used"]),
+        ({"script": 'cd "$SLURM_SUBMIT_DIR"\npython a.py'}, ["the script goes to $SLURM_SUBMIT_DIR, out of the"]),
+        ({"script": "cd ${GPUSCHED_SUBMIT_DIR}/sub"}, ["the script goes to $GPUSCHED_SUBMIT_DIR"]),
+        ({"script": "python a.py > $SLURM_SUBMIT_DIR/out", "argv": ["a.py", "/dev/null", "/"]}, []),
+    ],
+)
+def test_what_is_taken_from_the_tree_itself_is_told(
+    code: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, object], says: list[str]
+) -> None:
+    (code / "data").mkdir()
+    (code / "data" / "x").write_text("")
+    (code / ".gpuschedignore").write_text("data\n")
+    monkeypatch.setenv("HOME", str(code.parent))
+
+    def named(value: object) -> object:
+        return [named(one) for one in value] if isinstance(value, list) else str(value).replace("CODE", str(code))
+
+    found = frozen(code)
+    told = ways_out({name: named(value) for name, value in spec.items()}, str(code), found.work_dir)
+    assert len(told) == len(says)
+    for text, words in zip(told, says, strict=True):
+        assert text.startswith(str(named(words)))
+
+
 # --- git ------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +381,77 @@ def test_git_is_insisted_on_only_where_there_is_a_work_tree(code: Path) -> None:
     assert list_tree(os.fsencode(code), "auto").repositories == []
 
 
+@needs_git
+def test_an_empty_folder_and_a_submodule_that_is_not_there_are_folders_of_the_copy(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "l.py").write_text("l")
+    committed(tmp_path / "lib")
+    committed(code)
+    git(code, "submodule", "--quiet", "add", str(tmp_path / "lib"), "lib")
+    git(code, "commit", "-qm", "second")
+    git(tmp_path, "clone", "-q", str(code), "clone")
+    (tmp_path / "clone" / "new").mkdir()
+    first = frozen(tmp_path / "clone")
+    assert os.path.isdir(f"{first.work_dir}/lib")
+    found = frozen(tmp_path / "clone" / "new")
+    assert os.path.isdir(found.work_dir), "the job starts there"
+    assert found.name != first.name
+
+
+@needs_git
+def test_the_repository_is_that_of_the_folder_also_in_a_git_hook(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git sets these for hooks, and then asks about the hook's repository wherever it is called."""
+    committed(code)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "o.py").write_text("o")
+    committed(tmp_path / "other")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other" / ".git" / "index"))
+    assert tree_of(frozen(code)) == {"a.py": "1"}
+
+
+@needs_git
+def test_a_filter_that_is_not_installed_costs_the_patch_not_the_snapshot(code: Path) -> None:
+    (code / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (code / "w.bin").write_text("version https://git-lfs.github.com/spec/v1")
+    committed(code)
+    git(code, "config", "filter.lfs.clean", "git-lfs-is-not-here clean")
+    git(code, "config", "filter.lfs.required", "true")
+    (code / "w.bin").write_text("weights")
+    found = frozen(code)
+    assert tree_of(found)["w.bin"] == "weights"
+    assert found.about["is_dirty"] is True
+    patch = Path(found.work_dir).parent / "changes.patch"
+    assert patch.read_text() == "# git could not tell the changes in .\n"
+
+
+@needs_git
+def test_compiled_files_that_nobody_ignores_are_left_out_too(code: Path) -> None:
+    committed(code)
+    before = frozen(code)
+    (code / "pkg" / "__pycache__").mkdir(parents=True)
+    (code / "pkg" / "__pycache__" / "m.pyc").write_text("x")
+    after = frozen(code)
+    assert (after.name, after.about["is_dirty"]) == (before.name, False)
+
+
+@needs_git
+def test_a_large_tree_is_refused_before_its_differences_are_looked_at(code: Path) -> None:
+    committed(code)
+    git(code, "config", "filter.slow.clean", f"touch {code}/.git/looked; cat")
+    (code / ".gitattributes").write_text("a.py filter=slow\n")
+    (code / "a.py").write_bytes(b"x" * 3_000_000)
+    with pytest.raises(Refused, match=r"a\.py"):
+        frozen(code)
+    assert not (code / ".git" / "looked").exists()
+    (code / "a.py").write_bytes(b"x")
+    frozen(code)
+    assert (code / ".git" / "looked").exists(), "git diff would have said so"
+
+
 # --- dropping --------------------------------------------------------------------------------------------
 
 
@@ -326,3 +495,40 @@ def test_half_made_copies_of_killed_processes_are_swept(code: Path, tmp_path: Pa
     os.utime(half, (1, 1))
     frozen(code)
     assert not half.exists()
+
+
+def test_when_there_is_too_much_those_used_longest_ago_go_first(code: Path) -> None:
+    made = []
+    for n in range(4):
+        (code / "a.py").write_bytes(bytes([n]) * 400_000)
+        made.append(frozen(code))
+        age(made[-1], 2 - 0.1 * n)
+    small = Limits(mib=1, files=50, keep_days=30, total_mib=1)
+    (code / "a.py").write_bytes(b"n" * 400_000)
+    frozen(code, limits=small, needed=frozenset({made[1].name}))
+    assert [os.path.exists(found.work_dir) for found in made] == [False, True, False, False]
+
+
+def test_one_that_was_chosen_just_now_is_on_its_way_and_stays(code: Path) -> None:
+    first = frozen(code)
+    (code / "a.py").write_text("2")
+    none = Limits(mib=1, files=50, keep_days=0, total_mib=0)
+    frozen(code, limits=none)
+    assert os.path.isdir(first.work_dir)
+    age(first, 1)
+    frozen(code, limits=none)
+    assert not os.path.exists(first.work_dir)
+
+
+def test_a_repetition_makes_its_snapshot_young(code: Path) -> None:
+    found = frozen(code)
+    age(found, 40)
+    home = str(Path(found.work_dir).parents[1])
+    assert renew(found.work_dir, found.name)
+    assert sweep(home, set) == []
+    age(found, 40)
+    assert sweep(home, lambda: {found.name}) == []
+    assert sweep(home, set) == [found.name]
+    assert not renew(found.work_dir, found.name)
+    assert not renew("/no/such/place", found.name)
+    assert sweep("/no/such/place", set) == []

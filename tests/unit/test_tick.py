@@ -50,6 +50,21 @@ def test_a_confirmed_start_alone_needs_no_commit_but_is_recorded_by_the_next() -
     assert lab.store.runs([job_id])[0].pid is not None
 
 
+def test_who_follows_a_job_is_told_when_its_start_is_confirmed() -> None:
+    """That changes no row of the job, and `glogs -f` was told nothing for a minute when no other change came."""
+    lab = Lab()
+    job_id = lab.submit()
+    told: list[list[int]] = []
+    lab.scheduler.listeners.append(lambda jobs: told.append(list(jobs)))
+    assert lab.scheduler.world.open_runs["1.1"].start_at is None
+    lab.turn()
+    assert lab.scheduler.world.open_runs["1.1"].start_at is not None
+    assert told == [[job_id]]
+    lab.scheduler.flush()
+    lab.turn()
+    assert told == [[job_id]], "nothing has changed since"
+
+
 def test_a_full_disk_refuses_the_command_and_keeps_the_end_for_later() -> None:
     lab = Lab(outcome=Outcome(runs_s=10, exit_code=4))
     job_id = lab.submit()

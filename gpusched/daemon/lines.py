@@ -1,0 +1,63 @@
+"""All lines of eligible jobs: which class each waits in, and where."""
+
+from __future__ import annotations
+
+from gpusched.model.job import Job
+from gpusched.model.snapshot import ClassKey, PendingClass
+
+from .arrays import TaskLine
+from .classes import FRONT, ClassQueue, Entry
+
+
+class Lines:
+    """The queues of all classes, and the place of each job in them."""
+
+    def __init__(self) -> None:
+        self._queues: dict[ClassKey, ClassQueue] = {}
+        self._places: dict[int, tuple[ClassKey, Entry]] = {}
+        self._keys: dict[ClassKey, ClassKey] = {}
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._places
+
+    def add(self, job: Job, key: ClassKey, tasks: TaskLine | None = None) -> None:
+        """Put a job that is in no line into that of its class; an array with the line of its tasks."""
+        # One object for equal keys, which are then compared by identity.
+        key = self._keys.setdefault(key, key)
+        entry = (job.queued_at, job.id)
+        self._places[job.id] = key, entry
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = ClassQueue(key)
+        queue.add(entry, tasks)
+
+    def remove(self, job_id: int) -> None:
+        """Take a job out, if it is in a line."""
+        place = self._places.pop(job_id, None)
+        if place is None:
+            return
+        key, entry = place
+        queue = self._queues[key]
+        queue.remove(entry)
+        if not queue:
+            del self._queues[key]
+            del self._keys[key]
+
+    def class_of(self, job_id: int) -> ClassKey | None:
+        """The class that a job is in line in; None when it is in no line."""
+        place = self._places.get(job_id)
+        return None if place is None else place[0]
+
+    def position(self, key: ClassKey, job: Job) -> int:
+        """How many jobs of the class are before this one, which need not be in line itself."""
+        return self._queues[key].position((job.queued_at, job.id))
+
+    def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
+        """All classes, by their first job; each up to its front, or about so many jobs in all."""
+        if most is None:
+            views = [queue.view() for queue in self._queues.values()]
+        else:
+            share = max(FRONT, most // max(1, len(self._queues)))
+            views = [queue.front(share) if len(queue) > FRONT else queue.view() for queue in self._queues.values()]
+        views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
+        return tuple(views)

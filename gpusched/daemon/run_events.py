@@ -1,0 +1,142 @@
+"""What became of runs: events of the engine go through the lifecycle; cards stay booked until they are proven clean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from logging import getLogger
+
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading
+from gpusched.model.execution import (
+    EngineEvent,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunResumed,
+    RunStarted,
+    RunStopping,
+    RunSuspended,
+    StopOrder,
+)
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.policy.life import lifecycle
+
+from . import yielding
+from .accounting import charge
+from .gpu_faults import GpuFaults
+from .growing import grow
+from .history import History
+from .turn import Turn
+from .world import World
+
+log = getLogger("gpusched.daemon")
+
+
+class RunEvents:
+    """Carries out what is known about runs and their cards, turn by turn."""
+
+    def __init__(self, tracker: GpuTracker, history: History, gpu_faults: GpuFaults, boot_id: str) -> None:
+        self._tracker = tracker
+        self._history = history
+        self._gpu_faults = gpu_faults
+        self._boot_id = boot_id
+        self._stopped: set[str] = set()
+        """Runs that were told to end because of their GPU; told again after a restart."""
+
+    def apply(self, turn: Turn, event: EngineEvent) -> None:
+        """Record one event; that of a run whose end is in the table already is left to the engine to forget."""
+        run = turn.world.open_runs.get(event.run)
+        if run is None:
+            if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
+                # Recorded before a crash that came between commit and forget.
+                turn.forgettable.append(event.run)
+            return
+        job = turn.world.jobs[run.job_id]
+        if isinstance(event, RunStarted):
+            turn.put(*lifecycle.run_started(job, run, event))
+            if (order := yielding.pending_order(job)) is not None:
+                turn.order(run.id, order)
+        elif isinstance(event, RunStopping):
+            turn.put(*lifecycle.run_stopping(job, run, event))
+        elif isinstance(event, RunSuspended):
+            turn.put(*lifecycle.run_suspended(job, run, event))
+        elif isinstance(event, RunResumed):
+            turn.put(*lifecycle.run_resumed(job, run, event))
+        elif isinstance(event, RunEnded):
+            run = self._with_meter(run)
+            # A run that never started has left nothing on its cards.
+            clean = not run.gpus or event.start_at is None
+            step = lifecycle.run_ended(job, run, event, turn.settings, turn.now, gpus_clean=clean)
+            self._close_run(turn, *step, clean=clean)
+        elif isinstance(event, RunLost):
+            run = self._with_meter(run)
+            # After a restart of the machine the cards are as new.
+            clean = not run.gpus or run.boot_id != self._boot_id
+            step = lifecycle.run_lost(job, run, event, turn.settings, turn.now, boot_id=self._boot_id, gpus_clean=clean)
+            self._close_run(turn, *step, clean=clean)
+        else:
+            step = lifecycle.run_never_started(job, run, event, turn.settings, turn.now)
+            self._close_run(turn, *step, clean=True)
+
+    def _close_run(self, turn: Turn, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
+        """Record the end of a run; with clean cards it holds nothing any more."""
+        self._stopped.discard(run.id)
+        turn.charge(charge(turn.world.usage, job, run, turn.layout(), turn.settings, turn.now))
+        turn.tell(*story)
+        self._history.learn(job, run)
+        turn.put_job(job)
+        turn.changes.runs[run.id] = run
+        if clean:
+            turn.world.put_run(run)
+        else:
+            turn.world.begin_release(run)
+            for share in run.gpus:
+                self._tracker.begin_release(share.uuid, run.id, turn.now)
+        turn.forgettable.append(run.id)
+
+    def _with_meter(self, run: Run) -> Run:
+        meter = self._tracker.take_meter(run.id)
+        if meter is None:
+            return run
+        return replace(
+            run,
+            peak_vram_mib=meter.peak_vram_mib,
+            mean_utilisation=meter.mean_utilisation,
+            energy_j=meter.energy_j,
+        )
+
+    def resume_releases(self, world: World, now: float) -> None:
+        """Have the cards of ended runs watched, after the memory was made anew."""
+        for run in world.releasing.values():
+            for share in run.gpus:
+                self._tracker.begin_release(share.uuid, run.id, now)
+
+    def finish_releases(self, turn: Turn) -> None:
+        """End the jobs whose cards are clean by now, or are given up on."""
+        for run in list(turn.world.releasing.values()):
+            states = {share.uuid: self._tracker.release_state(share.uuid, turn.now, run.id) for share in run.gpus}
+            if "waiting" in states.values():
+                continue
+            job = turn.world.jobs[run.job_id]
+            turn.world.end_release(run)
+            run = self._gpu_faults.judge(job, run, turn)
+            job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
+            turn.put_job(job)
+            turn.tell(*story)
+            for uuid, state in states.items():
+                if state == "dirty":
+                    text = f"memory of GPU {uuid} did not come back; the card is suspect until it does"
+                    turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
+
+    def stop_runs_of_lost_gpus(self, turn: Turn, reading: GpuReading | None) -> None:
+        """Have the runs ended whose card the driver has lost; each is told once."""
+        lost = {gpu.uuid for gpu in reading.gpus if gpu.is_lost} if reading else set()
+        if not lost:
+            return
+        for run in turn.world.open_runs.values():
+            if run.id not in self._stopped and any(share.uuid in lost for share in run.gpus):
+                log.error("run %s is ended: a GPU of its was lost", run.id)
+                self._stopped.add(run.id)
+                turn.order(run.id, StopOrder("gpu_lost"))
