@@ -27,6 +27,7 @@ _DONE = {
     "drain": "drained",
     "undrain": "undrained",
 }
+_TOLD = 10
 _AS_IT_WAS = {
     "hold": "was held already",
     "release": "was not held",
@@ -105,8 +106,11 @@ def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
 def _tell(action: str, answer: dict[str, Any]) -> None:
     for name in answer["changed"]:
         sys.stdout.write(f"{_DONE[action]} {printable(str(name))}\n")
-    for name in answer.get("unchanged", ()):
+    unchanged = answer.get("unchanged", ())
+    for name in unchanged[:_TOLD]:
         output.note("gctl", f"{name} {_AS_IT_WAS[action]}")
+    if len(unchanged) > _TOLD:
+        output.note("gctl", f"and {len(unchanged) - _TOLD} more")
     for kept in answer.get("kept", ()):
         gpus = "its GPU" if kept["gpus"] == 1 else f"its {kept['gpus']} GPUs"
         output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have them: gctl requeue {kept['id']}")

@@ -28,7 +28,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.local import LocalEngine
-from gpusched.errors import GpuschedError, NotReady
+from gpusched.errors import DaemonBusy, GpuschedError, NotReady
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
@@ -121,7 +121,7 @@ def _run(report: _Report, foreground: bool) -> None:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise NotReady(
+        raise DaemonBusy(
             f"another daemon already runs for {paths.state_dir()}", "see it with: gpusched daemon status"
         ) from None
     try:
