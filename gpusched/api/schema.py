@@ -181,6 +181,7 @@ UPDATE_FIELDS: dict[str, Field] = {
         **JOB_FIELDS,
         **REQUEST_FIELDS,
         "retries": RETRY_FIELDS["retries"],
+        **ALERT_FIELDS,
         "throttle": Field("integer", "Of an array: so many tasks may run at once; null for no limit.", 1, 4_000_000),
     }.items()
     if name not in ("hold", "key", "snapshot")
