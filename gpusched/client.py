@@ -10,6 +10,7 @@ from __future__ import annotations
 import _socket
 import os
 import sys
+import time
 
 from gpusched import errors, paths, quickjson
 from gpusched.model.units import printable
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 START_TIMEOUT_S = 30.0
+_LOOK_AGAIN_S = 0.05
+_TRY_AGAIN_S = 1.0
+"""Each try is a process that finds the lock taken."""
 _LONG_PATH = 100
 _BY_CODE = {
     kind.code: kind
@@ -28,6 +32,7 @@ _BY_CODE = {
         errors.NotFound,
         errors.Forbidden,
         errors.NotReady,
+        errors.DaemonBusy,
         errors.StoreBroken,
         errors.StoreFull,
         errors.DaemonUnreachable,
@@ -184,16 +189,32 @@ def start_daemon() -> bool:
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        return _start_or_find()
+    finally:
+        os.close(lock)
+
+
+def _start_or_find() -> bool:
+    """Start a daemon unless one answers. One may be on its way whose client was killed, or going down: wait for it."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    next_try = 0.0
+    while True:
         client = Client(paths.socket_path())
         try:
             client.open()
+            client.close()
+            return False
         except errors.DaemonUnreachable:
-            _spawn()
-            return True
-        client.close()
-        return False
-    finally:
-        os.close(lock)
+            pass
+        if time.monotonic() >= next_try:
+            try:
+                _spawn()
+                return True
+            except errors.DaemonBusy:
+                if time.monotonic() > deadline:
+                    raise
+            next_try = time.monotonic() + _TRY_AGAIN_S
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _spawn() -> None:

@@ -8,6 +8,7 @@
         Forbidden            it names something that belongs to another user
       NotReady             the surroundings are not ready: daemon, disk, database, driver
         DaemonUnreachable    no daemon answers on the socket
+        DaemonBusy           one that does not answer yet, or any more, is there
         StoreBroken          the database is corrupt or was written by a newer release
         StoreFull            the disk that holds the database cannot take more
       JobFailed            a job whose result was waited for did not give one
@@ -87,6 +88,12 @@ class DaemonUnreachable(NotReady):
     """No daemon answers on the socket."""
 
     code = "no_daemon"
+
+
+class DaemonBusy(NotReady):
+    """A daemon of this home is there that does not answer: it is on its way up, or down."""
+
+    code = "daemon_busy"
 
 
 class StoreBroken(NotReady):

@@ -38,6 +38,8 @@ class JobContext:
     """The weighted factors that its priority is the sum of."""
     progress: Shown | None = None
     """How far its run is, if it says so and somebody has looked."""
+    fallback_of: str | None = None
+    """Of a fallback: the id of the failed job as people know it."""
 
 
 JobFacts = Callable[[Job], JobContext]
@@ -164,7 +166,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "failures": lambda job, ctx: job.failures,
     "fallback": lambda job, ctx: job.spec.fallback,
     "fallback_id": lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id),
-    "fallback_of": lambda job, ctx: None if job.spec.fallback_of is None else str(job.spec.fallback_of),
+    "fallback_of": lambda job, ctx: ctx.fallback_of,
 }
 """Every key of a job's JSON and how it is made; `fields=` picks from these."""
 

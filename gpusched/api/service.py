@@ -215,6 +215,7 @@ class Service:
         """A function that gives the context of each of these jobs."""
         jobs = list(jobs)
         runs = self.runs_of(jobs)
+        failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler = self.scheduler
         ranking = scheduler.ranking()
 
@@ -225,6 +226,7 @@ class Service:
                 run=runs.get(job.id),
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
                 progress=self.progress_of(job) if job.state in MOVING else None,
+                fallback_of=failed[job.spec.fallback_of].shown_id if job.spec.fallback_of in failed else None,
                 priority_parts=lambda: dict(
                     ranking.priority(scheduler.world.class_of(job.id) or class_key(job), job.queued_at).parts
                 ),

@@ -27,6 +27,7 @@ _DONE = {
     "drain": "drained",
     "undrain": "undrained",
 }
+_TOLD = 10
 _AS_IT_WAS = {
     "hold": "was held already",
     "release": "was not held",
@@ -80,6 +81,11 @@ def body(words: list[str]) -> int:
         request = {"ids": _split(rest)}
     with connect() as client:
         answer = client.call("POST", path, request)
+    changes = request.get("changes", {})
+    if changes.get("notify") or changes.get("notify_to"):
+        from gpusched.cli.notifying import say_nobody  # reads the user's targets
+
+        say_nobody("gctl", changes.get("notify_to") or ())
     if values.get("json"):
         output.print_json(answer)
     elif values.get("quiet"):
@@ -100,8 +106,11 @@ def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
 def _tell(action: str, answer: dict[str, Any]) -> None:
     for name in answer["changed"]:
         sys.stdout.write(f"{_DONE[action]} {printable(str(name))}\n")
-    for name in answer.get("unchanged", ()):
+    unchanged = answer.get("unchanged", ())
+    for name in unchanged[:_TOLD]:
         output.note("gctl", f"{name} {_AS_IT_WAS[action]}")
+    if len(unchanged) > _TOLD:
+        output.note("gctl", f"and {len(unchanged) - _TOLD} more")
     for kept in answer.get("kept", ()):
         gpus = "its GPU" if kept["gpus"] == 1 else f"its {kept['gpus']} GPUs"
         output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have them: gctl requeue {kept['id']}")

@@ -64,7 +64,7 @@ def _describe(pipeline: dict[str, Any]) -> None:
 def _fallbacks(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The fallbacks, each of its step: of an array it is one of a task, which is not shown."""
     now = {step["step"]: step["id"] for step in pipeline["steps"]}
-    return [{**job, "fallback_of": now[job["step"]]} for job in pipeline["fallbacks"]]
+    return [{**job, "depends_on": [now[job["step"]]]} for job in pipeline["fallbacks"]]
 
 
 def _edges(pipeline: Mapping[str, Any]) -> list[tuple[str, str, str]]:

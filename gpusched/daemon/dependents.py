@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpusched.model.job import Job
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life.dependencies import (
     Condition,
     Expression,
@@ -180,4 +180,5 @@ _UNFINISHED = Parent(JobState.PENDING)
 
 def parent_of(job: Job) -> Parent:
     """What dependencies look at in a job."""
-    return Parent(job.state, job.start_at, job.end_at)
+    is_left_out = job.state.is_final and job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
+    return Parent(job.state, job.start_at, job.end_at, is_left_out)

@@ -14,7 +14,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.policy.life import pipelines as policy
-from gpusched.policy.life.dependencies import Never, as_typed
+from gpusched.policy.life.dependencies import as_typed
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
@@ -108,7 +108,7 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     world, now = turn.world, turn.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
     check_room(len(steps), turn)
-    _check_steps(command.steps, caller.user, turn)
+    _check([(step.where, step.spec) for step in command.steps], caller.user, turn)
     ordered = policy.in_order({name: step.needs for name, step in steps.items()})
     if command.dry_run:
         return {"pipeline": None, "jobs": dict.fromkeys(steps)}
@@ -133,9 +133,9 @@ def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
     return job.id
 
 
-def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
-    """Refuse what cannot be granted, with the file and line of the step."""
-    specs = complete_all([step.spec for step in steps], user, turn.settings)
+def _check(steps: Sequence[tuple[str, JobSpec]], user: str, turn: Turn) -> None:
+    """Refuse what cannot be granted, with what messages call each step. Raises: Refused."""
+    specs = complete_all([spec for _, spec in steps], user, turn.settings)
     try:
         check_submission(specs, user, turn)
         return
@@ -143,11 +143,11 @@ def _check_steps(steps: Sequence[Step], user: str, turn: Turn) -> None:
         whole = error
     # Together they are refused; one by one they tell which of them it is.
     mistakes: list[GpuschedError] = []
-    for step, spec in zip(steps, specs, strict=True):
+    for (where, _), spec in zip(steps, specs, strict=True):
         try:
             check_submission([spec], user, turn)
         except Refused as error:
-            mistakes.append(Refused(f"{step.where}: {error.message}", error.hint))
+            mistakes.append(Refused(f"{where}: {error.message}", error.hint))
     raise Refused.of(mistakes) if mistakes else whole
 
 
@@ -173,18 +173,27 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
             )
     check_room(len(again), turn)
     ids = {name: job.id for name, job in steps.items()}
-    fresh = {name: steps[name].spec for name in again}
+    fresh = {name: _anew(steps[name].spec, turn.now) for name in again}
     outside = [
-        replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency)
+        (f"step {name}", replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency))
         for name, spec in fresh.items()
     ]
-    check_submission(complete_all(outside, caller.user, turn.settings), caller.user, turn)
+    _check(outside, caller.user, turn)
     for name in again:
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
         text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
+        if spec.deadline_at != steps[name].spec.deadline_at:
+            text += ", without its deadline, which it cannot meet any more"
         ids[name] = _make(spec, text, caller, turn)
     _turn_over(steps, again, names, ids, turn)
     return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in again}}
+
+
+def _anew(spec: JobSpec, now: float) -> JobSpec:
+    """A step as it runs again: it was asked for just now, so it is not held, and a deadline that was missed is past."""
+    begin_at = max(now, spec.begin_at or now)
+    is_late = spec.deadline_at is not None and spec.deadline_at - (spec.time_limit_s or 0) < begin_at
+    return replace(spec, hold=False, deadline_at=None if is_late else spec.deadline_at)
 
 
 def _is_inside(job: Job, names: Mapping[int, str]) -> bool:
@@ -194,11 +203,13 @@ def _is_inside(job: Job, names: Mapping[int, str]) -> bool:
 def _turn_over(
     steps: Mapping[str, Job], again: Sequence[str], names: Mapping[int, str], ids: Mapping[str, int], turn: Turn
 ) -> None:
-    """Let steps that were kept, waiting for what could never come true, wait for the new jobs."""
+    """Let steps that were kept and have not begun wait for the new jobs in the place of the old ones."""
+    renewed = set(again)
+    old = {job_id for job_id, name in names.items() if name in renewed}
     for name, job in steps.items():
-        if name in again or job.state is not JobState.PENDING or not job.spec.dependency:
+        if name in renewed or job.state is not JobState.PENDING or job.start_at is not None:
             continue
-        if not isinstance(turn.world.dependency_state(job), Never):
+        if old.isdisjoint(policy.conditions_of(job).job_ids):
             continue
         dependency = policy.moved(job, names, ids)
         after = replace(job, spec=replace(job.spec, dependency=dependency))

@@ -17,8 +17,12 @@ def settle_dependencies(turn: Turn) -> bool:
     while is_moving:
         # The end of one may be what others wait for.
         is_moving = turn.settle_arrays()
-        hopeless = [(job, verdict.text) for job, verdict in world.settle_dependencies(turn.now)]
-        for job, text in hopeless + world.settle_counterparts(turn.now):
+        for job, verdict in world.settle_dependencies(turn.now):
+            if lifecycle.ends_unsatisfied(job, turn.settings, is_spared=verdict.is_spared):
+                is_moving = True
+                _give_up(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+        # Only now: the array of such a task may have been given up whole.
+        for job, text in world.settle_counterparts(turn.now):
             if lifecycle.ends_unsatisfied(job, turn.settings):
                 is_moving = True
                 _give_up(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)

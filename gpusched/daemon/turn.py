@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpusched.errors import NotFound
 from gpusched.model.cluster import NodeView
@@ -144,12 +145,22 @@ class Turn:
             if after is array:
                 continue
             moved = True
+            if after.state is JobState.CANCELLED and after.cancel_at is None:
+                after = self._with_cause(after)
             self.put_job(after)
             self.tell(*story)
             if after.state is JobState.COMPLETING:
                 for task in world.tasks_of(after):
                     self.cancel(task, "--max-fails")
         return moved
+
+    def _with_cause(self, array: Job) -> Job:
+        """An array that was never cancelled as one, of which every cancelled task could never have started."""
+        tasks = self.jobs(JobFilter(arrays=frozenset({array.id})))
+        reasons = {task.reason for task in tasks if task.state is JobState.CANCELLED}
+        if reasons == {ReasonCode.DEPENDENCY_NEVER_SATISFIED}:
+            return replace(array, reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED)
+        return array
 
     def resolve_device(self, target: str) -> str:
         """Node name or GPU UUID of what a person typed: `node`, `3`, `node:3`, a UUID or its beginning."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell import Shell, compare
@@ -247,11 +248,20 @@ def test_a_fallback_is_part_of_the_pipeline(own: Shell) -> None:
 def test_cancelling_a_pipeline_ends_its_fallbacks(sh: Shell) -> None:
     text = FAILING.replace('run = "test -e ok"', 'array = "0-1"\nrun = "false"')
     pipeline = sh.submit("--dag", write(sh, text))
-    wait_until(lambda: (sh.work / "begun").exists(), what="a fallback to run")
+
+    def shown() -> dict[str, Any]:
+        return dict(json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0])
+
+    wait_until(lambda: shown()["fallback_counts"] == {"RUNNING": 2}, what="both fallbacks to run")
     sh.ok("gcancel", pipeline)
     assert sh.type("gwait", pipeline).code == 1
-    document = json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0]
-    assert document["fallback_counts"] == {"CANCELLED": 2}
+    assert shown()["fallback_counts"] == {"CANCELLED": 2}
+    array = shown()["steps"][0]["id"]
+    of = {job["id"]: job["fallback_of"] for job in shown()["fallbacks"]}
+    assert sorted(of.values()) == [f"{array}_0", f"{array}_1"]
+    tree = json.loads(sh.ok("gq", "--tree", "--json", "-a", "-j", pipeline))["jobs"]
+    assert {job["id"]: job["parent"] for job in tree if job["id"] in of} == of
+    assert f"failed:{array}_1" in sh.ok("gshow", pipeline)
 
 
 def test_hold_and_release_reach_what_has_not_ended(sh: Shell) -> None:

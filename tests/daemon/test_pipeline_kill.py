@@ -120,6 +120,27 @@ def test_what_is_resumed_goes_on_over_a_kill(make_daemon: Callable[..., Daemon])
     assert witness(daemon) == ["a", "b", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("moment", ["apply", "commit", "reply"])
+def test_a_fallback_stays_part_of_its_pipeline_over_a_kill(make_daemon: Callable[..., Daemon], moment: str) -> None:
+    daemon = make_daemon()
+    line = "echo fallback >> witness; while ! test -e go; do sleep 0.02; done"
+    steps = [step(daemon, "a", "", "while ! test -e fail; do sleep 0.02; done; false", fallback=line)]
+    submit(daemon, [*steps, step(daemon, "b", "a", "true")])
+    daemon.wait_state("1", "RUNNING")
+    daemon.kill()
+    (daemon.home / "fail").touch()
+    # It dies in the turn that learns of the failure.
+    daemon.try_start(GPUSCHED_CRASH_AT=f"{moment}:1")
+    wait_until(lambda: daemon.process is not None and daemon.process.poll() is not None, what="the crash")
+    daemon.reap()
+    daemon.start()
+    wait_until(lambda: witness(daemon).count("fallback") == 1, what="the fallback")
+    assert (shown(daemon)["state"], shown(daemon)["fallback_counts"]) == ("RUNNING", {"RUNNING": 1})
+    assert daemon.call("POST", "/v1/jobs/cancel", {"ids": ["p1"]})["cancelled"] == ["3"]
+    wait_until(lambda: finished(daemon), what="the end of the pipeline")
+    assert (shown(daemon)["state"], witness(daemon)) == ("FAILED", ["a", "fallback"])
+
+
 def test_steps_that_were_kept_waiting_follow_the_resumed_ones(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config='[life]\nnever_satisfied = "wait"\n')
     steps = [step(daemon, "a", "", "test -e ok"), step(daemon, "b", "a", "true")]

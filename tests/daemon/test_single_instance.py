@@ -7,10 +7,17 @@ import os
 import signal
 import socket
 import sqlite3
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from harness import Daemon
+from support import wait_until
+
+from gpusched import paths
+from gpusched.client import connect
 
 
 def error_of(line: str) -> dict[str, str]:
@@ -130,3 +137,31 @@ def test_somebody_elses_change_of_the_table_is_noticed(daemon: Daemon) -> None:
         connection.execute("UPDATE jobs SET hold = NULL WHERE id = ?", (int(job_id),))
     connection.close()
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+
+
+def test_a_client_waits_for_a_daemon_that_is_on_its_way(
+    make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever came while a daemon started whose client had been killed was told that another one already runs."""
+    home = make_daemon(start=False).home
+    monkeypatch.setenv("GPUSCHED_HOME", str(home))
+    for name in ("GPUSCHED_SOCKET", "GPUSCHED_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    lock = FileLock(paths.lock_file())
+    lock.acquire()
+    found: list[str] = []
+
+    def ask() -> None:
+        with connect() as client:
+            found.append(client.call("GET", "/v1/status")["daemon"]["version"])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    output = Path(paths.daemon_output())
+    wait_until(lambda: output.exists() and "already runs" in output.read_text(), what="the refusal of a second daemon")
+    # The other one is gone before it was ready: this client's next try is the daemon.
+    lock.release()
+    asking.join(timeout=30)
+    assert len(found) == 1
+    with connect(autostart=False) as client:
+        client.call("POST", "/v1/shutdown", {})

@@ -457,6 +457,13 @@ def test_only_the_counterpart_of_a_task_that_failed_is_cancelled() -> None:
     lab.restart()
     run_out(lab)
     assert states(lab, second) == {0: COMPLETED, 1: CANCELLED, 2: COMPLETED, 3: COMPLETED}
+    # It said that a user had cancelled it.
+    ended = lab.job(second)
+    assert (ended.state, ended.reason) == (CANCELLED, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
+    third = submit(lab, "0-1", dependency=f"aftercorr:{first}", hold=True)
+    ask(lab, Cancel(ANN, Selection(ids=(third + 1,))))
+    assert states(lab, third) == {0: CANCELLED, 1: CANCELLED}
+    assert lab.job(third).reason is ReasonCode.CANCELLED_BY_USER
 
 
 def test_counterparts_of_tasks_that_never_start_are_cancelled_and_of_ended_ones_start_at_once() -> None:

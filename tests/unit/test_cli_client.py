@@ -12,6 +12,7 @@ import pytest
 from fake_daemon import Answer, FakeDaemon
 
 from gpusched import errors, paths
+from gpusched.cli import gwait
 from gpusched.client import Client, connect, error_from
 
 Start = Callable[..., FakeDaemon]
@@ -28,6 +29,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for daemon in running:
         daemon.close()
+
+
+def test_the_last_job_is_waited_for_whatever_is_submitted_meanwhile(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`@` went to the daemon with each poll, and named another job as soon as there was one."""
+    ended = {"id": "7", "state": "COMPLETED"}
+    polls = iter([False, False, True])
+
+    def answer(method: str, path: str, body: Any) -> Answer:
+        return {"job": ended} if path == "/v1/jobs/@" else {"done": next(polls), "jobs": [ended]}
+
+    daemon = start(answer)
+    monkeypatch.setenv("GPUSCHED_SOCKET", str(daemon.path))
+    assert gwait.body(["5", "@"]) == 0
+    asked = [path.partition("&")[0] for _, path, _ in daemon.requests]
+    assert asked == ["/v1/jobs/@", *["/v1/wait?ids=5,7"] * 3]
 
 
 def test_one_connection_serves_many_calls_and_large_documents(start: Start) -> None:

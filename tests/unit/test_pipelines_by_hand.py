@@ -7,14 +7,16 @@ from typing import Any
 from lab import ANN, ENV, Lab
 
 from gpusched.daemon.commands import Cancel
-from gpusched.daemon.pipelines import Step, SubmitPipeline
+from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
-from gpusched.errors import GpuschedError, NotFound
-from gpusched.model.states import JobState
-from gpusched.policy.life.pipelines import parse_needs
+from gpusched.errors import GpuschedError, NotFound, Refused
+from gpusched.model.job import ArraySpec
+from gpusched.model.settings import LifeSettings
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.policy.life.pipelines import parse_needs, standing
 from gpusched.ports import JobFilter
-from gpusched.testing import launch, spec
+from gpusched.testing import launch, request, spec
 
 
 def step(name: str, needs: str = "", **parts: Any) -> Step:
@@ -54,3 +56,74 @@ def test_a_pipeline_that_there_is_not_cannot_be_cancelled() -> None:
     (answer,) = lab.ask(Cancel(ANN, Selection(pipelines=frozenset({7}))))
     assert isinstance(answer, NotFound)
     assert answer.message == "there is no pipeline p7"
+
+
+def test_what_is_not_needed_does_not_keep_a_pipeline_from_its_end() -> None:
+    """Where hopeless jobs are kept to be mended, it waited for ever, and gwait with it."""
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=5), life=LifeSettings(never_satisfied="wait"))
+    ids = submit(lab, step("a"), step("mend", "afternotok:a"), step("then", "mend"), step("b", "a"))
+    plain = lab.submit(dependency=f"afternotok:{ids['a']}")
+    kept = submit(lab, step("c"), step("d", "afternotok:c", never_satisfied="wait"))["d"]
+    lab.turn(6)
+    lab.restart()
+    lab.turn(6)
+    assert lab.job(ids["then"]).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
+    found = standing(lab.store.jobs(JobFilter(pipelines=frozenset({"p1"}))))
+    assert (found.state, found.not_needed) == ("COMPLETED", {"mend", "then"})
+    assert {lab.job(plain).state, lab.job(kept).state} == {JobState.PENDING}
+
+
+def test_what_waits_behind_a_failure_is_kept_where_it_can_be_mended() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1), life=LifeSettings(never_satisfied="wait"))
+    submit(lab, step("a"), step("b", "a"), step("c", "b"))
+    lab.turn(6)
+    assert states(lab) == {"a": JobState.FAILED, "b": JobState.PENDING, "c": JobState.PENDING}
+
+
+def test_a_step_that_runs_again_is_not_held_and_has_no_deadline_that_is_past() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1))
+    now = lab.clock.now()
+    ids = submit(lab, step("a", deadline_at=now + 8, hold=True), step("b", deadline_at=now + 1000))
+    lab.turn(9)
+    assert [lab.job(job_id).state for job_id in ids.values()] == [JobState.DEADLINE, JobState.FAILED]
+    again = {name: int(job_id) for name, job_id in ask(lab, ResumePipeline(ANN, 1))["jobs"].items()}
+    assert (lab.job(again["a"]).spec.deadline_at, lab.job(again["b"]).spec.deadline_at) == (None, now + 1000)
+    assert {lab.job(job_id).state for job_id in again.values()} == {JobState.RUNNING}
+    told = [event.text for event in lab.store.events(again["a"])]
+    assert told[0].endswith("after job 1, without its deadline, which it cannot meet any more")
+
+
+def test_a_step_that_cannot_run_again_is_named() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=5, exit_code=1))
+    submit(lab, step("a"), step("b", request=request(gpus=1)))
+    lab.turn(6)
+    lab.turn(1)
+    lab.gpus = 0
+    lab.restart()
+    (answer,) = lab.ask(ResumePipeline(ANN, 1))
+    assert isinstance(answer, Refused)
+    assert answer.message.startswith("step b: asked for 1 GPU"), answer.message
+
+
+def test_who_waits_for_either_of_two_follows_the_one_that_runs_again() -> None:
+    """It went on waiting for the job that had failed, and was cancelled when the other one failed as well."""
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=5))
+    lab.outcomes = {"1.1": Outcome(runs_s=5, exit_code=1), "2.1": Outcome(runs_s=12, exit_code=1)}
+    ids = submit(lab, step("a"), step("b"), step("c", "a?b"), step("d", "after:a,b"))
+    lab.turn(6)
+    again = ask(lab, ResumePipeline(ANN, 1))["jobs"]
+    assert again == {"a": "5"}
+    assert lab.job(ids["c"]).spec.dependency == "afterok:5?afterok:2"
+    for _ in range(3):
+        lab.turn(6)
+    assert lab.job(ids["b"]).state is JobState.FAILED
+    assert lab.job(ids["c"]).state is JobState.COMPLETED
+
+
+def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=100))
+    lab.outcomes = {"1.1": Outcome(runs_s=5, exit_code=1)}
+    ids = submit(lab, step("a"), step("b", "after:a", array=ArraySpec("0-9", throttle=1)))
+    lab.turn(6)
+    assert ask(lab, ResumePipeline(ANN, 1))["jobs"] == {"a": "13"}
+    assert lab.job(ids["b"]).spec.dependency == "after:1"

@@ -120,7 +120,7 @@ ONE_JOB = {
     "afternotok, completed": (
         "afternotok:1",
         COMPLETED,
-        Never("depends on the failure of job 1, which ended as COMPLETED", 1),
+        Never("depends on the failure of job 1, which ended as COMPLETED", 1, is_spared=True),
     ),
     "afternotok, cancelled": ("afternotok:1", CANCELLED_UNSTARTED, Satisfied()),
     "aftercorr, completed": ("aftercorr:1", COMPLETED, Satisfied()),
@@ -173,6 +173,26 @@ SEVERAL = {
 @pytest.mark.parametrize(("text", "parents", "kind"), SEVERAL.values(), ids=SEVERAL)
 def test_several_jobs(text, parents, kind):
     assert isinstance(evaluate(parse_dependency(text), parents.get), kind)
+
+
+LEFT_OUT = Parent(JobState.CANCELLED, None, 9.0, is_left_out=True)
+SPARED = {
+    "a failure that did not come": ("afternotok:1", True),
+    "what was to follow a failure": ("afterok:4", True),
+    "a failure": ("afterok:2", False),
+    "with a failure before it": ("afterok:2,afternotok:1", True),
+    "with a failure behind it": ("afternotok:1,afterok:2", True),
+    "any, none of which can come": ("afternotok:1?afterok:4", True),
+    "any, the last of which failed": ("afternotok:1?afterok:2", False),
+    "any, the first of which failed": ("afterok:2?afternotok:1", False),
+}
+
+
+@pytest.mark.parametrize(("text", "is_spared"), SPARED.values(), ids=SPARED)
+def test_what_others_have_made_needless(text, is_spared):
+    verdict = evaluate(parse_dependency(text), {1: COMPLETED, 2: FAILED, 4: LEFT_OUT}.get)
+    assert isinstance(verdict, Never)
+    assert verdict.is_spared == is_spared
 
 
 DELAYS = {

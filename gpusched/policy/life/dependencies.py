@@ -35,6 +35,8 @@ class Parent(NamedTuple):
     """Of its last run, if it has had one."""
     end_at: float | None = None
     """Set when the state is final."""
+    is_left_out: bool = False
+    """It was ended because what it waited for could never come true."""
 
 
 Lookup = Callable[[int], Parent | None]
@@ -99,6 +101,8 @@ class Never:
 
     text: str
     id: int
+    is_spared: bool = False
+    """Because others went well: a failure did not come, or what was to follow one has been left out."""
 
 
 Verdict = Satisfied | Waiting | Never
@@ -175,14 +179,16 @@ def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None)
         if isinstance(verdict, Satisfied):
             held.append(verdict)
         elif isinstance(verdict, Never):
-            if not expression.is_any:
-                return verdict
-            never = never or verdict
+            # All that is missing decides, where one alone is enough; else anything that is missing does.
+            if never is None or (never.is_spared if expression.is_any else verdict.is_spared):
+                never = verdict
         else:
             waiting.extend(verdict.ids)
             texts.append(verdict.text)
     if held and expression.is_any:
         return min(held, key=lambda verdict: verdict.at)
+    if never is not None and not expression.is_any:
+        return never
     if waiting:
         joined = (" or " if expression.is_any else " and ").join(texts[:_NAMED])
         more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
@@ -216,9 +222,9 @@ def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> 
     if not state.is_final:
         return Waiting(_WAITS[kind].format(name), (job_id,))
     if kind in ("afterok", "aftercorr") and state is not JobState.COMPLETED:
-        return Never(f"depends on the success of job {name}, which ended as {state}", job_id)
+        return Never(f"depends on the success of job {name}, which ended as {state}", job_id, known.is_left_out)
     if kind == "afternotok" and state is JobState.COMPLETED:
-        return Never(f"depends on the failure of job {name}, which ended as {state}", job_id)
+        return Never(f"depends on the failure of job {name}, which ended as {state}", job_id, is_spared=True)
     return _FREE
 
 

@@ -333,8 +333,14 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
-def ends_unsatisfied(job: Job, settings: Settings) -> bool:
-    """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed."""
+def ends_unsatisfied(job: Job, settings: Settings, *, is_spared: bool = False) -> bool:
+    """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed.
+
+    A step of a pipeline that `is_spared`, because others went well, has nothing to be mended, and would keep the
+    pipeline from its end.
+    """
+    if is_spared and job.spec.step is not None and job.spec.never_satisfied is None:
+        return True
     return (job.spec.never_satisfied or settings.life.never_satisfied) == "cancel"
 
 
