@@ -9,7 +9,7 @@ from gpusched.cli import output, script
 from gpusched.cli.gsub_options import ONLY_TYPED, gsub_table
 from gpusched.cli.notifying import say_nobody
 from gpusched.cli.parse import apply, parse
-from gpusched.cli.repeat import check_resubmission, keep_snapshots, say_found, take_snapshot
+from gpusched.cli.repeat import check_key, check_resubmission, keep_snapshots, say_found, take_snapshot
 from gpusched.cli.where import GPU_KEYS
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
@@ -105,6 +105,7 @@ def body(words: list[str]) -> int:
     else:
         submission = _what(table, given, operands, is_command)
         values = submission.pop("values")
+    check_key(given, values)
     spec = {**spec_of(values), **submission}
     if "resubmit" not in given:
         if "work_dir" not in spec:
@@ -126,7 +127,7 @@ def body(words: list[str]) -> int:
         if values.get("dry_run"):
             return _print_forecast(answer, values)
         if values.get("notify"):
-            say_nobody()
+            say_nobody("gsub", values.get("notify_to", ()))
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]
@@ -171,6 +172,8 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
         return {"values": over(environment, given)}
     if "wrap" in given:
         _only("--wrap", operands, False)
+        if not given["wrap"].strip():
+            raise UsageError("--wrap is empty: there is nothing to run", "for example: gsub --wrap 'python train.py'")
         text = "#!/bin/sh\n" + given["wrap"] + "\n"
         return {"values": over(environment, given), "script": text, "script_name": "wrap"}
     if is_command:

@@ -72,6 +72,15 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
         raise UsageError("--mem-per-cpu says nothing here without -c", "say how much memory in all: -m SIZE")
 
 
+def check_key(given: Values, values: Values) -> None:
+    """Refuse what has no effect. Raises: UsageError."""
+    if "key_again" in given and values.get("key") is None:
+        raise UsageError(
+            "--key-again says when a key makes another job, and there is no --key",
+            "for example: gsub --key nightly --key-again failed -- ./nightly",
+        )
+
+
 def take_snapshot(client: Client, spec: Values, values: Values) -> Frozen | None:
     """Let the job start in a copy of its folder, when that is asked for."""
     mode = values.get("snapshot", "no")

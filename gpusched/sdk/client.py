@@ -72,6 +72,8 @@ class Client:
         Raises: UsageError, Refused; NotReady when the daemon went away and there is no `key` to try again with.
         """
         spec = {**spec_of(options), **_program(command, script, args)}
+        if key_again != "never" and "key" not in spec:
+            raise UsageError(f"key_again={key_again!r} says nothing without a key", "give the work a key=")
         self._freeze(spec, options.get("snapshot"))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
@@ -79,6 +81,10 @@ class Client:
 
     def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
         """Record a job for each shell line, all or none of them; returns their ids in order."""
+        if isinstance(lines, str):
+            raise UsageError(
+                "submit_all takes many lines, not one text", f"submit one job with: submit({lines[:40]!r})"
+            )
         spec = spec_of(options)
         self._freeze(spec, options.get("snapshot"))
         answer = self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
@@ -105,6 +111,8 @@ class Client:
         return read_job(answer["job"], answer.get("existing", False))
 
     def _freeze(self, spec: dict[str, Any], mode: object) -> None:
+        if mode not in (None, True, False, "auto", "git", "copy", "no"):
+            raise UsageError(f"snapshot={mode!r} is none of True, False, 'git', 'copy'", "True finds out by itself")
         if mode and mode != "no":
             from gpusched.snapshots.submitting import start_in_copy  # few need it
 
@@ -180,7 +188,8 @@ class Client:
         if is_one:
             return self.job(ids[0])
         found = {job.id: job for job in self.jobs(ids=ids)}
-        return [found[job_id] for job_id in ids]
+        # `@` and the like are names of a job, not its id.
+        return [found.get(job_id) or self.job(job_id) for job_id in ids]
 
     def _wait(self, ids: Sequence[str], deadline: float | None) -> None:
         while True:
@@ -280,6 +289,8 @@ def _program(
     if args:
         raise UsageError("args are those of a script", "put the words of a command into one list")
     if isinstance(command, str):
+        if not command.strip():
+            raise UsageError("the command is empty", 'for example: submit("python train.py")')
         return {"script": f"#!/bin/sh\n{command}\n", "script_name": "wrap", "argv": []}
     assert command is not None
     return {"argv": [os.fspath(word) for word in command]}

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from gpusched.errors import GpuschedError, UsageError
@@ -98,6 +99,12 @@ class Executor(concurrent.futures.Executor):
         chunks = iter(lambda: list(itertools.islice(calls, chunksize)), [])
         futures = [self._dispatch.add(fn, chunk, None) for chunk in chunks]
         return itertools.chain.from_iterable(_results(self._dispatch, futures, deadline))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for all calls; after Ctrl-C only for those whose jobs run, the others are cancelled."""
+        self.shutdown(cancel_futures=isinstance(error, KeyboardInterrupt))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls.

@@ -108,6 +108,9 @@ def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
     spec["work_dir"] = os.path.abspath(options.get("chdir") or os.getcwd())
     env = dict(os.environ if options.get("env") is None else options["env"])
     env.update(options.get("extra_env") or {})
+    for key, text in env.items():
+        if not (isinstance(key, str) and isinstance(text, str)):
+            raise UsageError(f"the variable {key!r} is {text!r}; both must be texts", f"say: str({text!r})")
     spec["env"] = {key: text for key, text in env.items() if key not in _KEPT_OUT}
     spec["umask"] = _umask()
     return spec
@@ -145,7 +148,10 @@ def _gpus(value: Any) -> dict[str, Any]:
         kind, colon, count = value.rpartition(":")
         if not colon and not count[:1].isdigit():
             kind, count = count, "1"
-        number = float(count) if "." in count else int(count)
+        try:
+            number = float(count) if "." in count else int(count)
+        except ValueError:
+            raise ValueError("it must be a number, as '2', or a type and a number, as 'a100:2'") from None
         return {**_gpus(number), **({"gpu_type": kind} if kind else {})}
     if isinstance(value, float) and 0 < value < 1:
         return {"gpu_fraction": value}

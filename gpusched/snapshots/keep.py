@@ -16,16 +16,12 @@ from typing import Any
 from gpusched import paths
 from gpusched.errors import Refused
 from gpusched.model.units import format_size_mib, printable
-from gpusched.snapshots.listing import Listing, changes, list_tree, unreadable
+from gpusched.snapshots.copying import Copied, copy_tree
+from gpusched.snapshots.listing import Listing, changes, list_tree
 from gpusched.snapshots.prune import ABOUT, prune, remove
 
 PATCH = "changes.patch"
 TREE = "tree"
-_FICLONE = 0x40049409
-"""Linux: share the blocks of a file until one of both is written to."""
-_BLOCK = 1 << 20
-_TRIES = 3
-"""A file that is written to while it is copied is copied again; one that never stands still is a log."""
 
 
 @dataclass(frozen=True)
@@ -166,46 +162,20 @@ def show_size(number: int) -> str:
 
 
 def _keep(listing: Listing, home: str) -> str:
-    """Copy first and name it by what was copied: the tree may change meanwhile."""
+    """An equal copy that is there, else a new one, which is named by what was copied: the tree may change meanwhile."""
+    # Read first: who submits the same code again should not wait for a copy that is then thrown away.
+    name = copy_tree(listing, None).name
+    if _touch(os.path.join(home, name)):
+        return name
     new = tempfile.mkdtemp(prefix=".new-", dir=home)
     try:
         tree = os.path.join(os.fsencode(new), TREE.encode())
         os.mkdir(tree)
-        digest = hashlib.sha256(listing.root + b"\0")
-        folders: set[bytes] = set()
-        unsettled = []
-        for path in sorted(listing.files):
-            _make_folders(tree, path, folders)
-            try:
-                content, mode, is_settled = _copy(os.path.join(listing.root, path), os.path.join(tree, path))
-            except FileNotFoundError:
-                del listing.files[path]  # deleted since it was listed, as editors do with files of theirs
-                continue
-            if not is_settled:
-                unsettled.append(path)
-            digest.update(b"f%o %b %b\0" % (mode, content, path))
-        for path, target in sorted(listing.links.items()):
-            _make_folders(tree, path, folders)
-            os.symlink(target, os.path.join(tree, path))
-            digest.update(b"l%b\0%b\0" % (target, path))
-        for path in sorted(listing.live):
-            if _is_below(path, listing.live):
-                continue
-            _make_folders(tree, path, folders)
-            if not os.path.lexists(os.path.join(tree, path)):
-                os.symlink(os.path.join(listing.root, path), os.path.join(tree, path))
-                digest.update(b"i%b\0" % path)
-        for path in sorted(listing.folders):
-            if not _is_below(path, listing.live) and not os.path.lexists(os.path.join(tree, path)):
-                _make_folders(tree, os.path.join(path, b"."), folders)
-                digest.update(b"d%b\0" % path)
-        for repository in listing.repositories:
-            digest.update(os.fsencode(f"r{repository.path} {repository.commit}\0"))
-        name = digest.hexdigest()[:32]
-        place = os.path.join(home, name)
+        copied = copy_tree(listing, tree)
+        place = os.path.join(home, copied.name)
         if not _touch(place):
-            _describe(listing, new, name, unsettled)
-            for folder in sorted(folders, reverse=True):
+            _describe(listing, new, copied)
+            for folder in sorted(copied.folders, reverse=True):
                 os.chmod(os.path.join(tree, folder), 0o555)
             os.chmod(tree, 0o555)
             try:
@@ -214,7 +184,7 @@ def _keep(listing: Listing, home: str) -> str:
                 # Somebody else was as fast with the same tree.
                 if not _touch(place):
                     raise
-        return name
+        return copied.name
     finally:
         remove(new)
 
@@ -227,7 +197,7 @@ def _touch(folder: str) -> bool:
     return True
 
 
-def _describe(listing: Listing, folder: str, name: str, unsettled: list[bytes]) -> None:
+def _describe(listing: Listing, folder: str, copied: Copied) -> None:
     repositories = []
     patch = b""
     for one in listing.repositories:
@@ -239,7 +209,7 @@ def _describe(listing: Listing, folder: str, name: str, unsettled: list[bytes]) 
         elif change is None:
             patch += b"# git could not tell the changes in " + os.fsencode(one.path) + b"\n"
     known = {
-        "name": name,
+        "name": copied.name,
         "root": os.fsdecode(listing.root),
         "commit": repositories[0]["commit"] if repositories else None,
         "is_dirty": any(one["is_dirty"] for one in repositories) if repositories else None,
@@ -248,7 +218,7 @@ def _describe(listing: Listing, folder: str, name: str, unsettled: list[bytes]) 
         "bytes": sum(found.st_size for found in listing.files.values()),
         "linked": sorted(os.fsdecode(path) for path in listing.live),
         "left_out": sorted(os.fsdecode(path) for path in listing.left_out),
-        "unsettled": [os.fsdecode(path) for path in unsettled],
+        "unsettled": [os.fsdecode(path) for path in copied.unsettled],
         "made_at": time.time(),
     }
     if patch:
@@ -256,74 +226,3 @@ def _describe(listing: Listing, folder: str, name: str, unsettled: list[bytes]) 
             file.write(patch)
     with open(os.path.join(folder, ABOUT), "w", encoding="utf-8") as about_file:
         json.dump(known, about_file, indent=1)
-
-
-def _is_below(path: bytes, folders: set[bytes]) -> bool:
-    while path := os.path.dirname(path):
-        if path in folders:
-            return True
-    return False
-
-
-def _make_folders(tree: bytes, path: bytes, made: set[bytes]) -> None:
-    folder = os.path.dirname(path)
-    if folder and folder not in made:
-        _make_folders(tree, folder, made)
-        os.mkdir(os.path.join(tree, folder))
-        made.add(folder)
-
-
-def _copy(source: bytes, target: bytes) -> tuple[bytes, int, bool]:
-    """Copy a file, read-only; returns the SHA-256 of the copy, as hex, its mode, and whether it stood still meanwhile.
-
-    Raises: FileNotFoundError when it is gone; Refused when it cannot be read.
-    """
-    try:
-        reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(source, error) from None
-    try:
-        writer = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            for _ in range(_TRIES):
-                found = os.fstat(reader)
-                _copy_content(reader, writer, found.st_size)
-                is_settled = _mark(os.fstat(reader)) == _mark(found)
-                if is_settled:
-                    break
-            digest = hashlib.sha256()
-            os.lseek(writer, 0, os.SEEK_SET)
-            while piece := os.read(writer, _BLOCK):
-                digest.update(piece)
-            mode = 0o555 if found.st_mode & 0o100 else 0o444
-            # As old as the original: whoever compares ages, as make does, sees no change.
-            os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
-            os.fchmod(writer, mode)
-        finally:
-            os.close(writer)
-    finally:
-        os.close(reader)
-    return digest.hexdigest().encode(), mode, is_settled
-
-
-def _mark(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
-
-
-def _copy_content(reader: int, writer: int, size: int) -> None:
-    """Copy so many bytes at most: a log may grow for as long as somebody reads it."""
-    os.ftruncate(writer, 0)
-    try:
-        fcntl.ioctl(writer, _FICLONE, reader)
-        return
-    except OSError:
-        pass  # another file system, or one without shared blocks
-    os.lseek(writer, 0, os.SEEK_SET)
-    at = 0
-    while at < size and (piece := os.pread(reader, min(_BLOCK, size - at), at)):
-        at += len(piece)
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(writer, view) :]

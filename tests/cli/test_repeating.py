@@ -91,6 +91,12 @@ def test_a_key_is_a_printable_text(sh: Shell, words: list[str], says: str) -> No
     assert (done.code, says in done.err) == (2, True), done
 
 
+def test_when_a_key_makes_another_job_says_nothing_without_one(sh: Shell) -> None:
+    done = sh.type("gsub", "--key-again", "failed", "--", "true")
+    assert done.code == 2
+    assert "there is no --key" in done.err
+
+
 def test_a_key_does_not_go_with_a_batch(sh: Shell) -> None:
     done = sh.type("gsub", "--key", "k", "--batch", "-", stdin=b"true\n")
     assert done.code == 2

@@ -74,6 +74,14 @@ def test_standard_input_is_a_script(sh: Shell) -> None:
     assert done.out.splitlines()[1:] == ["from stdin"]
 
 
+def test_an_empty_shell_line_is_refused(sh: Shell) -> None:
+    """Mostly that of a variable that is not set."""
+    for line in ("", " \n"):
+        done = sh.type("gsub", "--wrap", line)
+        assert (done.code, done.out) == (2, "")
+        assert "--wrap is empty: there is nothing to run" in done.err
+
+
 def test_wrap_is_a_shell_line(sh: Shell) -> None:
     done = sh.type("gsub", "--quiet", "--follow", "--wrap", "echo $((6*7)); exit 3")
     assert done.out.splitlines()[1:] == ["42"]

@@ -116,7 +116,7 @@ def test_code_that_is_not_taken_from_the_copy_is_told(sh: Shell, code: Path) -> 
     assert (word, path) == ("old", f"{shown(sh, job_id)['work_dir']}/m.py")
     told = sh.type("gsub", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code)
     assert f"{code}/m.py is used where it is, not as it is in the snapshot" in told.err
-    assert sh.type("gsub", "-q", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code).err == ""
+    assert sh.type("gsub", "--quiet", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code).err == ""
 
 
 def test_steps_of_a_pipeline_find_their_modules_in_the_copy_and_only_those_with_one(sh: Shell, code: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -307,3 +308,41 @@ def test_every_option_is_a_field_that_the_daemon_knows() -> None:
 
 def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:
     assert Job.__dataclass_fields__.keys() - {"existing"} <= JOB_FIELDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda client: client.submit("true", snapshot="tar"), "snapshot='tar' is none of"),
+        (lambda client: client.submit_all("echo a"), "many lines, not one text"),
+        (lambda client: client.submit("  "), "the command is empty"),
+        (lambda client: client.submit("true", key_again="failed"), "says nothing without a key"),
+        (lambda client: client.submit("true", extra_env={"SEED": 1}), "the variable 'SEED' is 1; both must be texts"),
+        (lambda client: client.submit("true", gpus="a100:x"), "it must be a number, as '2', or a type and a number"),
+    ],
+)
+def test_mistakes_that_would_pass_for_something_else(
+    client: gpusched.Client, daemon: Daemon, call: Callable[[gpusched.Client], object], says: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        call(client)
+    assert daemon.call("GET", "/v1/jobs?states=all")["jobs"] == []
+
+
+def test_the_last_job_can_be_waited_for_among_others(client: gpusched.Client) -> None:
+    first = client.submit("true", cpus=0, output="/dev/null")
+    last = client.submit("true", cpus=0, output="/dev/null")
+    assert [job.id for job in client.wait([first, "@"], timeout_s=30)] == [first.id, last.id]
+
+
+def test_a_snapshot_warns_of_what_is_not_taken_from_it(
+    client: gpusched.Client, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_HOME", str(daemon.home))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "m.py").write_text("")
+    with pytest.warns(UserWarning, match=r"m\.py is used where it is") as caught:
+        job = client.submit(["cat", f"{code}/m.py"], snapshot="copy", chdir=code, hold=True)
+    assert caught[0].filename == __file__
+    assert job.work_dir.startswith(f"{daemon.home}/snapshots/")

@@ -301,6 +301,19 @@ def test_leaving_the_with_block_waits_and_then_nothing_is_taken(make: Make) -> N
         executor.submit(calls.square, 4)
 
 
+def test_ctrl_c_cancels_what_has_not_started(make: Make, tmp_path: Path) -> None:
+    """Leaving the block would otherwise wait for thousands of calls that nobody wants any more."""
+    executor = make(max_workers=1)
+    with pytest.raises(KeyboardInterrupt), executor:
+        runs = executor.submit(calls.begin_and_wait_for, str(tmp_path / "go"))
+        waits = [executor.submit(calls.square, n) for n in range(3)]
+        wait_until((tmp_path / "go.begun").exists, what="the call to begin")
+        threading.Timer(0.5, (tmp_path / "go").touch).start()
+        raise KeyboardInterrupt
+    assert runs.result() == str(tmp_path / "go")
+    assert all(future.cancelled() for future in waits)
+
+
 def test_shutdown_without_waiting_returns_and_calls_go_on(make: Make, tmp_path: Path) -> None:
     executor = make()
     future = executor.submit(calls.wait_for, str(tmp_path / "go"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import Refused
-from gpusched.snapshots import keep
+from gpusched.snapshots import copying, keep
 from gpusched.snapshots.keep import Limits, Snapshot, freeze, remove, renew, sweep
 from gpusched.snapshots.listing import list_tree
 from gpusched.snapshots.outside import moved, ways_out
@@ -100,6 +100,20 @@ def test_a_hundred_snapshots_of_one_tree_are_one_copy_also_at_once(code: Path, t
     (folder,) = (tmp_path / "home" / "snapshots").iterdir()
     assert {path.stat().st_mode & 0o777 for path in (folder, folder.parent, tmp_path / "home")} == {0o700}
     assert sorted(os.listdir(folder)) == sorted([names[0], "lock"])
+
+
+def test_an_equal_tree_is_not_copied_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty submissions of one large tree would write it fifty times."""
+    first = frozen(code)
+
+    def never(*_: object) -> None:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(copying, "copy_content", never)
+    assert frozen(code).name == first.name
+    (code / "a.py").write_text("2")
+    with pytest.raises(AssertionError, match="copied"):
+        frozen(code)
 
 
 def test_any_change_makes_another_snapshot(code: Path) -> None:
@@ -227,20 +241,20 @@ def test_what_goes_while_it_is_copied_is_left_out(code: Path, monkeypatch: pytes
 
 def test_what_is_written_while_it_is_copied_is_copied_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved in place by an editor: the copy is not the first half of one and the second half of the other."""
-    content, left = keep._copy_content, [1]
+    content, left = copying.copy_content, [1]
 
     def slow(reader: int, writer: int, size: int) -> None:
         content(reader, writer, size)
         if left.pop() if left else 0:
             (code / "a.py").write_text("second, longer")
 
-    monkeypatch.setattr(keep, "_copy_content", slow)
+    monkeypatch.setattr(copying, "copy_content", slow)
     found = frozen(code)
     assert (tree_of(found), found.about["unsettled"]) == ({"a.py": "second, longer"}, [])
 
 
 def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = keep._copy_content
+    content = copying.copy_content
 
     def grow(reader: int, writer: int, size: int) -> None:
         with (code / "train.log").open("a") as log:
@@ -249,7 +263,7 @@ def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch:
 
     (code / "train.log").write_text("begin\n")
     (code / "a.py").unlink()
-    monkeypatch.setattr(keep, "_copy_content", grow)
+    monkeypatch.setattr(copying, "copy_content", grow)
     found = frozen(code)
     assert found.about["unsettled"] == ["train.log"]
     assert tree_of(found)["train.log"].startswith("begin\n")
