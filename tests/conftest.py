@@ -1,10 +1,18 @@
-"""Puts this folder on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work."""
+"""Puts this folder on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work.
+
+Generated cases are judged by what they find, not by how fast a busy machine runs them.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("gpusched", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpusched")
 
 sys.path.insert(0, str(Path(__file__).parent))
 

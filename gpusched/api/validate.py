@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
-from gpusched.api.alerting import read_alerting
+from gpusched.api.alerting import read_alerting, read_parts
 from gpusched.api.arrays import read_array
 from gpusched.api.interactive import read_interactive
 from gpusched.api.resources import RESETS, read_request, request_name, request_values
@@ -349,6 +349,7 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
     if not given:
         raise UsageError("nothing to change", "for example: gctl update 42 time=2h")
     changes = {**{key: value for key, value in changes.items() if key not in REQUEST_FIELDS}, **request_values(changes)}
+    changes.update(read_parts(changes))
     if "cpus" in changes:
         changes["cpus"] = float(changes["cpus"])
     resets: dict[str, Any] = {
@@ -360,6 +361,8 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
         "account": "",
         "qos": "",
         "ignore_idle": False,
+        "notify": (),
+        "notify_to": (),
     }
     for key in (request_name(name) for name, value in given.items() if value is None):
         if key == "name":

@@ -81,6 +81,11 @@ def body(words: list[str]) -> int:
         request = {"ids": _split(rest)}
     with connect() as client:
         answer = client.call("POST", path, request)
+    changes = request.get("changes", {})
+    if changes.get("notify") or changes.get("notify_to"):
+        from gpusched.cli.notifying import say_nobody  # reads the user's targets
+
+        say_nobody("gctl", changes.get("notify_to") or ())
     if values.get("json"):
         output.print_json(answer)
     elif values.get("quiet"):

@@ -127,7 +127,7 @@ def body(words: list[str]) -> int:
         if values.get("dry_run"):
             return _print_forecast(answer, values)
         if values.get("notify"):
-            say_nobody()
+            say_nobody("gsub", values.get("notify_to", ()))
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]

@@ -6,6 +6,8 @@ from gpusched.cli.parse import Option, words_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpusched.cli.parse import Values
     from gpusched.errors import UserError
 
@@ -57,20 +59,29 @@ def notify_options(fail: str, slurm: str) -> list[Option]:
     ]
 
 
-def say_nobody() -> None:
-    """A word on stderr when the user asks to be told and has not said how."""
-    import os
-    import sys
+def say_nobody(command: str, named: Sequence[str]) -> None:
+    """A word on stderr when the user asks to be told, and as things are will not be.
 
+    Args: named: the targets that are to be told; empty for all.
+    """
     from gpusched import paths
+    from gpusched.cli import output
     from gpusched.model.units import printable
+    from gpusched.notify.targets import TargetsError, read_targets
 
-    file = paths.notify_file()
-    if not os.path.exists(file):
-        sys.stderr.write(
-            f"gsub: note: there is no {printable(file)} yet, so nobody will be told; "
-            "make it as docs/howto/alerts.md shows\n"
-        )
+    try:
+        found = read_targets(paths.notify_file())
+    except TargetsError as error:
+        output.note(command, f"nobody will be told before this is mended: {error.message}")
+        return
+    if not found.exists:
+        file = printable(found.file)
+        output.note(command, f"there is no {file} yet, so nobody will be told; make it as docs/howto/alerts.md shows")
+    elif not named and not found.targets:
+        output.note(command, f"nobody will be told: {printable(found.why_nobody())}")
+    for name in named if found.exists else ():
+        if found.named(name) is None:
+            output.note(command, f"{printable(name)} will not be told: {printable(found.why_nobody(name))}")
 
 
 def problems_in_targets() -> list[UserError]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpusched.cli.parse import decimal, whole
+from gpusched.cli.notifying import events
+from gpusched.cli.parse import decimal, whole, words_of
 from gpusched.cli.readers import begin, choice, gpus, instant, time_limit
 from gpusched.cli.where import counts, gpus_of_node, hosts, nodes
 from gpusched.cli.workflow import kill_on_invalid_dep
@@ -69,6 +70,8 @@ UPDATES: dict[str, Callable[[str], dict[str, Any]]] = {
     "retries": whole("retries", 0, 1000),
     "fallback": _text("fallback"),
     "ignore-idle": _yes_or_no("ignore_idle"),
+    "notify": events,
+    "notify-to": words_of("notify_to"),
     "dependency": _text("dependency"),
     "kill-on-invalid-dep": kill_on_invalid_dep,
     "qos": _text("qos"),

@@ -14,6 +14,7 @@ from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.life.dependencies import find_cycle, parse_dependency
 from gpusched.policy.sharing.admission import default_account, qos_of, time_limit, why_refused
+from gpusched.policy.sharing.alone import slice_refusal
 
 from .turn import Turn
 
@@ -114,6 +115,10 @@ def _asks(spec: JobSpec) -> tuple[object, ...]:
 
 def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
     """Refuse so many like jobs when their queue, account or QOS does not admit all of them."""
+
+    refused = slice_refusal(spec, user, turn.nodes, turn.settings)
+    if refused is not None:
+        raise Refused(refused.text, refused.hint)
 
     def found(others: int) -> Refusal | None:
         with turn.world.active.with_more(spec, user, others) as tally:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from logging import getLogger
 
-from gpusched.model.alerts import ONCE, Alert, Facts
+from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
 from gpusched.policy.life import alerting
+from gpusched.policy.life.admin_alerting import News, admin_alert, is_over, news_of_drain
 from gpusched.policy.life.alerting import Raised
 from gpusched.policy.life.dependencies import Satisfied
 from gpusched.ports import Changes, Store
@@ -146,12 +147,14 @@ class Alerts:
             self._tell_of_empty_queue(turn, uid, job)
         for drained, message in turn.changes.drains.items():
             if message is not None:
-                text = f"{drained} was drained: {message}"
-                alert = self.admin_alert("gpu_drained", text, turn.now, turn.settings, drained)
+                news = news_of_drain(drained, message, turn.nodes)
+                alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
                 if alert is not None:
                     self._add(turn.changes, alert, turn)
         for alert in self._admin:
             self._add(turn.changes, alert, turn)
+        if self._admin or turn.changes.drains:
+            turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
 
     def _collect_of(self, turn: Turn, job: Job) -> None:
         wanted = alerting.wanted_of(job)
@@ -186,27 +189,21 @@ class Alerts:
         facts = alerting.facts_of(job, what, None, turn.now)
         turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
 
-    def tell_admin(self, event: str, message: str, now: float, settings: Settings, *about: str) -> None:
+    def tell_admin(self, news: News, now: float, settings: Settings) -> None:
         """Tell the daemon's own targets with the next commit, when `[alert] admin` names any."""
-        alert = self.admin_alert(event, message, now, settings, *about)
+        alert = self.admin_alert(news, now, settings)
         if alert is not None:
             self._admin.append(alert)
 
-    @staticmethod
-    def admin_alert(event: str, message: str, now: float, settings: Settings, *about: str) -> Alert | None:
-        """What the daemon's own targets are told; None when `[alert] admin` names none."""
-        if not settings.alert.admin:
-            return None
-        facts: Facts = (("event", event), ("message", message), ("at", now), ("node", about[0] if about else "-"))
-        return Alert(
-            key=" ".join((event, *about, f"{now:.3f}")),
-            event=event,
-            counts_as=(event,),
-            uid=os.geteuid(),
-            at=now,
-            facts=facts,
-            targets=settings.alert.admin,
-        )
+    def admin_alert(self, news: News, now: float, settings: Settings, changes: Changes | None = None) -> Alert | None:
+        """What the daemon's own targets are told; None when there are none or enough was told."""
+        changed: Mapping[str, Alert | None] = {} if changes is None else changes.alerts
+        known = {**self.rows, **{one.key: one for one in self._admin}, **changed}
+        before = [one for one in known.values() if one is not None]
+        alert = admin_alert(news, now, os.geteuid(), settings.alert.admin, before)
+        if alert is None and settings.alert.admin:
+            log.warning("the administrator is not told, having heard of it often enough: %s", news.message)
+        return alert
 
     def _add(self, changes: Changes, alert: Alert, turn: Turn) -> None:
         if alert.key in self.rows or alert.key in changes.alerts:
@@ -247,7 +244,10 @@ class Alerts:
         after = replace(alert, settled=tuple(dict.fromkeys((*alert.settled, *settled))))
         if not is_done:
             return after
-        return replace(after, state="told") if alert.event in ONCE and alert.job_id in world.jobs else None
+        is_kept = alert.event in ADMIN_EVENTS if alert.job_id is None else alert.event in ONCE
+        if alert.job_id is not None and alert.job_id not in world.jobs:
+            is_kept = False
+        return replace(after, state="told") if is_kept else None
 
     def _put(self, key: str, alert: Alert | None) -> None:
         self._view = None

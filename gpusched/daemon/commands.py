@@ -13,10 +13,12 @@ from signal import SIGCONT
 from typing import Any
 
 from gpusched.errors import NotFound, Refused
+from gpusched.model.alerts import EACH_TASK
 from gpusched.model.execution import LimitOrder, SignalOrder
-from gpusched.model.job import Job, JobEvent, JobSpec, Request, gpus_of_each_node
+from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
+from gpusched.model.units import printable
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
@@ -70,7 +72,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change what jobs ask for. `changes` holds fields of JobSpec, Request and RetryRule by name."""
+    """Change what jobs ask for. `changes` holds fields of JobSpec, Request, RetryRule and Alerting by name."""
 
     caller: Caller
     ids: tuple[int, ...]
@@ -103,7 +105,9 @@ Command = (
     | deserting.LoseClients
 )
 
-UPDATABLE_WHILE_RUNNING = frozenset({"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle"})
+UPDATABLE_WHILE_RUNNING = frozenset(
+    {"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle", "notify", "notify_to"}
+)
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
@@ -259,7 +263,8 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
                     f"{fixed[0]} of job {job.shown_id} cannot change while it is {job.state}",
                     f"cancel it and submit it anew: gcancel {job.shown_id}",
                 )
-        after = _changed(job, command.changes)
+        is_named_task = job.array_id is not None and job.id in named_ids
+        after = _changed(job, _for_task(command.changes) if is_named_task else command.changes)
         if not _FILLED_IN.isdisjoint(command.changes):
             after = replace(after, spec=completed(after.spec, after.user, turn.settings))
         check_update(job, after, turn)
@@ -326,11 +331,34 @@ def _changed(job: Job, changes: dict[str, Any]) -> Job:
         rest["array"] = replace(spec.array, throttle=rest.pop("throttle"))
     if "retries" in rest:
         rest["retry"] = replace(spec.retry, retries=rest.pop("retries"))
+    if "notify" in rest or "notify_to" in rest:
+        rest["alerting"] = _alerting(job, rest.pop("notify", None), rest.pop("notify_to", None))
     job = replace(job, spec=replace(spec, **rest))
     if "begin_at" in changes and job.state is JobState.PENDING:
         begin_at = max(job.submit_at, changes["begin_at"] or job.submit_at)
         job = replace(job, queued_at=begin_at, eligible_at=begin_at)
     return job
+
+
+def _for_task(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes for one task that was named: what is told of an array is to be told of it alone."""
+    if not changes.get("notify"):
+        return changes
+    return {**changes, "notify": tuple(sorted({*changes["notify"], EACH_TASK}))}
+
+
+def _alerting(job: Job, on: tuple[str, ...] | None, targets: tuple[str, ...] | None) -> Alerting | None:
+    """Whom to tell what from now on; None is as before. Who is told of nothing any more is no longer named."""
+    before = job.spec.alerting or Alerting()
+    now_on = before.on if on is None else on
+    if now_on:
+        return Alerting(now_on, before.targets if targets is None else targets)
+    if targets:
+        raise Refused(
+            f"{printable(targets[0], 60)} is to be told of job {job.shown_id}, but nothing of what",
+            f"say of what: gctl update {job.shown_id} notify=end notify-to={printable(targets[0], 60)}",
+        )
+    return None
 
 
 def _drain(command: Drain, turn: Turn) -> dict[str, Any]:

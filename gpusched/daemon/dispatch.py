@@ -14,6 +14,7 @@ from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
 from gpusched.notify.courier import Courier
 from gpusched.notify.deliveries import FILE, Report
+from gpusched.policy.life.admin_alerting import MOST_IN_QUIET, News, admin_alert
 from gpusched.ports import Changes, JobFilter
 
 from .tick import Scheduler
@@ -51,6 +52,8 @@ class Dispatcher:
         self.troubles: dict[tuple[int, str], Trouble] = {}
         """By user and target, until it is reached again."""
         self._database: str | None = None
+        self._of_database: tuple[Alert, ...] = ()
+        """The last that were told of it."""
         self._seen: dict[int, dict[str, Alert]] | None = None
         self.watch: Callable[[Courier], None] | None = None
         """Called with a new courier, so that the loop looks at its descriptor."""
@@ -115,11 +118,11 @@ class Dispatcher:
         if self._database is None or before is not None:
             return
         scheduler = self._scheduler
-        alert = scheduler.alerts.admin_alert(
-            "database", self._database, scheduler.now(), scheduler.settings, scheduler.site.node
-        )
+        news = News("database", self._database, scheduler.site.node)
+        alert = admin_alert(news, scheduler.now(), os.geteuid(), scheduler.settings.alert.admin, self._of_database)
         if alert is not None:
             self._fleeting[alert.key] = alert
+            self._of_database = (*self._of_database, alert)[-MOST_IN_QUIET:]
 
     # --- recording --------------------------------------------------------------------------------
 

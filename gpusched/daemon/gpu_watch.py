@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, GpuState
+from gpusched.policy.life.admin_alerting import News
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
+_UNREADABLE_AFTER = 3
+"""Readings in a row that fail as a whole before anybody is told: one may just have come too late."""
 
 
 class GpuWatch:
@@ -15,12 +18,19 @@ class GpuWatch:
 
     def __init__(self) -> None:
         self._bad: dict[str, str] = {}
+        self._unreadable = 0
 
-    def news(self, tracker: GpuTracker, reading: GpuReading) -> Iterator[tuple[str, str, str]]:
-        """Event, UUID and sentence of every card that was lost or became suspect."""
+    def news(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[News]:
+        """Every card that was lost or became suspect, and the driver that answers for none of them.
+
+        Not those that are suspect because they were drained for it: that is told when it is recorded.
+        """
         if reading.error is not None:
-            # Nothing is known of any card now.
+            self._unreadable += 1
+            if self._unreadable == _UNREADABLE_AFTER:
+                yield News("gpu_lost", f"no GPU of {node} can be read: {reading.error}", node)
             return
+        self._unreadable = 0
         for gpu in reading.gpus:
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
@@ -30,5 +40,8 @@ class GpuWatch:
                     self._bad.pop(gpu.uuid, None)
             elif self._bad.get(gpu.uuid) != event:
                 self._bad[gpu.uuid] = event
+                if event == "gpu_suspect" and tracker.is_drained(gpu.uuid):
+                    continue
                 what = "was lost" if event == "gpu_lost" else "is suspect"
-                yield event, gpu.uuid, f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {status.why or 'see ginfo'}"
+                text = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {status.why or 'see ginfo'}"
+                yield News(event, text, node, gpu.uuid)

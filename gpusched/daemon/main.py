@@ -34,6 +34,7 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
+from gpusched.policy.life.admin_alerting import News
 from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
@@ -226,7 +227,8 @@ def tell_of_restart(scheduler: Scheduler) -> None:
     counts = scheduler.world.counts()
     jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no unfinished job"
     text = f"gpuschedd {__version__} has started again on {scheduler.site.node}: {jobs}"
-    scheduler.alerts.tell_admin("daemon_restarted", text, scheduler.now(), scheduler.settings, scheduler.site.node)
+    news = News("daemon_restarted", text, scheduler.site.node)
+    scheduler.alerts.tell_admin(news, scheduler.now(), scheduler.settings)
 
 
 async def _loop(

@@ -161,8 +161,8 @@ class Scheduler:
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
         self.gpu_faults.observe(reading)
-        for event, uuid, text in self._gpu_watch.news(self.tracker, reading):
-            self.alerts.tell_admin(event, text, self.now(), self.settings, self.site.node, uuid)
+        for news in self._gpu_watch.news(self.tracker, reading, self.site.node):
+            self.alerts.tell_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""

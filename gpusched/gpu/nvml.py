@@ -19,7 +19,7 @@ from typing import Any
 from gpusched.gpu import faults, visible
 from gpusched.gpu.device import FUNCTION_NOT_FOUND, Device, DriverGone
 from gpusched.gpu.topology import NOWHERE, Topology
-from gpusched.gpu.xids import XidWatch
+from gpusched.gpu.xids import XidEar
 from gpusched.model.cluster import GpuReading, GpuSample
 
 RETRY_S = 10.0
@@ -73,7 +73,7 @@ class NvmlSource:
         self._nvml: Gateway | None = None
         self._devices: list[Device] = []
         self._topology: Topology | None = None
-        self._xids: XidWatch | None = None
+        self._xids: XidEar | None = None
         self._driver_version: str | None = None
         self._binding_note: str | None = None
         self._failure: int | str | None = None
@@ -93,7 +93,7 @@ class NvmlSource:
         except DriverGone:
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; it is asked again soon")
-        samples = self._with_faults(self._placed(samples, now))
+        samples = self._with_faults(self._placed(samples, now), now)
         notes = []
         if self._limit is not None:
             chosen = visible.visible(self._limit, [device.uuid for device in self._devices])
@@ -114,12 +114,11 @@ class NvmlSource:
             placed.append(replace(sample, link_group=spot.link_group, numa=spot.numa))
         return tuple(placed)
 
-    def _with_faults(self, samples: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+    def _with_faults(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         """The samples with the faults that were heard of; listening begins when the devices have been read once."""
-        if self._xids is None and self._nvml is not None:
-            present = [found.handle for device in self._devices if (found := device.present)]
-            self._xids = XidWatch(self._nvml, present)
-        heard = {} if self._xids is None else self._xids.take()
+        if self._xids is None:
+            return samples
+        heard = self._xids.take(now, [found for device in self._devices if (found := device.present)])
         return tuple(replace(sample, xids=heard[sample.uuid]) if sample.uuid in heard else sample for sample in samples)
 
     def close(self) -> None:
@@ -151,6 +150,7 @@ class NvmlSource:
         self._nvml = nvml
         self._devices = [Device(nvml, index) for index in range(int(count))]
         self._topology = Topology(nvml)
+        self._xids = XidEar(nvml)
         version, _ = nvml.ask("nvmlSystemGetDriverVersion")
         self._driver_version = version.decode() if isinstance(version, bytes) else version
         if nvml.constant("nvmlMemory_v2") is None:

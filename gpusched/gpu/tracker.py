@@ -78,6 +78,10 @@ class GpuTracker:
         """GPU UUID -> message of all drained GPUs; other keys are ignored."""
         self._drains = drains
 
+    def is_drained(self, uuid: str) -> bool:
+        """Whether somebody or something has taken the card out."""
+        return uuid in self._drains
+
     def begin_release(self, uuid: str, run: str, now: float) -> None:
         """A run has ended: wait for a reading after `now` that shows the card clean of it."""
         card = self._cards.get(uuid)

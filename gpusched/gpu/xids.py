@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gpusched.gpu.device import Nvml
+from gpusched.gpu.device import SLOW_S, Nvml, Present
 
 XID_EVENT = 8
 """nvmlEventTypeXidCriticalError."""
@@ -22,8 +22,35 @@ _WAIT_MS = 1000
 _MOST = 1000
 
 
+class XidEar:
+    """Listens to the cards that are there: anew when others are, and when a lost card has ended the listening."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._watch: XidWatch | None = None
+        self._cards: frozenset[int] = frozenset()
+        self._not_before = float("-inf")
+
+    def take(self, now: float, present: Sequence[Present]) -> dict[str, tuple[int, ...]]:
+        """Numbers by UUID since the last call, in order. Args: now: monotonic seconds."""
+        heard = {} if self._watch is None else self._watch.take()
+        cards = frozenset(card.index for card in present)
+        is_deaf = self._watch is None or self._watch.has_failed or cards != self._cards
+        if is_deaf and now >= self._not_before:
+            self._not_before = now + SLOW_S
+            if self._watch is not None:
+                self._watch.leave()
+            self._watch, self._cards = XidWatch(self._nvml, [card.handle for card in present]), cards
+        return heard
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._watch is not None:
+            self._watch.close()
+
+
 class XidWatch:
-    """Listens to all devices that support it, until closed."""
+    """Listens to all devices that support it, until closed or until the driver ends the waiting."""
 
     def __init__(self, nvml: Nvml, handles: Sequence[Any]) -> None:
         self._nvml = nvml
@@ -43,9 +70,9 @@ class XidWatch:
         self._thread.start()
 
     @property
-    def is_listening(self) -> bool:
-        """Whether any device tells of faults."""
-        return self._thread is not None and self._thread.is_alive()
+    def has_failed(self) -> bool:
+        """Whether it listened once and does not any more."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def take(self) -> dict[str, tuple[int, ...]]:
         """Numbers by UUID since the last call, in order."""
@@ -56,9 +83,13 @@ class XidWatch:
             found[uuid] = (*found.get(uuid, ()), xid)
         return found
 
+    def leave(self) -> None:
+        """Stop listening when the current wait is over; nobody waits for that."""
+        self._closing.set()
+
     def close(self) -> None:
         """Stop listening; waits for the current wait to be over, but not for a driver that hangs."""
-        self._closing.set()
+        self.leave()
         if self._thread is not None:
             self._thread.join(2 * _WAIT_MS / 1000)
 
@@ -68,7 +99,7 @@ class XidWatch:
             if code == TIMEOUT:
                 continue
             if code:
-                # A lost device or driver ends the waiting for all; readings say the rest.
+                # A lost device or driver ends the waiting for all; the ear begins again with those that are left.
                 break
             uuid, code = self._nvml.ask("nvmlDeviceGetUUID", data.device)
             if code or int(data.eventType) != XID_EVENT or int(data.eventData) == _UNKNOWN_XID:

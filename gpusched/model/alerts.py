@@ -23,7 +23,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
 
 ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
     {
-        "gpu_lost": "a GPU no longer answers",
+        "gpu_lost": "a GPU, or the driver for all of them, no longer answers",
         "gpu_suspect": "a GPU gets no jobs because something is wrong with it",
         "gpu_drained": "a GPU or a node was drained",
         "daemon_restarted": "the daemon has started on a job table that had jobs before",

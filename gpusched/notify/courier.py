@@ -27,14 +27,12 @@ import gpusched
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
 from gpusched.notify.deliveries import Report
+from gpusched.notify.hearing import Hearing
 
 log = getLogger("gpusched.notify")
 
 IDLE_S = 60.0
 """After so long without anything to send the process ends; it comes back when it is needed."""
-MOST_HANDED = 200
-"""Alerts that a worker has at once; the others wait in the table."""
-
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -66,9 +64,8 @@ class Courier:
         self._file = file
         self._monotonic = monotonic
         self._child: subprocess.Popen[bytes] | None = None
-        self._handed: set[str] = set()
-        self._out = b""
-        self._heard = b""
+        self._hearing = Hearing()
+        self._out = bytearray()
         self._failures = 0
         self._not_before = float("-inf")
         self._idle_since: float | None = None
@@ -112,10 +109,8 @@ class Courier:
             # What the receipts say is recorded first; then the rest is handed over.
             return reports
         for key, alert in alerts.items():
-            if len(self._handed) >= MOST_HANDED:
-                break
-            if key not in self._handed:
-                self._handed.add(key)
+            # All of them: those for a target that fails must not keep back what others are to be told.
+            if self._hearing.expect(key):
                 self._out += order_of(alert)
         self._push()
         return []
@@ -124,7 +119,9 @@ class Courier:
         """What has become of alerts. Starts nothing."""
         has_ended = self._child is not None and self._child.poll() is not None
         reports = self._collect()
-        if has_ended:
+        if self._hearing.is_nonsense:
+            self._fail("the process that sends alerts says what makes no sense", self._monotonic(), kill=True)
+        elif has_ended:
             self._bury()
         elif self._child is not None:
             self._push()
@@ -193,32 +190,21 @@ class Courier:
         assert self._child.stdin is not None
         try:
             while self._out:
-                written = os.write(self._child.stdin.fileno(), self._out[: 1 << 16])
-                self._out = self._out[written:]
+                del self._out[: os.write(self._child.stdin.fileno(), self._out[: 1 << 16])]
         except BlockingIOError:
             pass  # it is busy
         except BrokenPipeError:
             pass  # it has died; the next poll says so
 
     def _collect(self) -> list[Report]:
-        while True:
-            try:
-                data = os.read(self._answers, 1 << 16)
-            except BlockingIOError:
-                break
-            self._heard += data
-        *lines, self._heard = self._heard.split(b"\n")
-        reports: list[Report] = []
-        for line in lines:
-            try:
-                report = json.loads(line)
-                key = report["key"]
-            except (ValueError, TypeError, KeyError):
-                continue  # a new process starts with an empty line, a killed one may stop within one
-            reports.append(report)
+        try:
+            # Once: who writes faster than this reads must not keep the daemon here.
+            data = os.read(self._answers, 1 << 16)
+        except BlockingIOError:
+            return []
+        reports = self._hearing.take(data)
+        if reports:
             self._failures, self.trouble = 0, None
-            if report.get("done"):
-                self._handed.discard(key)
         return reports
 
     def _bury(self) -> None:
@@ -227,8 +213,8 @@ class Courier:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._fail(f"the process that sends alerts has ended ({how})", self._monotonic())
 
-    def _fail(self, why: str, now: float) -> None:
-        self._dismiss(kill=True)
+    def _fail(self, why: str, now: float, *, kill: bool = False) -> None:
+        self._dismiss(kill=kill)
         self._failures += 1
         wait_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
         self._not_before = now + wait_s
@@ -236,7 +222,7 @@ class Courier:
         log.warning("%s; the next one starts in %.0f s", why, wait_s)
 
     def _retire(self) -> None:
-        if self._handed or self._out:
+        if self._hearing.expects_more or self._out:
             self._idle_since = None
             return
         now = self._monotonic()
@@ -247,14 +233,14 @@ class Courier:
 
     def _dismiss(self, *, kill: bool = False) -> None:
         child, self._child = self._child, None
-        self._handed, self._out, self._heard, self._idle_since = set(), b"", b"", None
+        self._hearing, self._out, self._idle_since = Hearing(), bytearray(), None
         if child is None:
             return
         assert child.stdin is not None
         child.stdin.close()
         if kill:
             try:
-                # The tries it had under way too: nobody else would end them.
+                # With the tries it had under way.
                 os.killpg(child.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass  # all of them are gone

@@ -1,12 +1,14 @@
 """What a worker still has to send: each alert to each of its targets, with tries, waits and an end to them.
 
-Nothing here sends or reads a clock; the worker does.
+A target that fails rests as a whole, longer from failure to failure, and what waits for it costs nothing meanwhile,
+however much that is. Nothing here sends or reads a clock; the worker does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from gpusched.model.job import RetryRule
@@ -46,6 +48,23 @@ class Delivery:
     tries: int = 0
 
 
+@dataclass(slots=True)
+class _Line:
+    """What waits for one target."""
+
+    target: str
+    waiting: list[tuple[float, float, str]] = field(default_factory=list)
+    """(when it is due, instant of the alert, its key), a heap."""
+    failures: int = 0
+    """In a row, whichever alerts they were about."""
+    not_before: float = float("-inf")
+    """Until then the target rests."""
+
+    @property
+    def due_at(self) -> float | None:
+        return max(self.waiting[0][0], self.not_before) if self.waiting else None
+
+
 @dataclass(frozen=True, slots=True)
 class Letter:
     """What is to be sent."""
@@ -66,6 +85,8 @@ class Deliveries:
         self._read = read
         self._open: dict[str, dict[str, Delivery]] = {}
         """By alert and target."""
+        self._lines: dict[str, _Line] = {}
+        """By target; a delivery that was picked is in none."""
 
     def take(self, order: Order, now: float) -> list[Report]:
         """Take in one alert; one that is open already is left as it is."""
@@ -76,15 +97,27 @@ class Deliveries:
 
     def next_due(self, busy: Collection[str]) -> float | None:
         """When the next delivery to a target that is not busy is due."""
-        return min((one.due_at for one in self._idle(busy)), default=None)
+        return min((due_at for due_at, _ in self._idle(busy)), default=None)
 
     def pick(self, now: float, busy: Collection[str]) -> Delivery | None:
-        """The delivery that is due first, to a target that is not busy."""
-        due = [one for one in self._idle(busy) if one.due_at <= now]
-        return min(due, key=lambda one: (one.due_at, one.order["at"], one.order["key"]), default=None)
+        """Take out the delivery that is due first, to a target that is not busy; it has to be settled."""
+        due_at, target = min(self._idle(busy), default=(now, None))
+        if target is None or due_at > now:
+            return None
+        _, _, key = heappop(self._lines[target].waiting)
+        return self._open[key][target]
 
-    def _idle(self, busy: Collection[str]) -> list[Delivery]:
-        return [one for parts in self._open.values() for one in parts.values() if one.target not in busy]
+    def _idle(self, busy: Collection[str]) -> list[tuple[float, str]]:
+        lines = ((line.due_at, line.target) for line in self._lines.values() if line.target not in busy)
+        return [(due_at, target) for due_at, target in lines if due_at is not None]
+
+    def _queue(self, delivery: Delivery) -> None:
+        order = delivery.order
+        self._open[order["key"]][delivery.target] = delivery
+        heappush(self._line(delivery.target).waiting, (delivery.due_at, order["at"], order["key"]))
+
+    def _line(self, target: str) -> _Line:
+        return self._lines.setdefault(target, _Line(target))
 
     def letter(self, delivery: Delivery, now: float) -> tuple[Letter | None, list[Report]]:
         """What to send for this delivery; None with reports when there is nothing to send any more."""
@@ -105,21 +138,56 @@ class Deliveries:
 
     def settle(self, delivery: Delivery, result: Result, now: float) -> list[Report]:
         """Take in the result of a try: done, another try later, or given up."""
-        order, limits = delivery.order, self._limits
         delivery.tries += 1
-        report: Report = {"key": order["key"], "target": delivery.target, "tries": delivery.tries}
-        if not result.is_told:
-            report["error"] = result.error
-            rule = RetryRule(
-                backoff_s=limits.backoff_s, backoff_factor=BACKOFF_FACTOR, backoff_max_s=limits.backoff_max_s
-            )
-            wait_s = backoff_s(rule, delivery.tries, sum(order["key"].encode()))
-            if not result.is_final and now + wait_s < order["at"] + limits.give_up_s:
-                delivery.due_at = now + wait_s
-                return [{**report, "outcome": "failed", "next_s": wait_s}]
-        report["outcome"] = "told" if result.is_told else "gave_up"
-        del self._open[order["key"]][delivery.target]
-        return [report, *self._done(order)]
+        line = self._line(delivery.target)
+        if result.is_told:
+            self._is_well(line)
+            return self._close(delivery, {"outcome": "told"})
+        gave_up = {"error": result.error, "outcome": "gave_up"}
+        if result.is_final:
+            return self._close(delivery, gave_up)
+        if now >= line.not_before:
+            line.failures += 1
+            line.not_before = now + self._wait_s(line.failures, delivery.order)
+        delivery.due_at = now + self._wait_s(delivery.tries, delivery.order)
+        if self._is_too_old(delivery.order, delivery.due_at):
+            reports = self._close(delivery, gave_up)
+        else:
+            self._queue(delivery)
+            next_s = max(delivery.due_at, line.not_before) - now
+            reports = [{**_report(delivery), "error": result.error, "outcome": "failed", "next_s": next_s}]
+        return [*reports, *self._give_up_old(line, gave_up)]
+
+    def _wait_s(self, tries: int, order: Order) -> float:
+        limits = self._limits
+        rule = RetryRule(backoff_s=limits.backoff_s, backoff_factor=BACKOFF_FACTOR, backoff_max_s=limits.backoff_max_s)
+        return backoff_s(rule, tries, sum(order["key"].encode()))
+
+    def _is_too_old(self, order: Order, at: float) -> bool:
+        return bool(at >= order["at"] + self._limits.give_up_s)
+
+    def _give_up_old(self, line: _Line, gave_up: Report) -> list[Report]:
+        """What would be too old when its turn comes shares the fate of what was just tried in vain."""
+        old: list[tuple[float, float, str]] = []
+        kept: list[tuple[float, float, str]] = []
+        for entry in line.waiting:
+            delivery = self._open[entry[2]][line.target]
+            is_too_old = self._is_too_old(delivery.order, max(entry[0], line.not_before))
+            (old if is_too_old else kept).append(entry)
+        if not old:
+            return []
+        line.waiting = kept
+        heapify(line.waiting)
+        return [report for _, _, key in sorted(old) for report in self._close(self._open[key][line.target], gave_up)]
+
+    def _is_well(self, line: _Line) -> None:
+        line.failures, line.not_before = 0, float("-inf")
+        if not line.waiting:
+            self._lines.pop(line.target, None)
+
+    def _close(self, delivery: Delivery, outcome: Report) -> list[Report]:
+        del self._open[delivery.order["key"]][delivery.target]
+        return [{**_report(delivery), **outcome}, *self._done(delivery.order)]
 
     def _spread(self, order: Order, now: float, tries: int) -> list[Report]:
         """Find out whom the alert is for."""
@@ -129,10 +197,11 @@ class Deliveries:
         except TargetsError as error:
             delivery = self._open[key][FILE] = Delivery(order, FILE, now, tries)
             return self.settle(delivery, Result(False, error.message), now)
+        self._is_well(self._line(FILE))
         reports: list[Report] = []
         for name in self._names(order, targets, reports):
             if name not in order["settled"]:
-                self._open[key][name] = Delivery(order, name, now)
+                self._queue(Delivery(order, name, now))
         return [*reports, *self._done(order)]
 
     def _names(self, order: Order, targets: Targets, reports: list[Report]) -> list[str]:
@@ -142,13 +211,13 @@ class Deliveries:
         for name in asked:
             target = targets.named(name)
             if target is None:
-                reports.append(_nobody(order["key"], name, _why_not(name, targets)))
+                reports.append(_nobody(order["key"], name, targets.why_nobody(name)))
             elif target.takes(order["counts_as"]):
                 found.append(target)
         if not asked:
             found = [target for target in targets.targets.values() if target.takes(order["counts_as"])]
             if not targets.targets:
-                reports.append(_nobody(order["key"], FILE, _why_not(FILE, targets)))
+                reports.append(_nobody(order["key"], FILE, targets.why_nobody()))
         return [target.name for target in found]
 
     def _done(self, order: Order) -> list[Report]:
@@ -158,15 +227,9 @@ class Deliveries:
         return [{"key": order["key"], "done": True}]
 
 
+def _report(delivery: Delivery) -> Report:
+    return {"key": delivery.order["key"], "target": delivery.target, "tries": delivery.tries}
+
+
 def _nobody(key: str, name: str, why: str) -> Report:
     return {"key": key, "target": name, "tries": 0, "outcome": "gave_up", "error": why}
-
-
-def _why_not(name: str, targets: Targets) -> str:
-    if not targets.exists:
-        return f"there is no {targets.file}"
-    if name == FILE:
-        return f"{targets.file} names no target"
-    if "@" in name:
-        return f"{targets.file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"
-    return f"{targets.file} has no target of this name"

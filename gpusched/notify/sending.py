@@ -151,7 +151,8 @@ def send(url: str, title: str, body: str) -> Result:
         if not service.add(url):
             scheme = url.partition("://")[0]
             return Result(False, f"no service understands the address {scheme}://...", is_final=True)
-        if service.notify(body=body, title=title):
+        # Services that take markup get the text in a form in which names and lines stay what they are.
+        if service.notify(body=body, title=title, body_format=apprise.NotifyFormat.TEXT):
             return Result(True)
         problem = "; ".join(heard.lines) or "the service did not take the message"
     except Exception as error:
@@ -185,7 +186,10 @@ class _Listener(logging.Handler):
 
 def without_secrets(text: str, url: str) -> str:
     """The text with every part of the address that may be secret replaced by `***`."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the address cannot be taken apart, so that nothing of the answer is shown"
     host = parts.hostname or ""
     words = [url, parts.username or "", *parts.path.split("/")]
     words += [pair.partition("=")[2] for pair in parts.query.split("&")]

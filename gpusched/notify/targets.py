@@ -84,6 +84,16 @@ class Targets:
         joint = "&" if "?" in self.mail else "?"
         return Target(name, f"{self.mail}{joint}to={quote(name, safe='@')}")
 
+    def why_nobody(self, name: str = "") -> str:
+        """Why there is no target of this name, or without one no target at all."""
+        if not self.exists:
+            return f"there is no {self.file}"
+        if not name:
+            return f"{self.file} names no target"
+        if "@" in name:
+            return f"{self.file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"
+        return f"{self.file} has no target of this name"
+
 
 class TargetsError(UsageError):
     """A file that cannot be used; `problems` has a sentence for each reason."""

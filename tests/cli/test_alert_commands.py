@@ -61,12 +61,60 @@ def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(o
     done = own.type("gsub", "--parsable", "--notify=end", "--", "true")
     assert (done.code, done.out) == (0, "1\n")
     assert done.err == (
-        f"gsub: note: there is no {own.home}/notify.toml yet, so nobody will be told; "
-        "make it as docs/howto/alerts.md shows\n"
+        f"gsub: there is no {own.home}/notify.toml yet, so nobody will be told; make it as docs/howto/alerts.md shows\n"
     )
     targets(own, '[target.x]\nurl = "json://127.0.0.1:9"\n')
     assert own.type("gsub", "--notify=end", "--", "true").err == ""
     assert own.type("gsub", "--", "true").err == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "to", "says"),
+    [
+        ("", "", "nobody will be told: {file} names no target"),
+        ('[target.x]\nurl = "json://h"\n', "x,y", "y will not be told: {file} has no target of this name"),
+        ("", "a@b.org", "a@b.org will not be told: {file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"),
+        (
+            '[target.x]\nurl = "json://h"\ntitle = "{nmae}"\n',
+            "x",
+            "nobody will be told before this is mended: file {file}, line 3: target.x.title uses {{nmae}}, "
+            "which is no fact; did you mean {{name}}?",
+        ),
+    ],
+)
+def test_who_cannot_be_told_as_the_file_is_hears_of_it_at_once(own: Shell, file: str, to: str, says: str) -> None:
+    path = targets(own, file)
+    words = ("--notify=end", f"--notify-to={to}") if to else ("--notify=end",)
+    done = own.type("gsub", "--parsable", "--hold", *words, "--", "true")
+    assert (done.code, done.out) == (0, "1\n")
+    assert done.err == f"gsub: {says.format(file=path)}\n"
+    changes = ("notify=end", f"notify-to={to}") if to else ("notify=end",)
+    assert own.type("gctl", "update", "1", *changes).err == f"gctl: {says.format(file=path)}\n"
+
+
+def test_whom_to_tell_what_can_be_changed_later(own: Shell) -> None:
+    targets(own, '[target.phone]\nurl = "json://127.0.0.1:9"\n[target.desk]\nurl = "json://127.0.0.1:9"\n')
+    own.ok("gsub", "--hold", "--", "true")
+    refused = own.type("gctl", "update", "1", "notify-to=phone")
+    assert refused.code == 1
+    assert refused.err == (
+        "gctl: error: phone is to be told of job 1, but nothing of what\n"
+        "gctl: hint: say of what: gctl update 1 notify=end notify-to=phone\n"
+    )
+    own.ok("gctl", "update", "1", "notify=FAIL,end", "notify-to=phone,desk")
+    assert alerting(own, "1") == {"on": ["end", "fail"], "targets": ["phone", "desk"]}
+    assert "notify=end,fail, notify_to=phone,desk by " in own.ok("gshow", "1")
+    own.ok("gctl", "update", "1", "notify=begin")
+    assert alerting(own, "1") == {"on": ["begin"], "targets": ["phone", "desk"]}
+    own.ok("gctl", "update", "1", "notify-to=")
+    assert alerting(own, "1") == {"on": ["begin"], "targets": []}
+    for nobody in ("notify=", "notify=none"):
+        own.ok("gctl", "update", "1", "notify=begin")
+        own.ok("gctl", "update", "1", nobody)
+        assert json.loads(own.ok("gshow", "--json", "1"))["jobs"][0]["spec"]["alerting"] is None
+    for wrong, says in (("notify=ends", "'ends' is nothing to be told of"), ("notify-to=a b", "'a b' is neither")):
+        done = own.type("gctl", "update", "1", wrong)
+        assert (done.code, says in done.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +124,7 @@ def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(o
         (("--mail-type=TIME_LIMIT_90",), "the nearest is time_limit_80"),
         (("--mail-user=a@b.org",), "a@b.org is to be told, but nothing of what"),
         (("--notify=end", "--notify-to=a b"), "'a b' is neither a target nor a mail address"),
+        (("--notify=end", "--notify-to=a@b.c?to=d@e.f"), "'a@b.c?to=d@e.f' is neither a target nor a mail address"),
     ],
 )
 def test_what_makes_no_sense_is_refused(sh: Shell, words: tuple[str, ...], says: str) -> None:

@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -141,6 +142,67 @@ def test_a_receipt_stands_for_a_message_whose_worker_died_before_it_could_say_so
     desk.wait_done("1")
     assert web.messages == []
     assert (desk.folder / "told").read_text() == ""
+
+
+def test_what_a_killed_worker_was_sending_comes_to_its_end_and_is_sent_once(desk: Desk, web: WebReceiver) -> None:
+    web.hold.clear()
+    desk.send("1")
+    wait_until(lambda: web.waiting == 1, what="the worker to send")
+    pid = desk.courier.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: (desk.poll(), desk.courier.is_idle)[1], what="the death to be noticed")
+    desk.now += 2
+    desk.send("1")
+    assert desk.courier.is_idle  # what was under way may still succeed
+    web.hold.set()
+    wait_until(lambda: (desk.send("1"), desk.reports)[1], what="the receipt")
+    assert [report["outcome"] for report in desk.reports] == ["told"]
+    assert web.titles == ["gpusched: job 1 (x): FAILED"]
+
+
+def test_what_a_killed_worker_was_sending_to_a_target_that_hangs_ends_by_itself(desk: Desk, web: WebReceiver) -> None:
+    web.hold.clear()
+    desk.send("1")
+    wait_until(lambda: web.waiting == 1, what="the worker to send")
+    pid = desk.courier.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_free(desk.folder / "told"), what="the try to end")
+    web.hold.set()
+
+
+def test_a_target_that_fails_keeps_nothing_back_from_the_others(desk: Desk, web: WebReceiver) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with open(desk.folder / "notify.toml", "a") as file:
+        file.write(f'[target.dead]\nurl = "json://127.0.0.1:{port}/x"\n')
+    keys = [str(number) for number in range(300)]
+    only_dead = {key: replace(alert(key), targets=("dead",)) for key in keys}
+    desk.reports += desk.courier.hand(only_dead)
+    last = replace(alert("last"), targets=("hook",))
+    desk.reports += desk.courier.hand({**only_dead, "last": last})
+    desk.wait_done("last")
+    assert len(web.messages) == 1
+    assert not any(report.get("done") for report in desk.reports if report["key"] != "last")
+
+
+def test_a_worker_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: WebReceiver) -> None:
+    web.hold.clear()
+    desk.send("1")
+    wait_until(lambda: web.waiting == 1, what="the worker to send")
+    pid = desk.courier.pid
+    # Whoever runs as the same user can write in its place.
+    with open(f"/proc/{pid}/fd/1", "wb", buffering=0) as out:
+        out.write(b'{"key": "2", "done": true}\n{"key": "1", "outcome": "told"}\n[1]\n')
+        desk.poll()
+        assert desk.reports == []
+        for _ in range(3):
+            out.write(b"x" * 30_000)
+            desk.poll()
+    assert desk.courier.is_idle
+    assert desk.courier.trouble == "the process that sends alerts says what makes no sense"
+    web.hold.set()
 
 
 def test_no_second_worker_begins_while_the_first_may_still_send(desk: Desk, web: WebReceiver) -> None:

@@ -115,7 +115,25 @@ def test_a_mail_comes_to_the_address_that_the_job_names(make_daemon: Callable[..
     addressees, message = mail.mails[0]
     assert addressees == ["alice@lab.example"]
     assert "COMPLETED" in message["Subject"]
-    assert "COMPLETED: exit code 0" in message.get_body(("plain", "html")).get_content()  # type: ignore[union-attr]
+    assert message.get_content_type() == "text/plain"
+    assert message.get_content().splitlines()[:2] == ["COMPLETED: exit code 0", ""]
+
+
+def test_whatever_a_job_is_called_its_mail_has_one_subject_and_no_markup(
+    make_daemon: Callable[..., Daemon], mail: MailReceiver
+) -> None:
+    daemon = make_daemon(config=QUICK)
+    server = f'mail = "mailto://127.0.0.1:{mail.port}?from=gpu@lab.example&mode=insecure"\n'
+    targets(daemon, server + '[template]\nbody = "{name}"\n')
+    name = "<b>x</b>\r\nBcc: eve@lab.example\n\n& bye"
+    daemon.submit("true", name=name, notify=["end"], notify_to=["alice@lab.example"])
+    wait_until(lambda: bool(mail.mails), what="a mail")
+    addressees, message = mail.mails[0]
+    assert addressees == ["alice@lab.example"]
+    assert message["Bcc"] is None
+    assert "<b>x</b> Bcc: eve@lab.example & bye" in message["Subject"].replace("\n", "")
+    assert message.get_content_type() == "text/plain"
+    assert message.get_content().split() == name.split()
 
 
 def test_templates_and_events_of_a_target_are_kept_to(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
@@ -327,12 +345,12 @@ def test_random_kills_of_daemon_and_worker_lose_no_alert_and_double_none_that_ha
         workers = [pid for pid in children(daemon.process.pid) if b"notify.worker" in command_of(pid)]
         if chance.random() < 0.5 and workers:
             os.kill(workers[0], signal.SIGKILL)
-            kills += 1
         else:
+            kills += 1
             daemon.kill()
             daemon.start()
     daemon.wait(*ids)
     wait_until(lambda: all("told hook of end" in story(daemon, job) for job in ids), timeout_s=40, what="every story")
     assert {title.split()[2] for title in web.titles} == set(ids)
-    # A worker that is killed between the answer of the service and its receipt leaves one that is told again.
+    # What a killed worker was sending comes to its end; what a worker without a daemon was, gets a moment for it.
     assert len(web.titles) <= len(ids) + kills

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,13 +11,15 @@ from hypothesis import strategies as st
 from lab import Lab
 
 from gpusched.engine.simulated import Outcome
+from gpusched.errors import Refused
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule
-from gpusched.model.settings import LifeSettings, QueueSettings, Settings
+from gpusched.model.settings import DefaultSettings, LifeSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.capacity import refusal
 from gpusched.policy.life.growth import Larger, NothingLarger, grown
-from gpusched.testing import gpu_view, job, node, request, run
+from gpusched.policy.sharing.alone import slice_refusal
+from gpusched.testing import gpu_view, job, node, request, run, spec
 
 GIB = 1024
 
@@ -171,3 +174,44 @@ def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
     for _ in range(6):
         lab.turn(1)
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.OUT_OF_MEMORY, 1)
+
+
+def test_a_slice_that_its_queue_could_never_give_ends_the_ladder_and_is_not_waited_for() -> None:
+    queue = {"default": QueueSettings("default", max_gpus_per_job=0.5)}
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
+    # Of a card of 80G: 30G is less than half of it, 45G more.
+    job_id = lab.submit(request=request(gpus=1, vram_mib=30 * GIB), retry=RetryRule(retries=5, backoff_s=0))
+    for _ in range(6):
+        lab.turn(1)
+    found = lab.job(job_id)
+    assert (found.state, found.run) == (JobState.OUT_OF_MEMORY, 1)
+    assert found.reason_text is not None
+    assert found.reason_text.endswith("not tried again, since it can have no more GPU memory here than 30G of VRAM")
+
+
+ABOVE_A_LIMIT: dict[str, dict[str, Any]] = {
+    "of a job in a queue": {"queue": {"default": QueueSettings("default", max_gpus_per_job=0.5)}},
+    "of a user in a queue": {"queue": {"default": QueueSettings("default", max_gpus_per_user=0.5)}},
+    "of a queue": {"queue": {"default": QueueSettings("default", max_gpus=0.5)}},
+    "of a job in a QOS": {"qos": {"q": QosSettings("q", max_gpus_per_job=0.5)}, "default": DefaultSettings(qos="q")},
+}
+
+
+@pytest.mark.parametrize("name", ABOVE_A_LIMIT)
+def test_a_slice_that_would_wait_for_ever_is_refused_with_the_largest_that_would_not(name: str) -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1), **ABOVE_A_LIMIT[name])
+    (refused,) = lab.ask(lab.submission(request=request(gpus=1, vram_mib=45 * GIB)))
+    assert isinstance(refused, Refused)
+    assert refused.message.startswith("asked for 45G of VRAM; ")
+    assert refused.message.endswith("; this job needs 0.5625")
+    assert refused.hint == "ask for less: --vram 40G, or name another queue or QOS"
+    job = lab.submit(request=request(gpus=1, vram_mib=40 * GIB))
+    assert lab.job(job).state is JobState.RUNNING
+    (refused,) = lab.ask(lab.submission(request=request(gpus=2, nodes=1, vram_mib=45 * GIB)))
+    assert isinstance(refused, Refused)
+
+
+def test_a_slice_of_a_card_that_nobody_can_read_is_let_in_to_wait() -> None:
+    nodes = [replace(small_and_large(), gpu_error="no driver", gpus=())]
+    settings = Settings(queue={"default": QueueSettings("default", max_gpus_per_job=0.5)})
+    assert slice_refusal(spec(request=request(gpus=1, vram_mib=45 * GIB)), "ann", nodes, settings) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit
+from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit, Update
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import Caller, Selection
@@ -116,6 +116,38 @@ class Obliging:
         return taken
 
 
+def test_what_is_asked_for_later_is_told_from_then_on() -> None:
+    lab = Lab(outcome=Outcome(runs_s=100))
+    job = lab.submit(time_limit_s=110)
+    lab.turn(90)
+    lab.ask(Update(ANN, (job,), {"notify": ("begin", "end", "time_limit_80"), "notify_to": ("phone",)}))
+    lab.turn()
+    # The time limit was nearly used up when somebody asked.
+    assert keys(lab) == [f"{job}.1 time_limit_80"]
+    assert lab.scheduler.alerts.rows[f"{job}.1 time_limit_80"].targets == ("phone",)
+    finish(lab, 20)
+    assert keys(lab) == [f"{job}.1 time_limit_80", f"{job}.1 end"]
+
+
+def test_what_is_no_longer_asked_for_is_not_told() -> None:
+    lab = Lab(outcome=Outcome(runs_s=100))
+    job = lab.submit(time_limit_s=110, alerting=asked("end", "time_limit_80"))
+    lab.ask(Update(ANN, (job,), {"notify": ()}))
+    finish(lab, 101)
+    assert keys(lab) == []
+    assert lab.job(job).spec.alerting is None
+
+
+def test_an_array_and_one_of_its_tasks_are_told_of_as_they_are_named() -> None:
+    lab = Lab(outcome=Outcome(runs_s=10))
+    array = lab.submit(array=ArraySpec("0-3"))
+    lab.ask(Update(ANN, (array,), {"notify": ("end",)}))
+    lab.ask(Update(ANN, (array + 2,), {"notify": ("end",)}))
+    finish(lab)
+    assert lab.job(array).state is JobState.COMPLETED
+    assert keys(lab) == [f"{array}.0 end", f"{array + 2}.1 end"]
+
+
 def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
     lab = Lab(gpus=1, outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=600))
     lab.submit(request=Request(gpus=1))
@@ -212,12 +244,102 @@ def test_a_lost_card_a_drain_and_nothing_else_are_told_to_the_administrator() ->
     assert row.targets == ("ops",)
     lab.ask(Drain(ANN, ("0",), "smells"))
     assert events(lab) == ["gpu_lost", "gpu_drained"]
+    drained = next(row for row in lab.store.load_alerts() if row.event == "gpu_drained")
+    assert dict(drained.facts)["node"] == "n1"
+    assert str(dict(drained.facts)["message"]).endswith(", GPU-0) was drained: smells")
     lab.lost = set()
     lab.turn(1)
     lab.turn(1)
     lab.lost = {1}
     lab.turn(1)
     assert events(lab) == ["gpu_lost", "gpu_drained", "gpu_lost"]
+
+
+def messages(lab: Lab, event: str) -> list[str]:
+    """What the administrator was told of this event, whether or not it was sent yet."""
+    return [str(dict(row.facts)["message"]) for row in lab.store.load_alerts() if row.event == event]
+
+
+def flap(lab: Lab, times: int) -> None:
+    for _ in range(times):
+        lab.lost = {1}
+        lab.turn(1)
+        lab.lost = set()
+        lab.turn(1)
+        lab.turn(1)
+
+
+def test_a_card_that_comes_and_goes_is_told_three_times_an_hour_and_the_last_time_says_so() -> None:
+    lab = Lab(alert=AlertSettings(admin=("ops",)))
+    flap(lab, 2)
+    tell_all(lab)
+    lab.restart()
+    flap(lab, 5)
+    tell_all(lab)
+    told = messages(lab, "gpu_lost")
+    assert len(told) == 3
+    last = "; should it go on, nothing more is told of it for an hour"
+    assert [text.endswith(last) for text in told] == [False, False, True]
+    # Of another card it is told all the same.
+    lab.lost = {0}
+    lab.turn(1)
+    assert len(messages(lab, "gpu_lost")) == 4
+    tell_all(lab)
+    lab.turn(3600)
+    flap(lab, 1)
+    # What was told long ago is no longer kept.
+    assert len(messages(lab, "gpu_lost")) == 1
+
+
+def test_a_card_that_keeps_the_memory_of_an_ended_run_is_told_of_as_suspect() -> None:
+    lab = Lab(alert=AlertSettings(admin=("ops",)))
+    lab.submit(request=Request(gpus=1))
+    lab.turn(1)
+    lab.used[0] = 9000
+    for _ in range(8):
+        lab.turn(10)
+    (message,) = messages(lab, "gpu_suspect")
+    assert message.startswith("GPU 0 (")
+    assert "is suspect: " in message
+    assert events(lab) == ["gpu_suspect"]
+
+
+def test_a_card_with_a_fault_of_its_hardware_is_told_of_once_as_suspect_though_it_is_drained_too() -> None:
+    lab = Lab(alert=AlertSettings(admin=("ops",)))
+    lab.turn(1)
+    lab.xids[0] = (48,)
+    for _ in range(3):
+        lab.turn(1)
+    (message,) = messages(lab, "gpu_suspect")
+    assert message.endswith(
+        "is suspect: XID 48 (memory error that cannot be corrected); when it is well again: gctl undrain 0"
+    )
+    assert events(lab) == ["gpu_suspect"]
+    lab.restart()
+    lab.turn(1)
+    assert events(lab) == ["gpu_suspect"]
+
+
+def test_a_card_on_which_several_users_fail_early_is_told_of_as_suspect() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=2, exit_code=1), alert=AlertSettings(admin=("ops",)))
+    for caller in (ANN, BOB):
+        lab.ask(lab.submission(caller, request=Request(gpus=1)))
+        lab.turn(3)
+        lab.turn(1)
+    (message,) = messages(lab, "gpu_suspect")
+    assert "is suspect: jobs of 2 users in a row failed here" in message
+
+
+def test_a_driver_that_answers_for_no_card_is_told_of_and_one_late_reading_is_not() -> None:
+    lab = Lab(alert=AlertSettings(admin=("ops",)))
+    for count, told in ((2, 0), (3, 1)):
+        lab.gpu_error = "driver and library do not fit together: reboot"
+        for _ in range(count):
+            lab.turn(1)
+        lab.gpu_error = None
+        lab.turn(1)
+        assert len(messages(lab, "gpu_lost")) == told
+    assert messages(lab, "gpu_lost") == ["no GPU of n1 can be read: driver and library do not fit together: reboot"]
 
 
 def test_without_a_target_the_administrator_is_told_nothing() -> None:
@@ -240,6 +362,15 @@ def test_trouble_with_the_database_is_told_at_once_and_once() -> None:
     lab.ask(lab.submission())
     dispatcher.poll()
     assert len(courier.handed) == 1
+    for _ in range(5):
+        lab.turn(1)
+        lab.store.is_full = True
+        lab.ask(lab.submission())
+        dispatcher.poll()
+        lab.store.is_full = False
+        lab.ask(lab.submission())
+        dispatcher.poll()
+    assert len(set(courier.handed)) == 3
 
 
 # --- recording ----------------------------------------------------------------------------------------

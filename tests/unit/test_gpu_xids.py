@@ -12,8 +12,9 @@ import pytest
 from support import wait_until
 
 from gpusched.errors import UsageError
+from gpusched.gpu.device import Present
 from gpusched.gpu.simulated import SimulatedSource
-from gpusched.gpu.xids import XID_EVENT, XidWatch
+from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch
 
 
 class Library:
@@ -23,11 +24,17 @@ class Library:
         self.codes = codes or {}
         self.events: queue.Queue[tuple[str, int, int] | int] = queue.Queue()
         self.freed = 0
+        self.created = 0
+        self.registered: list[str] = []
 
     def constant(self, name: str) -> int | None:
         return None
 
     def ask(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
+        if name == "nvmlEventSetCreate":
+            self.created += 1
+        elif name == "nvmlDeviceRegisterEvents":
+            self.registered.append(arguments[0])
         code = self.codes.get(name, 0)
         if code:
             return None, code
@@ -73,10 +80,13 @@ def test_faults_are_heard_once_in_their_order_and_others_are_not() -> None:
 
 @pytest.mark.parametrize("missing", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])
 def test_where_events_are_not_supported_nothing_is_heard(missing: str) -> None:
-    watch = XidWatch(Library({missing: 3}), ["a"])
-    assert not watch.is_listening
+    library = Library({missing: 3})
+    watch = XidWatch(library, ["a"])
+    library.events.put(("a", XID_EVENT, 79))
+    assert not watch.has_failed
     assert watch.take() == {}
     watch.close()
+    assert library.events.qsize() == 1
 
 
 def test_a_driver_that_fails_ends_the_listening_and_nothing_else() -> None:
@@ -84,9 +94,41 @@ def test_a_driver_that_fails_ends_the_listening_and_nothing_else() -> None:
     watch = XidWatch(library, ["a"])
     library.events.put(("a", XID_EVENT, 79))
     library.events.put(15)
-    wait_until(lambda: not watch.is_listening, what="the listening to end")
+    wait_until(lambda: watch.has_failed, what="the listening to end")
     assert watch.take() == {"a": (79,)}
     watch.close()
+
+
+def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
+    library = Library()
+    ear = XidEar(library)
+    cards = [Present(index, uuid, None) for index, uuid in enumerate("ab")]
+    assert ear.take(0, cards) == {}
+    library.events.put(("a", XID_EVENT, 79))
+    library.events.put(15)
+    wait_until(lambda: library.freed == 1, what="the listening to end")
+    assert ear.take(1, cards[1:]) == {"a": (79,)}
+    # Not at once: what fails now will mostly fail again.
+    assert library.registered == ["a", "b"]
+    assert ear.take(31, cards[1:]) == {}
+    assert library.registered == ["a", "b", "b"]
+    library.events.put(("b", XID_EVENT, 48))
+    found: dict[str, tuple[int, ...]] = {}
+    wait_until(lambda: bool(found.update(ear.take(32, cards[1:])) or found), what="the fault of the other card")
+    assert found == {"b": (48,)}
+    # The card that comes back is listened to as well.
+    assert ear.take(62, cards) == {}
+    assert library.registered == ["a", "b", "b", "a", "b"]
+    ear.close()
+    wait_until(lambda: library.freed == 3, what="everything to be given back")
+
+
+def test_where_nothing_is_told_it_is_not_asked_again_and_again() -> None:
+    library = Library({"nvmlDeviceRegisterEvents": 3})
+    ear = XidEar(library)
+    for now in range(0, 1000, 10):
+        ear.take(now, [Present(0, "a", None)])
+    assert library.created == 1
 
 
 def write(path: Path, *xids: object) -> None:

@@ -100,6 +100,7 @@ def test_an_old_alert_gets_one_try_and_a_hopeless_one_no_second() -> None:
     deliveries = Deliveries(LIMITS, File("a").read)
     deliveries.take(order(), 10_000)
     assert deliveries.settle(due(deliveries, 10_000), FAILED, 10_000)[0]["outcome"] == "gave_up"
+    deliveries = Deliveries(LIMITS, File("a").read)
     deliveries.take(order(), 0)
     final = Result(False, "apprise is not installed", is_final=True)
     assert deliveries.settle(due(deliveries, 0), final, 0)[0]["outcome"] == "gave_up"
@@ -112,8 +113,42 @@ def test_a_busy_target_waits_and_the_others_do_not() -> None:
     found = deliveries.pick(1, {"a"})
     assert found is not None
     assert (found.target, found.order["key"]) == ("b", "1")
-    assert deliveries.next_due({"a"}) == 0
+    assert deliveries.next_due({"a"}) == 1
     assert deliveries.next_due({"a", "b"}) is None
+
+
+def test_a_target_that_fails_rests_as_a_whole_however_much_waits_for_it() -> None:
+    deliveries = Deliveries(LIMITS, File("dead", "well").read)
+    for number in range(1000):
+        deliveries.take(order(str(number)), 0)
+    now, tries, told = 0.0, 0, 0
+    while (due_at := deliveries.next_due(())) is not None and due_at < 300:
+        now = max(now, due_at)
+        delivery = due(deliveries, now)
+        tries += delivery.target == "dead"
+        told += delivery.target == "well"
+        deliveries.settle(delivery, FAILED if delivery.target == "dead" else TOLD, now)
+    # 5 + 10 + 20 + 40 + 60 + 60 + ... s, give or take the jitter, and not once for each alert.
+    assert told == 1000
+    assert 6 <= tries <= 12
+    assert deliveries.settle(due(deliveries, now + 90), TOLD, now + 90)[0]["outcome"] == "told"
+    # Once it is reached again nothing rests any more.
+    assert deliveries.pick(now + 90, ()) is not None
+
+
+def test_what_waits_behind_a_failing_target_is_given_up_when_it_is_too_old() -> None:
+    deliveries = Deliveries(Limits(timeout_s=20, backoff_s=100, backoff_max_s=100, give_up_s=600), File("a").read)
+    for key, at in (("1", 0), ("2", 1), ("young", 500)):
+        deliveries.take(order(key, at=at), 550)
+    reports = deliveries.settle(due(deliveries, 550), FAILED, 550)
+    gave_up = {"target": "a", "outcome": "gave_up", "error": "500"}
+    assert reports == [
+        {"key": "1", "tries": 1, **gave_up},
+        {"key": "1", "done": True},
+        {"key": "2", "tries": 0, **gave_up},
+        {"key": "2", "done": True},
+    ]
+    assert due(deliveries, 700).order["key"] == "young"
 
 
 def test_a_file_that_is_broken_is_said_and_read_again() -> None:

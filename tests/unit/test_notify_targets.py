@@ -142,6 +142,7 @@ def test_a_template_is_filled_with_facts_and_nothing_in_a_fact_is_read_again() -
         ("mailto://me:p4@h.org", "login me with p4 at h.org", "login me with *** at h.org"),
         ("mailto://alice:x@h.org?pass=quer%20y", "alice quer y quer%20y", "*** *** ***"),
         ("ntfy://topic@localhost", "localhost refused", "localhost refused"),
+        ("json://[s3cret", "no s3cret", "the address cannot be taken apart, so that nothing of the answer is shown"),
         ("json://127.0.0.1:80/a", "127.0.0.1 refused", "127.0.0.1 refused"),
     ],
 )

@@ -1,0 +1,84 @@
+"""What a worker says is taken for the word of a process that runs as a user: nothing of it can harm the daemon."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.notify.hearing import Hearing
+
+TOLD = {"key": "1", "target": "a", "outcome": "told", "tries": 1}
+FAILED = {"key": "1", "target": "a", "outcome": "failed", "tries": 1, "error": "500", "next_s": 5.0}
+DONE = {"key": "1", "done": True}
+
+
+def heard(*said: Any) -> list[dict[str, Any]]:
+    hearing = Hearing()
+    hearing.expect("1")
+    return hearing.take(b"".join(json.dumps(one).encode() + b"\n" for one in said))
+
+
+def test_reports_are_heard_in_order_and_in_pieces() -> None:
+    hearing = Hearing()
+    assert hearing.expect("1")
+    assert not hearing.expect("1")
+    data = b"\n" + b"\n".join(json.dumps(one).encode() for one in (FAILED, TOLD, DONE)) + b"\n"
+    found = [report for at in range(0, len(data), 7) for report in hearing.take(data[at : at + 7])]
+    assert found == [FAILED, TOLD, DONE]
+    assert not hearing.expects_more
+    assert hearing.expect("1")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**TOLD, "key": "2"},
+        {**TOLD, "key": ["1"]},
+        {**TOLD, "outcome": "eaten"},
+        {**TOLD, "outcome": ["told"]},
+        {**TOLD, "target": None},
+        {**TOLD, "tries": "1"},
+        {"key": "1"},
+        {"key": "1", "done": 1},
+        ["1"],
+        None,
+        "1",
+    ],
+)
+def test_what_is_no_report_of_an_alert_that_it_has_is_left_out(said: Any) -> None:
+    assert heard(said, TOLD) == [TOLD]
+
+
+def test_nothing_is_heard_of_an_alert_after_its_end() -> None:
+    assert heard(DONE, TOLD, DONE) == [DONE]
+
+
+def test_texts_are_cut_and_made_fit_to_print() -> None:
+    (report,) = heard({**FAILED, "error": "\x1b[2J\ud800" + "x" * 5000, "next_s": "soon", "tries": -3})
+    assert report["error"].startswith("\\x1b[2J\\ud800xxx")
+    assert len(report["error"]) == 600
+    assert (report["next_s"], report["tries"]) == (0.0, 0)
+    (report,) = heard({**FAILED, "error": {}, "next_s": float("inf")})
+    assert (report["error"], report["next_s"]) == ("no reason is known", 0.0)
+
+
+def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> None:
+    hearing = Hearing()
+    hearing.take(b"x" * 70_000)
+    assert hearing.is_nonsense
+    hearing = Hearing()
+    hearing.expect("1")
+    hearing.take((json.dumps(FAILED).encode() + b"\n") * 10_001)
+    assert hearing.is_nonsense
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_no_bytes_are_an_error(parts: list[bytes]) -> None:
+    hearing = Hearing()
+    hearing.expect("1")
+    for part in parts:
+        hearing.take(part)
