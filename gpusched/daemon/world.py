@@ -18,6 +18,7 @@ from gpusched.model.states import JobState
 from gpusched.policy.ahead.prediction import planned_s
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
+    Condition,
     Expression,
     Lookup,
     Never,
@@ -331,7 +332,8 @@ class World:
     def learn_parents(self, read: Read, dependencies: Iterable[str]) -> None:
         """Remember the states of jobs that others are about to depend on, ended ones included."""
         conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
-        self._dependents.learn(self._look_up(read, self._dependents.unknown({one.job_id for one in conditions} - {0})))
+        unknown = self._dependents.unknown({one.job_id for one in conditions} - {0})
+        self._dependents.learn(self._look_up(read, [one for one in conditions if one.job_id in unknown]))
         for job_id in {one.job_id for one in conditions if one.kind == CORR}:
             named = frozenset({job_id})
             rows = {job.id: job for job in read(JobFilter(ids=named, arrays=named))}
@@ -339,16 +341,26 @@ class World:
             if array is not None and array.is_array:
                 self._counterparts.learn(array, rows.values())
 
-    def lookup_parents(self, read: Read, ids: Iterable[int]) -> Lookup:
-        """A lookup for `evaluate` that knows these jobs."""
-        return self._look_up(read, set(ids)).get
+    def lookup_parents(self, read: Read, expression: Expression) -> Lookup:
+        """A lookup for `evaluate` that knows the jobs of a dependency."""
+        return self._look_up(read, expression.conditions).get
 
-    def _look_up(self, read: Read, ids: set[int]) -> dict[int, Parent]:
-        found = {job_id: job for job_id in ids if (job := self.find(job_id)) is not None}
-        ended = frozenset(ids - found.keys())
-        if ended:
-            found.update({job.id: job for job in read(JobFilter(ids=ended))})
-        return {job_id: parent_of(job) for job_id, job in found.items()}
+    def _look_up(self, read: Read, conditions: Iterable[Condition]) -> dict[int, Parent]:
+        """Those of these jobs that exist. A task that has no row and never will have one counts as cancelled."""
+        array_of = {one.job_id: one.array_id for one in conditions if one.job_id}
+        rows = {job_id: job for job_id in array_of if (job := self.find(job_id)) is not None}
+        missing = array_of.keys() - rows.keys()
+        if missing:
+            named = {array_id for job_id in missing if (array_id := array_of[job_id]) is not None}
+            rows.update({job.id: job for job in read(JobFilter(ids=frozenset(missing | named)))})
+        found = {job_id: parent_of(rows[job_id]) for job_id in array_of if job_id in rows}
+        for job_id in array_of:
+            task = self.find(job_id) if job_id not in self.jobs else None
+            array = task or rows.get(array_of[job_id] or 0)
+            is_given_up = task is not None and task.state is JobState.COMPLETING
+            if array is not None and (is_given_up or job_id not in rows):
+                found[job_id] = Parent(JobState.CANCELLED, None, array.end_at or array.cancel_at)
+        return found
 
     def _forget_dependency(self, job_id: int) -> None:
         if job_id in self._dependents:
