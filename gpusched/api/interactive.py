@@ -8,7 +8,7 @@ from typing import Any
 
 from gpusched.engine import proctree
 from gpusched.errors import UsageError
-from gpusched.model.job import ClientProcess, Interactive, JobSpec, RetryRule
+from gpusched.model.job import ClientProcess, Interactive, JobSpec, Request, RetryRule
 from gpusched.model.settings import Settings
 
 _ALONE = {
@@ -21,7 +21,7 @@ _ALONE = {
 
 
 def read_interactive(
-    values: Mapping[str, Any], retry: RetryRule, settings: Settings
+    values: Mapping[str, Any], request: Request, retry: RetryRule, settings: Settings
 ) -> tuple[Interactive | None, RetryRule]:
     """The foreground, and the rule of retries with it: nobody would be at the next run. Raises: UsageError."""
     kind = values.get("interactive")
@@ -38,7 +38,7 @@ def read_interactive(
             f"{retry.retries} retries are asked for, but a job in the foreground runs once",
             "submit it to the background with: gsub",
         )
-    lease_s = values.get("lease_s", settings.interactive.lease_s)
+    lease_s = values.get("lease_s", settings.interactive.lease_s if request.gpus else 0)
     found = Interactive(pty=kind == "pty", keep=bool(values.get("keep")), lease_s=lease_s or None)
     return found, replace(retry, requeue=False)
 

@@ -194,10 +194,11 @@ def read_spec(
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
     job.setdefault("queue", settings.default.queue)
     check_words(job)
-    interactive, retry = read_interactive(values, _read_retry(values), settings)
+    request = read_request(values, settings)
+    interactive, retry = read_interactive(values, request, _read_retry(values), settings)
     return JobSpec(
         name=name,
-        request=read_request(values, settings),
+        request=request,
         launch=launch,
         retry=retry,
         interactive=interactive,

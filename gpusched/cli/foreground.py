@@ -57,7 +57,7 @@ def grun_table() -> Table:
             read=lease,
             section=front,
             help="end it when nobody has typed and it has hardly computed for so long, with a warning before: 30m; "
-            "none for never; default: [interactive] lease_s of the settings",
+            "none for never; default with GPUs: [interactive] lease_s of the settings, 12 hours unless changed",
         ),
         Option(
             "-n",

@@ -205,7 +205,7 @@ RULES: dict[str, Rule] = {
     "default.output": Text(),
     "life.grace_s": _WAIT,
     "life.leftover_grace_s": _WAIT,
-    "interactive.lease_s": Range(1, MAX_SECONDS),
+    "interactive.lease_s": Range(0, MAX_SECONDS),
     "interactive.log_mib": Range(0, MAX_MIB),
     "life.max_requeues": Range(0, 10**6),
     "life.never_satisfied": OneOf(("cancel", "wait")),

@@ -240,10 +240,10 @@ class IdleSettings:
 class InteractiveSettings:
     """Jobs in the foreground (`grun`)."""
 
-    lease_s: int | None = setting(
-        None,
-        "A job in the foreground that does not say ends when nothing has happened in it for so long, in seconds; "
-        "unset for never.",
+    lease_s: int = setting(
+        43200,
+        "A job in the foreground with GPUs that does not say ends when nothing has happened in it for so long, in "
+        "seconds: nothing typed and no work done. 0 for never.",
     )
     log_mib: float = setting(16.0, "So much of the output of a job in the foreground is kept in its file, in MiB.")
 

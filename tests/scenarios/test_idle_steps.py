@@ -121,7 +121,14 @@ EXEMPT: dict[str, tuple[JobSpec, bool]] = {
     "an ordinary job": (spec(request=request(gpus=1)), False),
     "a job without GPUs": (spec(), True),
     "one that says so": (spec(request=request(gpus=1), ignore_idle=True), True),
-    "one in the foreground with a lease": (spec(request=request(gpus=1), interactive=Interactive(lease_s=60)), True),
+    "one in the foreground with a lease that ends it sooner": (
+        spec(request=request(gpus=1), interactive=Interactive(lease_s=60)),
+        True,
+    ),
+    "one in the foreground with a long lease": (
+        spec(request=request(gpus=1), interactive=Interactive(lease_s=43200)),
+        False,
+    ),
     "one in the foreground without": (spec(request=request(gpus=1), interactive=Interactive()), False),
     "in a queue that says so": (spec(request=request(gpus=1), queue="notebooks"), True),
     "in a queue below one that says so": (spec(request=request(gpus=1), queue="course"), True),

@@ -145,9 +145,10 @@ def due(seen: Watch | None, done: int, now: float, settings: IdleSettings, *, ca
 
 
 def is_exempt(spec: JobSpec, settings: Settings) -> bool:
-    """Whether nobody looks at its GPUs: it said so, or its queue or QOS, or it has a lease instead."""
-    has_lease = spec.interactive is not None and spec.interactive.lease_s is not None
-    if spec.ignore_idle or has_lease or not spec.request.gpus:
+    """Whether nobody looks at its GPUs: it said so, or its queue or QOS, or it has a lease that ends it sooner."""
+    lease_s = None if spec.interactive is None else spec.interactive.lease_s
+    is_leased = lease_s is not None and lease_s <= settings.idle.then_after_s
+    if spec.ignore_idle or is_leased or not spec.request.gpus:
         return True
     qos = settings.qos.get(spec.qos)
     if qos is not None and qos.ignore_idle:
