@@ -251,6 +251,7 @@ def test_a_lost_card_a_drain_and_nothing_else_are_told_to_the_administrator() ->
     assert events(lab) == ["gpu_lost"]
     (row,) = lab.store.load_alerts()
     assert row.targets == ("ops",)
+    assert ") was lost: the GPU is lost" in str(dict(row.facts)["message"])
     lab.ask(Drain(ANN, ("0",), "smells"))
     assert events(lab) == ["gpu_lost", "gpu_drained"]
     drained = next(row for row in lab.store.load_alerts() if row.event == "gpu_drained")
