@@ -145,7 +145,10 @@ INTERACTIVE_FIELDS: dict[str, Field] = {
         "The job waits for a client before it starts, and has a terminal or three pipes for it.",
         choices=("pty", "pipes"),
     ),
-    "keep": Field("boolean", "It goes on when its client is gone."),
+    "keep": Field(
+        "boolean",
+        "It goes on when its client is gone; else it ends with that, and with the submitting process while it waits.",
+    ),
     "lease_s": Field(
         "integer", "It ends after so many seconds in which nothing happened in it; 0 for never.", 0, MAX_SECONDS
     ),

@@ -15,8 +15,8 @@ def attended(job: dict[str, Any]) -> list[tuple[str, str]]:
     """Lines with their names."""
     facts = job["foreground"]
     how = f"{'at a terminal' if facts['terminal'] else 'with its streams'}, {_who(job, facts)}"
-    if facts["keep"]:
-        how += "; it is kept when its client goes"
+    if facts["keep"] and facts["client"] is not None:
+        how += "; kept when that goes"
     pairs = [("Foreground", how)]
     if facts["lease_s"] is not None:
         lease = format_duration(facts["lease_s"])
@@ -33,7 +33,7 @@ def _who(job: dict[str, Any], facts: dict[str, Any]) -> str:
         return f"process {client['pid']} {verb} since {_instant(client['since_at'])}"
     if not facts["is_known"]:
         return "its supervisor does not say who is attached"
-    if job["state"] in ("RUNNING", "SUSPENDED") and facts["keep"]:
+    if facts["keep"] and job["state"] in ("PENDING", "RUNNING", "SUSPENDED"):
         return f"nobody is attached; come back with: grun --attach {job['id']}"
     return "nobody is attached"
 

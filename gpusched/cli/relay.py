@@ -168,7 +168,9 @@ class Relay:
         elif kind == WELCOME:
             self._begin(content.split()[1] == b"pty")
         elif kind == REFUSED:
-            raise Refused(content.decode("utf-8", "replace"), "end that one first")
+            text = content.decode("utf-8", "replace")
+            hint = f"have that one leave first: kill {text.split()[-1]}"
+            raise Refused(text, hint if self._keeps else "the job is not kept, and ends with that one")
         elif kind == EXIT:
             self._take_exit(content)
 

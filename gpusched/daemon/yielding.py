@@ -126,6 +126,11 @@ def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
             raise Refused(
                 f"job {job.shown_id} is {job.state} and cannot be requeued", f"see it with: gshow {job.shown_id}"
             )
+        if job.spec.interactive is not None:
+            raise Refused(
+                f"job {job.shown_id} is in the foreground: nobody would be at its next run",
+                f"end it and start it anew: gcancel {job.shown_id}",
+            )
         if not job.spec.retry.requeue:
             raise Refused(
                 f"job {job.shown_id} was submitted with --no-requeue",

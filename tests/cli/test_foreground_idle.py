@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
 from screen import Screen
 from shell import Shell
+from support import wait_until
 
 CONFIG = """
 [node]
 cpus = 8
 mem_mib = 65536
 [idle]
-after_s = 1
-window_s = 0.3
-lower_after_s = 1.5
+after_s = 3
+window_s = 0.5
+lower_after_s = 3
 then = "cancel"
-then_after_s = 2
+then_after_s = 3
 notice_s = 0.2
 [daemon]
 poll_s = 0.1
 """
-TYPED_S = 5.0
-"""More than twice as long as it takes to end a run at which nobody types."""
+TYPED_S = 4.0
+"""Longer than a run whose GPUs were found idle would be left when nobody types."""
 
 
 def job(sh: Shell, job_id: str) -> dict[str, Any]:
@@ -35,11 +37,12 @@ def test_who_types_is_spared_and_who_has_gone_is_told_and_ended(own: Shell) -> N
     (own.home / "config.toml").write_text(CONFIG)
     # No log that grows: typing alone tells.
     with Screen(own, "grun", "-o", "/dev/null", "-g", "1", "--pty", "cat") as screen:
-        until = time.monotonic() + TYPED_S
+        until = math.inf
         while time.monotonic() < until:
             screen.press_until("here\r", "here")
             time.sleep(0.05)
-        assert "job 1: its GPUs have done nothing for " in screen.shown.decode()
+            if until == math.inf and b"job 1: its GPUs have done nothing for " in screen.shown:
+                until = time.monotonic() + TYPED_S
         assert job(own, "1")["state"] == "RUNNING"
         screen.see("job 1 was ended: cancelled by the scheduler: its GPUs have done nothing for ")
         assert screen.end() > 128
@@ -49,9 +52,12 @@ def test_who_types_is_spared_and_who_has_gone_is_told_and_ended(own: Shell) -> N
 
 def test_one_that_has_a_lease_is_left_to_it(own: Shell) -> None:
     (own.home / "config.toml").write_text(CONFIG)
-    with Screen(own, "grun", "--lease", "6s", "-g", "1", "--pty", "cat") as screen:
-        screen.see("unless you type something")
-        assert job(own, "1")["idle_at"] is None
-        screen.see("nothing happened in it for the length of its lease")
-        assert screen.end() > 128
-    assert job(own, "1")["reason"] == "LeaseExpired"
+    with (
+        Screen(own, "grun", "--lease", "1h", "-g", "1", "--pty", "cat") as leased,
+        Screen(own, "grun", "-g", "1", "--pty", "cat") as other,
+    ):
+        other.see("its GPUs have done nothing for ")
+        wait_until(lambda: any(job(own, one)["state"] == "CANCELLED" for one in "12"), what="one to be ended")
+        (left,) = (found for one in "12" if (found := job(own, one))["state"] == "RUNNING")
+        assert (left["foreground"]["lease_s"], left["idle_at"]) == (3600, None)
+        assert leased.process.poll() is None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+from screen import Screen
 from shell import Shell
 from support import wait_until
 
@@ -18,7 +17,7 @@ RECIPE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "notebooks.md"
 SERVER = """#!/usr/bin/env python3
 import http.server, os, sys
 assert sys.argv[1:3] == ["lab", "--no-browser"], sys.argv
-options = dict(word[2:].split("=") for word in sys.argv[3:])
+options = dict(word[2:].split("=", 1) for word in sys.argv[3:])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path.endswith("?token=secret") else 403)
@@ -27,8 +26,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 server = http.server.HTTPServer((options["ip"], int(options["port"])), Handler)
-print(f"    http://{options['ip']}:{options['port']}/lab?token=secret", flush=True)
-server.serve_forever()
+print(f"    http://{options['ip']}:{server.server_port}/lab?token=secret", flush=True)
+try:
+    server.serve_forever()
+except KeyboardInterrupt:
+    # As the real one: without a terminal it does not ask.
+    if not sys.stdin.isatty() or input("Shut down (y/[n])? ") != "y":
+        sys.exit(3)
 """
 
 
@@ -54,7 +58,7 @@ def code_of(address: str) -> int:
 
 
 def address_in(text: str) -> str:
-    found = re.search(r"^ +(http://\S+)$", text, re.M)
+    found = re.search(r"^ +(http://\S+)\s*$", text, re.M)
     return found.group(1) if found else ""
 
 
@@ -82,10 +86,11 @@ def test_the_line_for_the_foreground_shows_the_address_and_ends_with_its_client(
     (line,) = re.findall(r"\$ grun (.*jupyter.*)", RECIPE.read_text())
     # The port of the recipe may be taken on the machine of the test.
     words = [word.replace("=8899", "=0") if word.startswith("--port") else word for word in line.split()]
-    with subprocess.Popen(
-        sh.argv("grun", *words), env={**sh.env, "PATH": path}, cwd=sh.work, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert address_in(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) in (1, 130)
+    with Screen(sh, "grun", *words, PATH=path) as screen:
+        address = address_in(screen.see("?token=secret"))
+        assert code_of(address) == 200
+        screen.press("\x03")
+        screen.see("Shut down (y/[n])? ")
+        screen.press("y\r")
+        assert screen.end() == 0
+    assert code_of(address) == 0
