@@ -7,10 +7,11 @@ a commit fails or somebody else wrote to the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
+from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
@@ -313,6 +314,11 @@ class World:
                 return arrays.task(array, number)
         return job
 
+    def name_of(self, job_id: int) -> str:
+        """What people call a job: `42`, a task `42_7`. Of one that is not active any more only the id is known."""
+        job = self.find(job_id)
+        return str(job_id) if job is None else job.shown_id
+
     def array_of_unsplit(self, job_id: int) -> Job | None:
         """The array of a task that has no row yet; None when this is the id of anything else."""
         array_id = self.arrays.array_of(job_id)
@@ -495,7 +501,7 @@ class World:
         held = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
         planned_s = self.rules.planned_s(job)
         if planned_s is not None:
-            held = replace(held, predicted_end_at=held.start_at + planned_s)
+            held = evolve(held, predicted_end_at=held.start_at + planned_s)
         self.holds[run.id] = held
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:
