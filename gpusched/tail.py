@@ -154,7 +154,7 @@ class Tail:
             if not stat.S_ISREG(os.stat(path).st_mode):
                 return False
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         self.close()
         self._fd, self._at, self._before = fd, 0, b""

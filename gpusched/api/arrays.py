@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpusched.policy.life import arrays
 ARRAY_KEYS = ("array", "sweep", "max_fails")
 
 _TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
+_OWN = ("GPUSCHED_", "SLURM_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPAN = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(\d{1,9}))?")
 _IN_DEPENDENCY = re.compile(r"(?<=[:,?])\d{1,18}_\d{1,9}(?=[:,?+]|$)")
@@ -49,7 +51,23 @@ def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
                 f"{combinations - 1}",
                 "leave -a out to run all of them",
             )
+    _check_places(values, seen)
     return ArraySpec(str(wanted), throttle, max_fails, names)
+
+
+def _check_places(values: Mapping[str, Any], names: list[str]) -> None:
+    """Refuse a place for a value whose name is misspelt: every task would be given the braces themselves."""
+    texts = [str(values[key]) for key in ("name", "stdout", "stderr") if values.get(key)]
+    if values.get("script_name") == "wrap":
+        texts.append(values.get("script") or "")
+    for text in (*texts, *(values.get("argv") or ())):
+        for place in arrays.PLACE.findall(text):
+            if place not in names and (near := get_close_matches(place.lower(), [name.lower() for name in names], 1)):
+                meant = next(name for name in names if name.lower() == near[0])
+                raise UsageError(
+                    f"{{{place}}} is no place for a value: the sweep is of {', '.join(names)}",
+                    f"write {{{meant}}}; braces with another meaning go into a script of their own",
+                )
 
 
 def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
@@ -70,6 +88,11 @@ def _read_sweep(line: str) -> tuple[str, tuple[str, ...]]:
         raise UsageError(
             f"{printable(line, 60)!r} is no NAME=VALUES; the name is a word of letters, digits and _",
             "for example: --sweep lr=1e-3,1e-4 --sweep seed=0..4",
+        )
+    if name.startswith(_OWN):
+        raise UsageError(
+            f"{name} cannot be swept: the scheduler sets it for each job",
+            f"sweep a name of your own: my_{name.lower()}",
         )
     values = tuple(_values(text)) if text else ()
     if not values:

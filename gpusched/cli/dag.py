@@ -52,6 +52,9 @@ def _resume(given: Values) -> int:
         shown = printable(given["resume"], 40)
         raise UsageError(f"{shown!r} is no pipeline; pipelines are called p42", "list them with: gq --tree")
     with connect() as client:
+        from gpusched.snapshots.submitting import keep_for_resumption  # few pipelines are resumed
+
+        keep_for_resumption(client.call, given["resume"])
         answer = client.call("POST", f"/v1/pipelines/{quote(given['resume'])}/resume", {})
         return _print(client, answer, given, "Resumed")
 

@@ -131,8 +131,9 @@ def body(words: list[str]) -> int:
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]
+        of_key: dict[str, Any] = {key: answer[key] for key in ("existing", "differs") if key in answer}
         if values.get("json") and not values.get("wait"):
-            output.print_json({key: answer[key] for key in ("job", "existing", "differs") if key in answer})
+            output.print_json({"job": job, **of_key})
         elif values.get("quiet"):
             sys.stdout.write(f"{job['id']}\n")
         elif not values.get("json"):
@@ -146,7 +147,7 @@ def body(words: list[str]) -> int:
         if values.get("wait"):
             from gpusched.cli.gwait import await_one
 
-            return await_one(client, job["id"], "gsub", as_json=bool(values.get("json")))
+            return await_one(client, job["id"], "gsub", as_json=bool(values.get("json")), also=of_key)
     return 0
 
 

@@ -76,15 +76,20 @@ def await_all(
     return 0 if answer["done"] and not bad else 1
 
 
-def await_one(client: Client, job_id: str, command: str, as_json: bool = False) -> int:
-    """Wait for one job; returns its own code. Ctrl-C leaves the job alone."""
+def await_one(
+    client: Client, job_id: str, command: str, as_json: bool = False, also: dict[str, Any] | None = None
+) -> int:
+    """Wait for one job; returns its own code. Ctrl-C leaves the job alone.
+
+    Args: also: what the JSON says beside the job.
+    """
     try:
         job = wait_until_done(client, [job_id], None)["jobs"][0]
     except KeyboardInterrupt:
         output.note(command, f"stopped waiting; job {job_id} goes on, end it with: gcancel {job_id}")
         return 130
     if as_json:
-        output.print_json({"job": client.call("GET", f"/v1/jobs/{job_id}")["job"]})
+        output.print_json({"job": client.call("GET", f"/v1/jobs/{job_id}")["job"], **(also or {})})
     if job["state"] != "COMPLETED":
         output.note(command, ending(job))
     return output.exit_code_of(job)

@@ -173,13 +173,13 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
 def check_dependency(dependency: str, turn: Turn) -> None:
     """Refuse a dependency on unknown jobs."""
     try:
-        wanted = set(parse_dependency(dependency).job_ids)
+        expression = parse_dependency(dependency)
     except ValueError as error:
         raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
-    lookup = turn.world.lookup_parents(turn.jobs, wanted)
-    for parent_id in sorted(wanted):
-        if lookup(parent_id) is None:
-            raise Refused(f"there is no job {parent_id} to depend on", "list the jobs with: gq -a")
+    lookup = turn.world.lookup_parents(turn.jobs, expression)
+    for one in expression.conditions:
+        if one.job_id and lookup(one.job_id) is None:
+            raise Refused(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
 
 
 def check_circle(after: Job, turn: Turn) -> None:

@@ -60,6 +60,9 @@ class ClassQueue:
 
     def _first(self, most: int) -> tuple[PendingJob, ...]:
         entries: Iterator[Entry] = iter(self._entries)
+        if len(self._arrays) == 1 and not self._entries:
+            (((at, _), tasks),) = self._arrays.items()
+            return tuple([PendingJob(job_id, at) for job_id in tasks.first(most)])
         if self._arrays:
             entries = merge(self._entries, *(_entries_of(at, tasks) for (at, _), tasks in self._arrays.items()))
         return tuple(PendingJob(job_id, queued_at) for queued_at, job_id in islice(entries, most))

@@ -65,7 +65,7 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
         expression = parse_dependency(spec.dependency)
         world = scheduler.world
         earlier = world.earlier_namesake(caller.uid, spec.name) if expression.is_singleton else None
-        verdict = evaluate(expression, world.lookup_parents(scheduler.store.jobs, set(expression.job_ids)), earlier)
+        verdict = evaluate(expression, world.lookup_parents(scheduler.store.jobs, expression), earlier)
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
     outlook = Outlook.of(scheduler, job)

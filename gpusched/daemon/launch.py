@@ -269,7 +269,7 @@ def make_ticket(
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
     launch = spec.launch
-    stdout_path, stderr_path = output_paths(job, run.number, run.node, settings.default.output)
+    assert run.stdout_path is not None  # recorded with the intent to start it
     return Ticket(
         run=run.id,
         uid=job.uid,
@@ -280,8 +280,8 @@ def make_ticket(
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
         umask=launch.umask,
-        stdout_path=stdout_path,
-        stderr_path=stderr_path,
+        stdout_path=run.stdout_path,
+        stderr_path=run.stderr_path,
         append=launch.open_mode == "append",
         time_limit_s=spec.time_limit_s,
         grace_s=settings.life.grace_s if launch.grace_s is None else launch.grace_s,

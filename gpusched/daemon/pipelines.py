@@ -156,7 +156,8 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
     pipeline = find(command.number, turn.store)
     if pipeline.uid != caller.uid:
         raise Forbidden(
-            f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}", "see it with: gshow"
+            f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}",
+            f"see it with: gshow {pipeline.id}",
         )
     jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline.id})))
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)

@@ -84,7 +84,10 @@ def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
         made_at=turn.now,
     )
     entry = _with_place(bare, command, turn)
-    found = conflicts(entry, turn.world.calendar.values(), turn.world.holds.values(), turn.layout(), turn.now)
+    world = turn.world
+    found = conflicts(
+        entry, world.calendar.values(), world.holds.values(), turn.layout(), turn.now, name_of=world.name_of
+    )
     _refuse_entries(found)
     jobs = [conflict for conflict in found if conflict.job_id is not None]
     if jobs and not command.ignore_jobs:

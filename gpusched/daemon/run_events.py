@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from logging import getLogger
 
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading
+from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
     EngineEvent,
     RunEnded,
@@ -100,7 +100,7 @@ class RunEvents:
         meter = self._tracker.take_meter(run.id)
         if meter is None:
             return run
-        return replace(
+        return evolve(
             run,
             peak_vram_mib=meter.peak_vram_mib,
             mean_utilisation=meter.mean_utilisation,

@@ -222,6 +222,7 @@ class Scheduler:
             pending=self.world.pending_views(),
             usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
             windows=self._windows.at(self.world.calendar, now),
+            name_of=self.world.name_of,
         )
 
     def next_due(self) -> float | None:

@@ -7,10 +7,11 @@ a commit fails or somebody else wrote to the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation
+from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
@@ -18,6 +19,7 @@ from gpusched.model.states import JobState
 from gpusched.policy.ahead.prediction import planned_s
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
+    Condition,
     Expression,
     Lookup,
     Never,
@@ -312,6 +314,11 @@ class World:
                 return arrays.task(array, number)
         return job
 
+    def name_of(self, job_id: int) -> str:
+        """What people call a job: `42`, a task `42_7`. Of one that is not active any more only the id is known."""
+        job = self.find(job_id)
+        return str(job_id) if job is None else job.shown_id
+
     def array_of_unsplit(self, job_id: int) -> Job | None:
         """The array of a task that has no row yet; None when this is the id of anything else."""
         array_id = self.arrays.array_of(job_id)
@@ -331,7 +338,8 @@ class World:
     def learn_parents(self, read: Read, dependencies: Iterable[str]) -> None:
         """Remember the states of jobs that others are about to depend on, ended ones included."""
         conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
-        self._dependents.learn(self._look_up(read, self._dependents.unknown({one.job_id for one in conditions} - {0})))
+        unknown = self._dependents.unknown({one.job_id for one in conditions} - {0})
+        self._dependents.learn(self._look_up(read, [one for one in conditions if one.job_id in unknown]))
         for job_id in {one.job_id for one in conditions if one.kind == CORR}:
             named = frozenset({job_id})
             rows = {job.id: job for job in read(JobFilter(ids=named, arrays=named))}
@@ -339,16 +347,26 @@ class World:
             if array is not None and array.is_array:
                 self._counterparts.learn(array, rows.values())
 
-    def lookup_parents(self, read: Read, ids: Iterable[int]) -> Lookup:
-        """A lookup for `evaluate` that knows these jobs."""
-        return self._look_up(read, set(ids)).get
+    def lookup_parents(self, read: Read, expression: Expression) -> Lookup:
+        """A lookup for `evaluate` that knows the jobs of a dependency."""
+        return self._look_up(read, expression.conditions).get
 
-    def _look_up(self, read: Read, ids: set[int]) -> dict[int, Parent]:
-        found = {job_id: job for job_id in ids if (job := self.find(job_id)) is not None}
-        ended = frozenset(ids - found.keys())
-        if ended:
-            found.update({job.id: job for job in read(JobFilter(ids=ended))})
-        return {job_id: parent_of(job) for job_id, job in found.items()}
+    def _look_up(self, read: Read, conditions: Iterable[Condition]) -> dict[int, Parent]:
+        """Those of these jobs that exist. A task that has no row and never will have one counts as cancelled."""
+        array_of = {one.job_id: one.array_id for one in conditions if one.job_id}
+        rows = {job_id: job for job_id in array_of if (job := self.find(job_id)) is not None}
+        missing = array_of.keys() - rows.keys()
+        if missing:
+            named = {array_id for job_id in missing if (array_id := array_of[job_id]) is not None}
+            rows.update({job.id: job for job in read(JobFilter(ids=frozenset(missing | named)))})
+        found = {job_id: parent_of(rows[job_id]) for job_id in array_of if job_id in rows}
+        for job_id in array_of:
+            task = self.find(job_id) if job_id not in self.jobs else None
+            array = task or rows.get(array_of[job_id] or 0)
+            is_given_up = task is not None and task.state is JobState.COMPLETING
+            if array is not None and (is_given_up or job_id not in rows):
+                found[job_id] = Parent(JobState.CANCELLED, None, array.end_at or array.cancel_at)
+        return found
 
     def _forget_dependency(self, job_id: int) -> None:
         if job_id in self._dependents:
@@ -483,7 +501,7 @@ class World:
         held = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
         planned_s = self.rules.planned_s(job)
         if planned_s is not None:
-            held = replace(held, predicted_end_at=held.start_at + planned_s)
+            held = evolve(held, predicted_end_at=held.start_at + planned_s)
         self.holds[run.id] = held
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:

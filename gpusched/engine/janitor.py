@@ -16,8 +16,8 @@ from gpusched.engine.spool import remove
 log = logging.getLogger(__name__)
 
 _QUIET_S = 0.25
-_MOST = 4000
-"""Files that may lie about before they are removed in the busiest moment."""
+_MOST = 12000
+"""Paths that are kept, for files that may be there, before they are removed in the busiest moment."""
 
 
 class Janitor:

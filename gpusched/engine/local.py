@@ -531,8 +531,7 @@ class LocalEngine:
 
     def _remove(self, watched: Watched) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
-        own = (files.checkpoint_path(self._spool, watched.run), files.progress_path(self._spool, watched.run))
-        paths = list(filter(os.path.lexists, own))
+        paths = [files.checkpoint_path(self._spool, watched.run), files.progress_path(self._spool, watched.run)]
         if watched.supervisor is not None:
             paths.append(files.record_path(self._spool, watched.run))
         if watched.other_files:

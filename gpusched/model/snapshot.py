@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.model.cluster import Allocation, NodeView
@@ -124,6 +124,8 @@ class Snapshot:
     usage: tuple[Usage, ...] = ()
     windows: tuple[Window, ...] = ()
     """What the calendar holds from now on, as far as it is looked ahead, by start and name."""
+    name_of: Callable[[int], str] = str
+    """What people call the job with this id: a task of an array `42_7`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ for the rest of the cycle. So the cost is that of the starts and the classes, wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -57,6 +57,7 @@ class Cycle:
     def __init__(self, snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> None:
         self.now = snapshot.now
         self.settings = settings
+        self.name_of = snapshot.name_of
         self.extensions = extensions
         self.layout = Layout(snapshot.nodes, settings)
         if self.layout.strategy == "fgd":
@@ -79,7 +80,7 @@ class Cycle:
         self.ranking = Ranking(snapshot, settings, self.layout, self.quotas, extensions)
         self.ceilings = Ceilings(self.layout, settings, snapshot.allocations)
         others = {job_id: one for job_id, one in held.items() if not self.inside.holds(one.first)}
-        self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now)
+        self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now, snapshot.name_of)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
         self.starts: list[Start] = []
@@ -143,7 +144,7 @@ class Cycle:
         before = len(self.reservations)
         # As good as held: the next of its queue must not take back more than is left of the guarantee.
         self.quotas.add(head.key.queue, head.key.user, head.key.qos, head.wanted)
-        self.keep(head, need, guard, _preempting(self.preemption, head) or reason)
+        self.keep(head, need, guard, _preempting(self.preemption, head, self.name_of) or reason)
         for kept in self.reservations[before:]:
             self.preemption.claimed.append(kept.booking)
 
@@ -379,12 +380,12 @@ def _may_preempt_at_all(cycle: Cycle, head: Head, need: Need, guard: Guard | Non
     return by_qos or (cycle.quotas.is_capacity and cycle.quotas.is_within_guarantee(key.queue, head.wanted))
 
 
-def _preempting(preemption: Preemption, head: Head) -> Reason | None:
+def _preempting(preemption: Preemption, head: Head, name_of: Callable[[int], str]) -> Reason | None:
     """Why it still waits: others are being stopped for it."""
     mine = sorted(one.job_id for one in preemption.chosen.values() if one.for_job == head.job.id)
     if not mine:
         return None
-    names = ", ".join(map(str, mine))
+    names = ", ".join(map(name_of, mine))
     text = f"job{'s' if len(mine) > 1 else ''} {names} {'make' if len(mine) > 1 else 'makes'} room for it"
     return Reason(ReasonCode.PREEMPTING, text, {"preempted": mine})
 
@@ -437,7 +438,7 @@ class Reasons(Mapping[ClassKey, Reason]):
 
     def __init__(self, cycle: Cycle) -> None:
         first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
-        self._explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile)
+        self._explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile, cycle.name_of)
         self._blocked = cycle.blocked
         self._known = {
             key: Reason(ReasonCode.PRIORITY, "is next in line and about to be looked at") for key in cycle.line.rest()

@@ -7,7 +7,7 @@ knows no time zone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
@@ -30,6 +30,7 @@ class Explainer:
         now: float,
         first_blocked: Head | None,
         profile: Profile,
+        name_of: Callable[[int], str],
     ) -> None:
         self._draft = draft
         self._idle = Draft(draft.layout)
@@ -37,6 +38,7 @@ class Explainer:
         self._now = now
         self._first = first_blocked
         self._profile = profile
+        self._name_of = name_of
         self._known: dict[object, Reason] = {}
 
     def reason(self, head: Head, kept: Kept | None = None) -> Reason:
@@ -75,7 +77,7 @@ class Explainer:
         return missing, facts
 
     def _prospect(self, reserved: Kept) -> str:
-        jobs = name_some("job", [str(job_id) for job_id in reserved.waits_for])
+        jobs = name_some("job", [self._name_of(job_id) for job_id in reserved.waits_for])
         ends = f"{jobs} {'ends' if len(reserved.waits_for) == 1 else 'end'}" if jobs else "running jobs end"
         if reserved.start_at is None:
             return f"; expected when {ends}, which nobody knows without a time limit"
@@ -92,11 +94,12 @@ class Explainer:
         if self._first is None:
             return Reason(ReasonCode.RESOURCES, _sentence(missing, need), facts)
         ahead = self._first.job.id
+        name = self._name_of(ahead)
         wanted = describe(self._first.key.request)
         if missing:
-            text = f"{_sentence(missing, need)}; job {ahead}, which needs {wanted}, goes first"
+            text = f"{_sentence(missing, need)}; job {name}, which needs {wanted}, goes first"
         else:
-            text = f"waits behind job {ahead}, which needs {wanted}"
+            text = f"waits behind job {name}, which needs {wanted}"
         return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
 
     def _too_busy(self, need: Need) -> list[str]:

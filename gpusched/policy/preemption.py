@@ -105,13 +105,20 @@ class Preemption:
     """The running jobs of one cycle, as those see them who may take their place."""
 
     def __init__(
-        self, held: Mapping[int, Held], quotas: Quotas, settings: Settings, capacity: Resources, now: float
+        self,
+        held: Mapping[int, Held],
+        quotas: Quotas,
+        settings: Settings,
+        capacity: Resources,
+        now: float,
+        name_of: Callable[[int], str],
     ) -> None:
         self._held = held
         self._quotas = quotas
         self._settings = settings
         self._capacity = capacity
         self._now = now
+        self._name_of = name_of
         self.chosen: dict[int, Preempt] = {}
         """Decided in this cycle, by victim."""
         self.claimed: list[Booking] = []
@@ -219,7 +226,7 @@ class Preemption:
             best = self._cheapest(victims, key, amount, need, draft, guard, helps)
         for victim in best:
             self._quotas.leave(victim.held.first.queue, victim.amount)
-            text = f"made room for job {job_id} ({self._why(key, victim)})"
+            text = f"made room for job {self._name_of(job_id)} ({self._why(key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
 

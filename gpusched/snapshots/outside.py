@@ -27,7 +27,7 @@ def moved(env: Mapping[str, str], root: str, tree: str) -> dict[str, str]:
 
 def _kept(path: str, root: str, tree: str) -> str | None:
     """Where the copy has what an absolute path names in the tree; None when it has no copy of it."""
-    if not os.path.isabs(path):
+    if not os.path.isabs(path) or "\0" in path:
         return None
     # Folders above may be links; the last part may be one that is kept as such.
     place = os.path.join(os.path.realpath(os.path.dirname(path.rstrip("/")) or "/"), os.path.basename(path.rstrip("/")))

@@ -78,10 +78,28 @@ def keep_for_repetition(call: Call, job_ids: Iterable[str]) -> None:
 
     Raises: Refused when one is gone.
     """
-    path = f"/v1/jobs?ids={quote(','.join(job_ids), safe=',')}&fields=id,snapshot,work_dir"
-    for job_id, name, work_dir in call("GET", path)["rows"]:
-        if name and not renew(work_dir, name):
-            raise Refused(
-                f"the snapshot that job {job_id} started in is gone",
-                f"run the code as it is now with: gsub --resubmit {job_id} -D .",
-            )
+    gone = _gone(call, job_ids, set())
+    if gone:
+        raise Refused(
+            f"the snapshot that job {gone} started in is gone",
+            f"run the code as it is now with: gsub --resubmit {gone} -D .",
+        )
+
+
+def keep_for_resumption(call: Call, pipeline: str) -> None:
+    """The same for those steps of a pipeline that have not COMPLETED. Raises: Refused."""
+    gone = _gone(call, [pipeline], {"COMPLETED"})
+    if gone:
+        raise Refused(
+            f"the snapshot that step {gone} of pipeline {pipeline} started in is gone",
+            "submit the pipeline again with: gsub --dag FILE",
+        )
+
+
+def _gone(call: Call, job_ids: Iterable[str], but: set[str]) -> str | None:
+    """One of these jobs whose snapshot is gone; the others' are as if they were new."""
+    path = f"/v1/jobs?ids={quote(','.join(job_ids), safe=',')}&states=all&fields=id,state,snapshot,work_dir"
+    for job_id, state, name, work_dir in call("GET", path)["rows"]:
+        if name and state not in but and not renew(work_dir, name):
+            return str(job_id)
+    return None

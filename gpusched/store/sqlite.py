@@ -42,6 +42,7 @@ class SqliteStore:
         self._db = connection
         self._path = path
         self._version = self._data_version()
+        self._packed: tuple[JobSpec, tuple[Any, ...]] | None = None
         self._recorded: dict[int, JobSpec] = {}
         """The spec with which each active job is in the table: only what else changed is written again."""
 
@@ -158,19 +159,18 @@ class SqliteStore:
                 moved = []
         if len(moved) < len(jobs):
             known = {job.id for job in moved}
-            specs: dict[int, tuple[Any, ...]] = {}  # by identity: `jobs` keeps the specs alive
-            rows = []
-            for job in jobs.values():
-                if job.id not in known:
-                    spec = specs.get(id(job.spec))
-                    if spec is None:
-                        spec = specs[id(job.spec)] = codec.spec_row(job.spec)
-                    rows.append(codec.job_row(job, spec))
+            rows = [codec.job_row(job, self._spec_row(job.spec)) for job in jobs.values() if job.id not in known]
             db.executemany(sql.PUT_JOB, rows)
             last_id = max(job.last_id for job in jobs.values())
             if last_id not in jobs:
                 # Tasks that have no row yet have their ids all the same.
                 db.execute(sql.USE_IDS_UP, (last_id,))
+
+    def _spec_row(self, spec: JobSpec) -> tuple[Any, ...]:
+        """Its columns; the tasks of an array, which come one after the other, have the same spec."""
+        if self._packed is None or self._packed[0] is not spec:
+            self._packed = spec, codec.spec_row(spec)
+        return self._packed[1]
 
     def changed(self) -> bool:
         """Whether somebody else wrote to the table since the last call."""

@@ -134,12 +134,29 @@ def test_slurm_directives_make_arrays(sh: Shell) -> None:
         (["--sweep", "a=1", "--sweep", "a=2"], "the sweep names a twice"),
         (["--sweep", "a=1,2", "-a", "0-5"], "task 5 is asked for, but the sweep has 2 combinations"),
         (["-a", "0-9999999"], "is above 4000000"),
+        (["--sweep", "lr=1,2", "-o", "{lrr}.out"], "{lrr} is no place for a value: the sweep is of lr"),
+        (["--sweep", "CUDA_VISIBLE_DEVICES=0,1"], "CUDA_VISIBLE_DEVICES cannot be swept"),
+        (["--sweep", "SLURM_JOB_ID=0,1"], "SLURM_JOB_ID cannot be swept"),
     ],
 )
 def test_mistakes_are_named(sh: Shell, words: list[str], says: str) -> None:
     done = sh.type("gsub", *words, "--", "true")
     assert done.code == 2
     assert says in done.err
+
+
+def test_a_misspelt_place_for_a_value_is_found_before_it_burns_the_night(sh: Shell) -> None:
+    done = sh.type("gsub", "--sweep", "lr=1,2", "--wrap", "python train.py --lr {LR}")
+    assert (done.code, done.out) == (2, "")
+    assert "write {lr}" in done.err
+
+
+def test_braces_with_another_meaning_are_left_alone(sh: Shell) -> None:
+    array = sh.submit(
+        "--sweep", "lr=1,2", "-o", "{lr}.out", "--wrap", "echo a b | awk '{print}'; echo ${lr:-no} ${lr}{x}"
+    )
+    sh.ok("gwait", array)
+    assert (sh.work / "2.out").read_text() == "a b\n2 2{x}\n"
 
 
 def test_ids_that_are_not_there_are_named(sh: Shell) -> None:

@@ -97,6 +97,12 @@ def test_when_a_key_makes_another_job_says_nothing_without_one(sh: Shell) -> Non
     assert "there is no --key" in done.err
 
 
+def test_waiting_says_too_whether_the_job_was_there_before(sh: Shell) -> None:
+    for was_there in (False, True):
+        document = json.loads(sh.ok("gsub", "--json", "--wait", "--key", "waited", "-o", "/dev/null", "--", "true"))
+        assert (document["existing"], document["job"]["state"]) == (was_there, "COMPLETED")
+
+
 def test_a_key_does_not_go_with_a_batch(sh: Shell) -> None:
     done = sh.type("gsub", "--key", "k", "--batch", "-", stdin=b"true\n")
     assert done.code == 2

@@ -137,6 +137,24 @@ def test_steps_of_a_pipeline_find_their_modules_in_the_copy_and_only_those_with_
     assert f"{code} is used where it is" in done.err
 
 
+def test_a_pipeline_whose_copy_is_gone_is_not_resumed(sh: Shell, code: Path) -> None:
+    (code / "p.toml").write_text(
+        'name = "p"\n[step.a]\nrun = "true"\nsnapshot = true\n'
+        '[step.b]\nneeds = ["a"]\nrun = "exit 1"\nsnapshot = true\n'
+    )
+    done = sh.type("gsub", "--dag", "p.toml", "--quiet", "--wait", cwd=code)
+    assert done.code == 1
+    pipeline = done.out.split()[0]
+    assert sh.type("gsub", "--resume", pipeline, "--wait").code == 1, "b fails again"
+    jobs = json.loads(sh.ok("gshow", "--json", pipeline))["pipelines"][0]["steps"]
+    work_dir = str(shown(sh, str(next(job["id"] for job in jobs if job["step"] == "b")))["work_dir"])
+    remove(str(Path(work_dir).parent))
+    done = sh.type("gsub", "--resume", pipeline)
+    assert (done.code, done.out) == (1, "")
+    assert f"of pipeline {pipeline} started in is gone" in done.err
+    assert "gsub --dag FILE" in done.err
+
+
 def test_copies_are_listed_and_dropped_when_no_job_needs_them(sh: Shell, code: Path) -> None:
     waits = freeze(sh, code, "--hold", "--", "true")
     (code / "value").write_text("x" * 5000)

@@ -419,7 +419,7 @@ def test_a_sweep_has_a_task_for_every_combination() -> None:
 def test_values_are_put_into_their_places_once() -> None:
     values = arrays.swept(replace(ArraySpec("0"), sweep=SWEEP), 5)
     assert values == {"lr": "1e-4", "seed": "2"}
-    assert arrays.fill("--lr={lr} ${seed} {x} {{lr}}", values) == "--lr=1e-4 $2 {x} {1e-4}"
+    assert arrays.fill("--lr={lr} ${seed} {x} {{lr}}", values) == "--lr=1e-4 ${seed} {x} {1e-4}"
 
 
 def test_who_may_not_submit_an_array_leaves_no_trace() -> None:
@@ -508,3 +508,17 @@ def test_arrays_of_one_name_run_one_after_the_other() -> None:
     run_out(lab)
     assert states(lab, second) == {0: COMPLETED, 1: COMPLETED}
     assert rows(lab, second)[1].run == 2
+
+
+def reason_text(lab: Lab, job_id: int) -> str:
+    reason = lab.scheduler.reason_for(lab.scheduler.world.jobs[job_id])
+    assert reason is not None
+    return reason.text
+
+
+def test_a_task_in_the_way_is_called_what_people_call_it() -> None:
+    lab = Lab(gpus=1)
+    array = submit(lab, "7-8", request=request(gpus=1))
+    other = lab.submit(request=request(gpus=1, gpu_type="A100"))
+    assert f"when job {array}_7 ends" in reason_text(lab, array)
+    assert f"job {array}_8, which needs 1 GPU, goes first" in reason_text(lab, other)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.commands import Hold, Release, Update
+from gpusched.daemon.commands import Cancel, Hold, Release, Update
+from gpusched.daemon.selection import Selection
 from gpusched.daemon.yielding import Requeue
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
@@ -189,3 +190,26 @@ def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> No
     lab.turn(11)
     states = [lab.job(second + 1 + number).state for number in range(3)]
     assert states == [JobState.COMPLETED, JobState.COMPLETED, JobState.CANCELLED]
+
+
+# --- tasks that never started ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_ended", [False, True], ids=["the others still end", "all has ended"])
+def test_a_task_that_will_never_start_is_known_as_cancelled(has_ended: bool) -> None:
+    """While the other tasks were ending, whoever came then waited for ever; afterwards there was no such job."""
+    lab = Lab(gpus=0, cpus=1, outcome=Outcome(runs_s=1000, stop_takes_s=5))
+    array = lab.submit(array=THREE)
+    lab.ask(Cancel(ANN, Selection(ids=(array,))))
+    assert lab.job(array).state is JobState.COMPLETING
+    if has_ended:
+        lab.turn(6)
+    lab.outcome = Outcome(runs_s=1)
+    last = array + 3
+    ids = [lab.submit(dependency=f"{kind}:{array}_2={last}") for kind in ("afterany", "afterok", "after")]
+    for _ in range(4):
+        lab.turn(6)
+    assert [lab.job(job_id).state for job_id in ids] == [JobState.COMPLETED, JobState.CANCELLED, JobState.COMPLETED]
+    assert lab.job(ids[1]).reason_text == f"depends on the success of job {array}_2, which ended as CANCELLED"
+    lab.restart()
+    assert lab.job(lab.submit(dependency=f"afterany:{array}_2={last}")).state is JobState.RUNNING

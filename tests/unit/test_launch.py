@@ -33,7 +33,7 @@ def a_job(**launch: object) -> Job:
 
 
 def a_run(*gpus: GpuShare, number: int = 1) -> Run:
-    return Run(42, number, RunState.STARTING, "lab1.example", "boot", 0.0, gpus=gpus)
+    return Run(42, number, RunState.STARTING, "lab1.example", "boot", 0.0, gpus=gpus, stdout_path="/home/ann/out")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,7 @@ def test_a_ticket_carries_defaults_of_the_settings_and_wishes_of_the_job() -> No
     assert (ticket.run, ticket.grace_s, ticket.stop_signal) == ("42.1", settings.life.grace_s, 15)
     assert ticket.env["A"] == "1"
     assert ticket.has_gpus
+    assert (ticket.stdout_path, ticket.stderr_path) == ("/home/ann/out", None)
     assert not ticket.append
     wishes = a_job(grace_s=1.5, stop_signal=2, open_mode="append")
     ticket = make_ticket(wishes, a_run(), b"#!/bin/sh\n", b"", SITE, settings, {})

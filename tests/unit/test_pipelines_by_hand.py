@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab import ANN, ENV, Lab
+from lab import ANN, BOB, ENV, Lab
 
 from gpusched.daemon.commands import Cancel
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
-from gpusched.errors import GpuschedError, NotFound, Refused
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
@@ -127,3 +127,13 @@ def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
     lab.turn(6)
     assert ask(lab, ResumePipeline(ANN, 1))["jobs"] == {"a": "13"}
     assert lab.job(ids["b"]).spec.dependency == "after:1"
+
+
+def test_nobody_resumes_or_cancels_the_pipeline_of_another() -> None:
+    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1))
+    submit(lab, step("a"), step("b"))
+    cancelled, resumed = lab.ask(Cancel(BOB, Selection(pipelines=frozenset({1}))), ResumePipeline(BOB, 1))
+    assert isinstance(cancelled, Forbidden)
+    assert isinstance(resumed, Forbidden)
+    assert (resumed.message, resumed.hint) == ("pipeline p1 belongs to ann, not to bob", "see it with: gshow p1")
+    assert set(states(lab).values()) == {JobState.RUNNING}

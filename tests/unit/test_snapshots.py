@@ -295,7 +295,7 @@ def test_pythonpath_leads_into_the_copy(code: Path, tmp_path: Path) -> None:
         ({"script": 'pushd "$HOME/code"'}, ["$HOME/code is used"]),
         ({"script": 'cd "$SLURM_SUBMIT_DIR"\npython a.py'}, ["the script goes to $SLURM_SUBMIT_DIR, out of the"]),
         ({"script": "cd ${GPUSCHED_SUBMIT_DIR}/sub"}, ["the script goes to $GPUSCHED_SUBMIT_DIR"]),
-        ({"script": "python a.py > $SLURM_SUBMIT_DIR/out", "argv": ["a.py", "/dev/null", "/"]}, []),
+        ({"script": "python a.py > $SLURM_SUBMIT_DIR/out", "argv": ["a.py", "/dev/null", "/", "/\0"]}, []),
     ],
 )
 def test_what_is_taken_from_the_tree_itself_is_told(

@@ -39,6 +39,13 @@ def test_a_file_that_appears_later_is_read_from_its_beginning(tmp_path: Path) ->
     assert (rest_of(tail), tail.was_found) == (b"one\n", True)
 
 
+def test_a_file_in_the_place_of_its_folder_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file now")
+    tail = Tail(str(tmp_path / "logs" / "out"), 2)
+    tail.begin_whole()
+    assert (rest_of(tail), tail.was_found) == (b"", False)
+
+
 def test_an_emptied_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"long before\n")

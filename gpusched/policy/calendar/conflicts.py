@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpusched.model.calendar import CalendarEntry
@@ -30,8 +30,12 @@ def conflicts(
     allocations: Iterable[Allocation],
     layout: Layout,
     now: float,
+    name_of: Callable[[int], str] = str,
 ) -> tuple[Conflict, ...]:
-    """Entries that keep the same, then cores and memory that are not there, then jobs that run too long."""
+    """Entries that keep the same, then cores and memory that are not there, then jobs that run too long.
+
+    `name_of` tells what people call a job.
+    """
     others = sorted((other for other in entries if other.name != entry.name), key=lambda other: other.name)
     found = []
     for other in others:
@@ -41,7 +45,7 @@ def conflicts(
             found.append(Conflict(text, name=other.name))
     if not found:
         found.extend(_overbooked(entry, others, layout, now))
-    return (*found, *_jobs_in_the_way(entry, allocations, layout, now))
+    return (*found, *_jobs_in_the_way(entry, allocations, layout, now, name_of))
 
 
 def _overbooked(
@@ -83,7 +87,7 @@ def _fits(room: tuple[int, int], places: Iterable[Placement]) -> bool:
 
 
 def _jobs_in_the_way(
-    entry: CalendarEntry, allocations: Iterable[Allocation], layout: Layout, now: float
+    entry: CalendarEntry, allocations: Iterable[Allocation], layout: Layout, now: float, name_of: Callable[[int], str]
 ) -> Iterator[Conflict]:
     """Running jobs that may still hold what the entry keeps when its next window begins."""
     window = next_window(entry, now)
@@ -101,7 +105,7 @@ def _jobs_in_the_way(
             takes_room = is_tight and (held.cpus > 0 or held.mem_mib > 0)
             if (is_on_card or takes_room or place.is_exclusive) and held.job_id not in named:
                 named.add(held.job_id)
-                yield Conflict(_too_long(held, window.start_at), job_id=held.job_id)
+                yield Conflict(_too_long(held, name_of(held.job_id), window.start_at), job_id=held.job_id)
 
 
 def _leaves_room(there: Iterable[Allocation], place: Placement, layout: Layout, number: int) -> bool:
@@ -112,8 +116,8 @@ def _leaves_room(there: Iterable[Allocation], place: Placement, layout: Layout, 
     )
 
 
-def _too_long(held: Allocation, start_at: float) -> str:
-    job = f"job {held.job_id}" + (f" of {held.user}" if held.user else "")
+def _too_long(held: Allocation, name: str, start_at: float) -> str:
+    job = f"job {name}" + (f" of {held.user}" if held.user else "")
     if held.expected_end_at is None:
         return f"{job} has no time limit"
     return f"{job} may run until {format_duration(held.expected_end_at - start_at)} after the start"

@@ -11,10 +11,12 @@ alone. The row of the array ends when all of its tasks have ended, so that other
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from gpusched.model.evolve import evolve
 from gpusched.model.job import ArraySpec, Job, JobEvent
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.tasks import TaskSet, tasks_of
@@ -69,15 +71,15 @@ def task(array: Job, number: int) -> Job:
     """The row of a task, as it is when it splits off."""
     spec = array.spec
     if spec.array is not None and spec.array.sweep:
-        spec = replace(spec, name=swept_name(spec.name, spec.array, number))
-    return replace(array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None)
+        spec = evolve(spec, name=swept_name(spec.name, spec.array, number))
+    return evolve(array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None)
 
 
 def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:
     """The array when these tasks have rows of their own; `start_at` is the start of the first task that did."""
     left = tasks_left(array).minus(numbers)
     state = JobState.RUNNING if array.state is JobState.PENDING and not left else array.state
-    return replace(
+    return evolve(
         array,
         tasks_left=str(left),
         state=state,
@@ -89,7 +91,7 @@ def stop(array: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tupl
     """Give up the tasks that have no row. One that is given up already stays so."""
     if array.state is JobState.COMPLETING or array.state.is_final:
         return array, ()
-    array = replace(array, state=JobState.COMPLETING, cancel_at=now, reason=code, reason_text=text)
+    array = evolve(array, state=JobState.COMPLETING, cancel_at=now, reason=code, reason_text=text)
     return array, (JobEvent(array.id, now, "stopping", text),)
 
 
@@ -106,7 +108,7 @@ def settle(array: Job, ended: Ended, has_open: bool, now: float) -> tuple[Job, t
     text = summary(ended.states, len(tasks_left(array)))
     if array.cancel_at is not None and array.reason_text:
         text = f"{array.reason_text} ({text})"
-    array = replace(array, state=state, end_at=now, exit_code=ended.exit_code, reason=code, reason_text=text)
+    array = evolve(array, state=state, end_at=now, exit_code=ended.exit_code, reason=code, reason_text=text)
     return array, (JobEvent(array.id, now, "ended", f"{state}: {text}"),)
 
 
@@ -146,11 +148,15 @@ def swept(array: ArraySpec, task: int) -> dict[str, str]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with `{name}` replaced by the value, for the names of the sweep and nothing else."""
-    if "{" in text:
-        for name, value in values.items():
-            text = text.replace("{" + name + "}", value)
-    return text
+    """A text with `{name}` replaced by the value, for the names of the sweep and nothing else.
+
+    `${name}` is the shell's, which finds the value in the environment.
+    """
+    return PLACE.sub(lambda found: values.get(found[1], found[0]), text) if "{" in text else text
+
+
+PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""Where a text has room for a value."""
 
 
 def swept_name(name: str, array: ArraySpec, task: int) -> str:

@@ -10,8 +10,9 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode
@@ -66,7 +67,7 @@ def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> R
         is_inside = run.start_at <= fault.at <= run.end_at + _TOLD_LATE_S
         if fault.xid in settings.xid_victim and fault.uuid in uuids and is_inside:
             text = f"hardware fault of GPU {fault.index}: {fault.text}; it had ended as {run.outcome}"
-            return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
+            return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
     return run
 
 
@@ -77,6 +78,8 @@ class EarlyFailure:
     at: float
     user: str
     job_id: int
+    name: str
+    """Of the job, as people know it."""
 
 
 Evidence = dict[str, tuple[EarlyFailure, ...]]
@@ -107,7 +110,7 @@ def weighed(evidence: Evidence, job: Job, run: Run, settings: FaultSettings) -> 
         for other, rows in evidence.items()
     }
     if not fails_elsewhere:
-        kept[uuid] = (*kept.get(uuid, ()), EarlyFailure(run.end_at, job.user, job.id))[-_MOST_ROWS:]
+        kept[uuid] = (*kept.get(uuid, ()), EarlyFailure(run.end_at, job.user, job.id, job.shown_id))[-_MOST_ROWS:]
     return {other: rows for other, rows in kept.items() if rows}
 
 
@@ -116,8 +119,8 @@ _MOST_ROWS = 100
 
 def suspicion(rows: tuple[EarlyFailure, ...], settings: FaultSettings) -> str | None:
     """Why a card is suspect by these failures; None when it is not."""
-    users = {row.user: row.job_id for row in rows}
+    users = {row.user: row.name for row in rows}
     if not settings.early_users or len(users) < settings.early_users:
         return None
-    who = ", ".join(f"{user}'s {job_id}" for user, job_id in sorted(users.items())[:5])
+    who = ", ".join(f"{user}'s {name}" for user, name in sorted(users.items())[:5])
     return f"jobs of {len(users)} users in a row failed here in their first {settings.early_s:g} s ({who})"

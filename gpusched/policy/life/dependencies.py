@@ -59,6 +59,11 @@ class Condition:
         """The job as people know it."""
         return self.task or str(self.job_id)
 
+    @property
+    def array_id(self) -> int | None:
+        """Of a task, its array."""
+        return int(self.task.partition("_")[0]) if self.task else None
+
 
 @dataclass(frozen=True, slots=True)
 class Expression:

@@ -11,9 +11,10 @@ A rung that the machines could never give, or that the job's queue would refuse,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.evolve import evolve
 from gpusched.model.job import GpuShare, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_size_mib
@@ -67,13 +68,13 @@ def _ladder(request: Request, run: Run, had_mib: int, totals: Sequence[int], gro
     if request.vram_mib is not None:
         seen_mib = 0 if run.peak_vram_mib is None else run.peak_vram_mib / len(run.gpus) * _SPARE
         wanted_mib = max(request.vram_mib * growth, seen_mib, request.vram_mib + _STEP_MIB)
-        yield replace(request, vram_mib=-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB)
+        yield evolve(request, vram_mib=-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB)
     elif request.gpu_fraction is not None and request.gpu_fraction < 0.5:
-        yield replace(request, gpu_fraction=2 * request.gpu_fraction)
+        yield evolve(request, gpu_fraction=2 * request.gpu_fraction)
     for total_mib in totals:
         if total_mib > had_mib:
             least_mib = max(total_mib, request.min_vram_mib or 0)
-            yield replace(request, vram_mib=None, gpu_fraction=None, min_vram_mib=least_mib)
+            yield evolve(request, vram_mib=None, gpu_fraction=None, min_vram_mib=least_mib)
 
 
 def _mib(share: GpuShare, view: GpuView) -> int:

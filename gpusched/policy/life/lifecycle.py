@@ -7,9 +7,9 @@ move from each state, and how that looks, is in `transitions`; how runs make roo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
     RunEnded,
     RunLost,
@@ -58,7 +58,7 @@ def start_run(
         stdout_path=stdout_path,
         stderr_path=stderr_path,
     )
-    job = replace(
+    job = evolve(
         job,
         state=JobState.RUNNING,
         run=run.number,
@@ -82,7 +82,7 @@ def _where(placement: Placement) -> str:
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
     """The run lives. The job itself is returned unchanged: its start was recorded with the intent."""
     check_open(job, run)
-    run = replace(
+    run = evolve(
         run,
         state=RunState.RUNNING,
         start_at=event.at,
@@ -120,14 +120,14 @@ def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
 def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
     """The run moves again; how long it has stood still is now known to the millisecond."""
     check_open(job, run)
-    return job, replace(run, suspended_s=event.suspended_s), ()
+    return job, evolve(run, suspended_s=event.suspended_s), ()
 
 
 def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool) -> Step:
     """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called."""
     check_open(job, run)
     outcome, reason, text = _judge(job, event)
-    run = replace(
+    run = evolve(
         run,
         state=RunState.ENDED,
         start_at=event.start_at,
@@ -146,7 +146,7 @@ def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: floa
         note = "ended what it left behind: " + ", ".join(event.leftovers)
         events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
     if event.start_at is not None:
-        job = replace(job, start_at=event.start_at)
+        job = evolve(job, start_at=event.start_at)
     if gpus_clean:
         job, more = finish(job, run, settings, now)
         return job, run, (*events, *more)
@@ -211,7 +211,7 @@ def run_lost(
     """
     check_open(job, run)
     rebooted = boot_id is not None and boot_id != run.boot_id
-    run = replace(
+    run = evolve(
         run,
         state=RunState.ENDED,
         end_at=event.at,
@@ -237,7 +237,7 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     """
     check_open(job, run)
     text = f"was not started: {event.detail}"
-    run = replace(
+    run = evolve(
         run,
         state=RunState.ENDED,
         end_at=event.at,
@@ -247,10 +247,10 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     )
     requeued = JobEvent(job.id, event.at, "requeued", text, run.number)
     was_preempted = job.preempt_at is not None
-    job = replace(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
+    job = evolve(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
     if job.cancel_at is not None:
         return _end(job, JobState.CANCELLED, run), run, (requeued,)
-    job = replace(
+    job = evolve(
         move(job, JobState.PENDING),
         eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
         reason=None,
@@ -272,7 +272,7 @@ def finish(
     if run.outcome is None or run.end_at is None:
         raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({story_of(job)})")
     rule = job.spec.retry
-    job = replace(
+    job = evolve(
         job,
         exit_code=run.exit_code,
         signal=run.signal,
@@ -288,7 +288,7 @@ def finish(
     if (is_lost and has_requeue) or (is_preempted and rule.requeue):
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
-        job = replace(
+        job = evolve(
             move(job, JobState.PENDING),
             eligible_at=now,
             requeues=job.requeues + is_lost,
@@ -301,12 +301,12 @@ def finish(
             return _end(job, JobState.CANCELLED, run), ()
         larger = grow(job, run) if grow is not None and failure.kind == "oom" else None
         if isinstance(larger, NothingLarger):
-            job = replace(job, reason_text=f"{run.reason_text}; {larger.text}")
+            job = evolve(job, reason_text=f"{run.reason_text}; {larger.text}")
             return _end(job, run.outcome, run), (JobEvent(job.id, now, "note", larger.text, run.number),)
         if larger is not None:
-            job = replace(job, spec=replace(job.spec, request=larger.request))
+            job = evolve(job, spec=evolve(job.spec, request=larger.request))
         wait_s = backoff_s(rule, job.failures + 1, job.id)
-        job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
+        job = evolve(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
         text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
         if larger is not None:
             text += f", with {larger.text}"
@@ -323,13 +323,13 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """
     text = f"cancelled by {by}"
     if job.state is JobState.PENDING:
-        job = replace(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        job = evolve(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
         return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
         return job, ()
     if job.state is not JobState.COMPLETING:
         job = completing(job)
-    job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    job = evolve(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
@@ -348,7 +348,7 @@ def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tup
     """Cancel a pending job for a reason that is not a person's wish."""
     if job.state is not JobState.PENDING:
         raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be given up ({story_of(job)})")
-    job = replace(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
+    job = evolve(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 
@@ -371,29 +371,29 @@ def past_deadline(job: Job, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
     text = "its deadline has passed"
     if limit is not None:
         text = f"can no longer end by its deadline: its time limit is {format_duration(limit)}"
-    job = replace(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
+    job = evolve(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 
 def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, JobEvent]:
     """Keep the job from starting; one that runs is held for its next run."""
     _check_active(job, "held")
-    job = replace(job, hold="admin" if admin else "user")
+    job = evolve(job, hold="admin" if admin else "user")
     return job, JobEvent(job.id, now, "held", f"held by {by}")
 
 
 def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
     """Undo a hold."""
     _check_active(job, "released")
-    return replace(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
+    return evolve(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
 
 
 def _end(job: Job, to: JobState, run: Run) -> Job:
     """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
-    job = replace(move(job, to), end_at=run.end_at)
+    job = evolve(move(job, to), end_at=run.end_at)
     if to is JobState.CANCELLED and run.reason not in _CANCELLED:
         text = f"cancelled; its last run: {run.reason_text}"
-        job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        job = evolve(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job
 
 
