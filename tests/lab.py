@@ -95,6 +95,7 @@ class Lab:
                 memory_utilisation=self.load.get(index, 0.0),
                 processes=(),
                 is_lost=index in self.lost,
+                error="the GPU is lost" if index in self.lost else None,
                 xids=self.xids.pop(index, ()),
             )
             for index in range(self.gpus)

@@ -43,5 +43,6 @@ class GpuWatch:
                 if event == "gpu_suspect" and tracker.is_drained(gpu.uuid):
                     continue
                 what = "was lost" if event == "gpu_lost" else "is suspect"
-                text = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {status.why or 'see ginfo'}"
+                why = (status.why or "see ginfo").removeprefix("lost: ")
+                text = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {why}"
                 yield News(event, text, node, gpu.uuid)

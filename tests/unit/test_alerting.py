@@ -202,6 +202,15 @@ def test_an_array_is_told_as_a_whole() -> None:
     assert keys(lab) == [f"{array}.0 begin", f"{array}.0 end"]
 
 
+def test_a_thousand_tasks_that_fail_are_one_alert() -> None:
+    lab = Lab(cpus=200, outcome=Outcome(runs_s=1, exit_code=1))
+    array = lab.submit(alerting=asked("fail", "end", "retry"), array=ArraySpec("0-999"))
+    while not lab.store.load_alerts():
+        lab.turn(1)
+    assert keys(lab) == [f"{array}.0 fail"]
+    assert facts(lab, f"{array}.0 fail")["message"].startswith("FAILED: 1000 FAILED; see which with: ")
+
+
 def test_idle_cards_are_told_to_who_asked_once_for_each_run() -> None:
     lab = Lab(outcome=Outcome(runs_s=1000))
     told, silent = lab.submit(alerting=asked("gpu_idle")), lab.submit(alerting=asked("end"))
@@ -242,6 +251,7 @@ def test_a_lost_card_a_drain_and_nothing_else_are_told_to_the_administrator() ->
     assert events(lab) == ["gpu_lost"]
     (row,) = lab.store.load_alerts()
     assert row.targets == ("ops",)
+    assert ") was lost: the GPU is lost" in str(dict(row.facts)["message"])
     lab.ask(Drain(ANN, ("0",), "smells"))
     assert events(lab) == ["gpu_lost", "gpu_drained"]
     drained = next(row for row in lab.store.load_alerts() if row.event == "gpu_drained")

@@ -134,6 +134,17 @@ def test_of_an_array_the_first_start_and_the_end_are_told_and_those_of_its_tasks
     assert told(task, replace(task, state=JobState.FAILED, end_at=NOW)) == []
 
 
+def test_an_array_that_failed_says_how_many_and_how_to_see_which() -> None:
+    before = replace(pending(**ARRAY), start_at=NOW - 90)
+    text = "9997 COMPLETED, 3 FAILED"
+    (what,) = told(before, replace(before, state=JobState.FAILED, end_at=NOW, reason_text=text))
+    assert what.message == f"FAILED: {text}; see which with: gq -j {before.id} -s F,TO,OOM,NF"
+    facts = dict(alerting.facts_of(replace(before, end_at=NOW), what, None, NOW))
+    assert (facts["start_at"], facts["elapsed"]) == (NOW - 90, "1:30")
+    (what,) = told(before, replace(before, state=JobState.COMPLETED, end_at=NOW, reason_text="10000 COMPLETED"))
+    assert what.message == "COMPLETED: 10000 COMPLETED"
+
+
 def test_when_each_task_is_asked_for_the_array_itself_is_not_told() -> None:
     each = asked("all", *EVENTS, EACH_TASK)
     before = pending(alerting=each, **ARRAY)

@@ -84,6 +84,9 @@ def wanted_of(job: Job) -> frozenset[str]:
 def _ended(job: Job, wanted: frozenset[str]) -> Iterator[Raised]:
     """One alert, however many words ask for it."""
     message = f"{job.state}: {job.reason_text or 'no reason is known'}"
+    if job.is_array and has_failed(job):
+        # However many: one alert for all of them.
+        message += f"; see which with: gq -j {job.id} -s F,TO,OOM,NF"
     if "fail" in wanted and has_failed(job):
         yield Raised("fail", message, job.run, ("end",) if "end" in wanted else ())
     elif "end" in wanted:
@@ -205,4 +208,7 @@ def facts_of(job: Job, what: Raised, run: Run | None, now: float) -> Facts:
         found["output"] = run.stdout_path
         began_at = found["start_at"] = run.start_at if run.start_at is not None else run.intent_at
         found["elapsed"] = format_duration((now if run.end_at is None else run.end_at) - began_at)
+    elif job.is_array and job.start_at is not None:
+        found["start_at"] = job.start_at
+        found["elapsed"] = format_duration((now if job.end_at is None else job.end_at) - job.start_at)
     return tuple((name, value) for name, value in found.items() if value is not None)
