@@ -133,6 +133,8 @@ def test_who_reads_now_and_then_knows_what_who_reads_anew_knows(
             lab.turn(seconds)
             if event == "restart":
                 adopt_open_runs(lab.restart().world, lab.engine)
+                # A start that was not recorded yet is told of again.
+                lab.turn()
                 app = app_of(lab)
             elif event == "cancel":
                 lab.ask(Cancel(ANN, Selection((ids[-1],))))
