@@ -1,4 +1,4 @@
-"""A shell without a short lease whose GPUs do nothing: the person at it is told, and it is ended only when nobody types."""
+"""A shell without a short lease whose GPUs do nothing: who is at it is told; it is ended only when nobody types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from screen import Screen
 from shell import Shell
-from support import wait_until
 
 CONFIG = """
 [node]
