@@ -74,7 +74,9 @@ def run_chaos(daemon: Daemon, rounds: int, seed: int) -> None:
     for job_id in ids:
         job = daemon.job(job_id)
         assert [run["run"] for run in job["runs"]] == list(range(1, job["run"] + 1))
-        assert {run["outcome"] for run in job["runs"][:-1]} <= {"PREEMPTED"}
+        for run in job["runs"][:-1]:
+            # A daemon that is killed between a start's record and the start leaves a run that nobody took.
+            assert run["outcome"] == "PREEMPTED" or run["reason_text"].startswith("was not started"), run
         assert job["failures"] == 0
 
 

@@ -165,7 +165,7 @@ def test_between_two_processes_the_last_error_stands(make: Make, gpus: Callable[
         assert children() == []
         now[0] += 0.2
         worker.request()
-        assert len(children()) == 1
+        wait_until(lambda: len(children()) == 1, what="the next process to show its command")
 
 
 def test_a_new_process_has_extra_time_for_its_first_answer(make: Make, gpus: Callable[..., Path]) -> None:
