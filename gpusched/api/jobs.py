@@ -375,7 +375,8 @@ async def wait(request: web.Request) -> web.Response:
         left_s = deadline - loop.time()
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
-        await service.changed(ids, left_s)
+        # An array of short tasks changes hundreds of times a second.
+        await service.changed(ids, left_s, ends_only=state_not is None and run_not is None)
     spared = service.not_needed(request.query.get("ids", ""))
     return respond(
         done=done,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ class Service:
     """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
-    watchers: dict[int, set[asyncio.Event]] = field(default_factory=dict)
+    watchers: dict[int, dict[asyncio.Event, bool]] = field(default_factory=dict)
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Works out what takes a while, one question after the other; its thread begins with the first one."""
 
@@ -76,25 +76,28 @@ class Service:
     def announce(self, job_ids: Iterable[int]) -> None:
         """Wake the clients that wait for any of these jobs; called after each commit."""
         if self.watchers:
+            active = self.scheduler.world.jobs
             for job_id in job_ids:
-                for event in self.watchers.get(job_id, ()):
-                    event.set()
+                for event, is_for_ends in self.watchers.get(job_id, {}).items():
+                    if not is_for_ends or job_id not in active:
+                        event.set()
 
-    async def changed(self, ids: Sequence[int], timeout_s: float) -> None:
-        """Return when the row of one of these jobs changes, or after the timeout."""
+    async def changed(self, ids: Iterable[int], timeout_s: float, *, ends_only: bool = False) -> None:
+        """Return when the row of one of these jobs changes, or one of them ends, or after the timeout."""
         event = asyncio.Event()
+        watched = dict.fromkeys(ids, ends_only)
         # A task without a row changes with its array.
-        ids = list({*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))})
-        for job_id in ids:
-            self.watchers.setdefault(job_id, set()).add(event)
+        watched.update(dict.fromkeys(filter(None, map(self.scheduler.world.arrays.array_of, watched)), False))
+        for job_id, is_for_ends in watched.items():
+            self.watchers.setdefault(job_id, {})[event] = is_for_ends
         try:
             await asyncio.wait_for(event.wait(), timeout_s)
         except asyncio.TimeoutError:
             pass  # the caller looks at the states again either way
         finally:
-            for job_id in ids:
+            for job_id in watched:
                 events = self.watchers[job_id]
-                events.discard(event)
+                del events[event]
                 if not events:
                     del self.watchers[job_id]
 

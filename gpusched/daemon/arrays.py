@@ -43,6 +43,10 @@ class TaskLine:
 
     def __iter__(self) -> Iterator[int]:
         group = self._group
+        if group.ready is None and len(group.all.ranges) == 1:
+            for part in group.left.ranges:
+                yield from _moved(part, group.all.ranges[0], self._first)
+            return
         numbers: Iterable[int] = group.left if group.ready is None else sorted(group.ready)
         for number in numbers:
             yield self._first + group.all.position(number)
@@ -50,6 +54,12 @@ class TaskLine:
     def first(self, most: int) -> list[int]:
         """The first so many."""
         return list(islice(self, most))
+
+
+def _moved(part: range, whole: range, first: int) -> range:
+    """Ids of some of the numbers of one range, of which the first has this id."""
+    low = first + whole.index(part[0])
+    return range(low, low + (part[-1] - part[0]) // whole.step + 1, max(1, part.step // whole.step))
 
 
 class Arrays:

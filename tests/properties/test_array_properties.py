@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
+from gpusched.daemon.arrays import Group, TaskLine
 from gpusched.daemon.commands import Cancel, Hold, Release, Update
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState
+from gpusched.model.tasks import TaskSet, parse_tasks
 from gpusched.policy.life import arrays
 from gpusched.ports import JobFilter
 
@@ -91,3 +93,20 @@ def check(lab: Lab, array: int, before: frozenset[str]) -> frozenset[str]:
         sum(not job.state.is_final for job in rows) + (0 if row.state.is_final else len(arrays.tasks_left(row)))
     )
     return runs
+
+
+@given(
+    tasks=st.sampled_from(["0-19", "3-41:2", "5", "1-30:7", "3,5,8-17"]),
+    gone=st.sets(st.integers(0, 41), max_size=30),
+    ready=st.one_of(st.none(), st.sets(st.integers(0, 41))),
+)
+def test_the_tasks_in_line_are_those_left_in_order(tasks: str, gone: set[int], ready: set[int] | None) -> None:
+    everything = parse_tasks(tasks)
+    left = TaskSet.of(number for number in everything if number not in gone)
+    if ready is not None:
+        ready &= set(left)
+    line = TaskLine(100, Group(everything, left, ready=ready))
+    waiting = [number for number in left if ready is None or number in ready]
+    assert list(line) == [101 + everything.position(number) for number in waiting]
+    assert line.first(3) == list(line)[:3]
+    assert len(line) == len(waiting)
