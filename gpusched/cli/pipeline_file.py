@@ -100,7 +100,7 @@ class _Reader:
     def read(self) -> PipelineText:
         for key in self._document:
             if key not in TOP:
-                self._unknown((key,), "there is no", key, TOP)
+                self._unknown((key,), "a pipeline has no", key, TOP)
         self._read_vars()
         name = self._document.get("name", os.path.basename(self._shown).rpartition(".")[0] or "pipeline")
         if not isinstance(name, str) or not name.strip() or len(name) > 200:
@@ -314,9 +314,13 @@ class _Reader:
         self._mistakes.append((self._line(at), UsageError(f"{self._where(at)}: {text}", hint)))
 
     def _line(self, at: tuple[str, ...]) -> int:
-        while at and at not in self._lines:
+        while at:
+            # `[step.a]` is where `step` begins, too.
+            inside = [line for key, line in self._lines.items() if key[: len(at)] == at]
+            if inside:
+                return min(inside)
             at = at[:-1]
-        return self._lines.get(at, 1)
+        return 1
 
     def _where(self, at: tuple[str, ...]) -> str:
         return f"{self._shown}, line {self._line(at)}"

@@ -133,7 +133,11 @@ env = { ROOT = "{root}" }
 MISTAKES = {
     "an unknown key": ('[step.a]\nrun = "x"\n\nretires = 3\n', "p.toml, line 4: step.a has no retires | did you mean"),
     "an option that is not of a step": ('[step.a]\nrun = "x"\nwait = true\n', "p.toml, line 3: step.a has no wait"),
-    "an unknown section": ('[stepp.a]\nrun = "x"\n', "p.toml, line 1: there is no stepp | did you mean step?"),
+    "an unknown section": ('[stepp.a]\nrun = "x"\n', "p.toml, line 1: a pipeline has no stepp | did you mean step?"),
+    "a section of another tool": (
+        'name = "x"\n[jobs.a]\nrun = "x"\n',
+        "p.toml, line 2: a pipeline has no jobs | known: name, vars, defaults, step",
+    ),
     "a value that cannot be read": (
         '[step.a]\nrun = "x"\nmem = "lots"\n',
         "p.toml, line 3: step.a: mem: 'lots' is not a size",
