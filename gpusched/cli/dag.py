@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpusched.cli import gsub, output
+from gpusched.cli import output, submission
 from gpusched.cli.parse import Table
 from gpusched.cli.pipeline_file import PipelineText, read
 from gpusched.cli.query import quote
@@ -61,19 +61,19 @@ def _resume(given: Values) -> int:
 
 def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[str, Any], list[str]]:
     """What goes to the daemon, and which snapshot each step wants. Environments that are alike are sent once."""
-    variables = gsub.from_environment(table)
+    variables = submission.from_environment(table)
     typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}
     environments: dict[tuple[object, ...], int] = {}
     texts: list[dict[str, str]] = []
     steps, modes = [], []
-    folder, umask = gsub.current_folder(), gsub.umask()
+    folder, umask = submission.current_folder(), submission.umask()
     for step in pipeline.steps:
-        values = gsub.over(gsub.over(variables, step.values), typed)
+        values = submission.over(submission.over(variables, step.values), typed)
         mark = (values.get("export"), tuple(sorted(values.get("extra_env", {}).items())))
         if mark not in environments:
             environments[mark] = len(texts)
-            texts.append(gsub.captured(values))
-        spec = {**gsub.spec_of(values), **step.program, "umask": umask}
+            texts.append(submission.captured(values))
+        spec = {**submission.spec_of(values), **step.program, "umask": umask}
         spec.setdefault("work_dir", folder)
         steps.append(
             {

@@ -6,7 +6,7 @@ import sys
 import time
 
 from gpusched.cli import output
-from gpusched.cli.gshow import instant
+from gpusched.cli.instants import instant
 from gpusched.cli.options import ghist_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, query

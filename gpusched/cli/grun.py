@@ -12,9 +12,9 @@ import time
 
 from gpusched.cli import output
 from gpusched.cli.foreground import OWN, grun_table
-from gpusched.cli.gsub import captured, current_folder, spec_of, umask
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
 from gpusched.cli.parse import parse
+from gpusched.cli.submission import captured, current_folder, spec_of, umask
 from gpusched.client import connect, reach
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable

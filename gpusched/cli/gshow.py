@@ -6,6 +6,7 @@ import sys
 import time
 
 from gpusched.cli import output
+from gpusched.cli.instants import instant
 from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
@@ -55,11 +56,6 @@ def body(words: list[str]) -> int:
         return 0
     sys.stdout.write("\n".join(_describe(job) for job in jobs))
     return 0
-
-
-def instant(at: float | None) -> str:
-    """Local time to the second, `-` for none."""
-    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _describe(job: dict[str, Any]) -> str:

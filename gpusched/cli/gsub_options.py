@@ -6,7 +6,7 @@ from gpusched.cli.arrays import array_options
 from gpusched.cli.common import common_options
 from gpusched.cli.failing import failing_options
 from gpusched.cli.log_options import log_options
-from gpusched.cli.notifying import notify_options
+from gpusched.cli.notify_options import notify_options
 from gpusched.cli.parse import Option, Table, decimal, text, whole
 from gpusched.cli.readers import (
     begin,
@@ -22,7 +22,7 @@ from gpusched.cli.readers import (
     size,
     time_limit,
 )
-from gpusched.cli.repeat import repeat_options
+from gpusched.cli.repeat_options import repeat_options
 from gpusched.cli.where import gres, where_options
 from gpusched.cli.workflow import dependency_options, pipeline_options
 

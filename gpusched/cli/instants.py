@@ -1,4 +1,4 @@
-"""Instants as people write them, in local time: for --begin and --since."""
+"""Instants as people write and read them, in local time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import time
 from gpusched.model.units import parse_duration_s, printable
 
 _UNITS = {"second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
+
+
+def instant(at: float | None) -> str:
+    """Local time to the second, `-` for none."""
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def parse_instant(text: str, now: float | None = None) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.cli import output
-from gpusched.cli.gshow import instant
+from gpusched.cli.instants import instant
 from gpusched.cli.query import quote
 from gpusched.cli.tree import arrange, print_tree, signs, standing
 from gpusched.client import connect

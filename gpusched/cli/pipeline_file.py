@@ -12,6 +12,7 @@ from typing import Any
 
 from gpusched.cli import script
 from gpusched.cli.parse import Option, Table, apply
+from gpusched.cli.submission import over
 from gpusched.config.lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.units import printable
@@ -186,12 +187,12 @@ class _Reader:
         if "wrap" in parts and "run" not in parts:
             parts["run"] = parts.pop("wrap")  # gsub's word for it
         program, below = self._read_program(at, parts)
-        values = _over(below, base)
+        values = over(below, base)
         typed: dict[str, Any] = {}
         for key, value in parts.items():
             if key not in OWN:
                 self._put(typed, (*at, key), key, value)
-        values = _over(values, typed)
+        values = over(values, typed)
         values.setdefault("name", name)
         where = f"{self._where(at)}: step {name}"
         return StepText(name, where, self._needs_text(at, parts.get("needs", "")), values, program)
@@ -324,12 +325,6 @@ class _Reader:
 
     def _where(self, at: tuple[str, ...]) -> str:
         return f"{self._shown}, line {self._line(at)}"
-
-
-def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    from gpusched.cli.gsub import over  # which reads this module when a pipeline is submitted
-
-    return over(lower, upper)
 
 
 def _is_words(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.notifying import events
+from gpusched.cli.notify_options import events
 from gpusched.cli.parse import decimal, whole, words_of
 from gpusched.cli.readers import begin, choice, gpus, instant, time_limit
 from gpusched.cli.where import counts, gpus_of_node, hosts, nodes

@@ -1,0 +1,161 @@
+"""What a submission says of a job beside its program: terms, environment, folder."""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.cli.gsub_options import ONLY_TYPED
+from gpusched.cli.parse import apply
+from gpusched.cli.where import GPU_KEYS
+from gpusched.errors import Refused, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.cli.parse import Table, Values
+
+_SPEC = [
+    "name",
+    "gpus",
+    "gpus_per_node",
+    "gpu_fraction",
+    "gpu_type",
+    "gpus_linked",
+    "vram_mib",
+    "min_vram_mib",
+    "gpu_ids",
+    "cpus",
+    "mem_mib",
+    "resources",
+    "licenses",
+    "nodes",
+    "nodelist",
+    "exclude",
+    "constraint",
+    "prefer",
+    "exclusive",
+    "time_limit_s",
+    "queue",
+    "account",
+    "qos",
+    "reservation",
+    "deadline_at",
+    "nice",
+    "dependency",
+    "never_satisfied",
+    "begin_at",
+    "hold",
+    "key",
+    "retries",
+    "backoff_s",
+    "backoff_factor",
+    "backoff_max_s",
+    "retry_on",
+    "requeue",
+    "fallback",
+    "ignore_idle",
+    "notice",
+    "grace_s",
+    "stdout",
+    "stderr",
+    "open_mode",
+    "log_max_mib",
+    "log_keep",
+    "notify",
+    "notify_to",
+    "array",
+    "sweep",
+    "max_fails",
+]
+_BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
+"""What a job gets of the environment with --export=NONE: enough to find programs and files."""
+
+
+def spec_of(values: Values) -> dict[str, Any]:
+    """What the daemon is told of a job, but for its program and surroundings. Raises: UsageError."""
+    # No time limit is a wish; everything else that is None was taken back by a later option.
+    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
+    if "work_dir" in values:
+        spec["work_dir"] = os.path.abspath(values["work_dir"])
+    if values.get("mem_per_cpu_mib") is not None:
+        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
+    _check_texts(spec)
+    return spec
+
+
+def over(lower: Values, upper: Values) -> Values:
+    """The values of both, the upper ones where both have them; of variables for the job all are kept."""
+    is_new_wish = not GPU_KEYS.isdisjoint(upper)
+    values = {key: value for key, value in lower.items() if not (is_new_wish and key in GPU_KEYS)}
+    values.update(upper)
+    if "extra_env" in lower and "extra_env" in upper:
+        values["extra_env"] = {**lower["extra_env"], **upper["extra_env"]}
+    return values
+
+
+def from_environment(table: Table) -> Values:
+    """GSUB_TIME=4h and the like: defaults of the options that may stand in a script."""
+    values: Values = {}
+    for name, text in os.environ.items():
+        if not name.startswith("GSUB_"):
+            continue
+        shown = f"the variable {printable(name, 40)}"
+        found: Values = {}
+        try:
+            option = table.find("--" + name[5:].lower().replace("_", "-"))
+            # A flag that may be given a value, as --snapshot=copy, may be given it here, too.
+            if option.metavar or (option.read is not None and text not in ("", "0", "1")):
+                apply(table, option, text, found)
+            elif text not in ("", "0"):
+                found.update(option.sets or {})
+        except UsageError as error:
+            raise UsageError(f"{shown}: {error.message}", f"take it away with: unset {printable(name)}") from None
+        if ONLY_TYPED & found.keys():
+            raise UsageError(f"{shown} makes no sense: {option.long} is for the command line only", "unset it")
+        values.update(found)
+    return values
+
+
+def captured(values: Values) -> dict[str, str]:
+    """The environment that a job gets."""
+    export = values.get("export", "ALL")
+    env: dict[str, str] = {}
+    names = export.split(",")
+    if "ALL" in names:
+        env.update(os.environ)
+    else:
+        env.update({name: os.environ[name] for name in _BASICS if name in os.environ})
+    for name in names:
+        key, equals, value = name.partition("=")
+        if equals and key:
+            env[key] = value
+        elif name in os.environ:
+            env[name] = os.environ[name]
+    env.update(values.get("extra_env", {}))
+    # Not the job's business: which scheduler to talk to is told it anew.
+    for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES"):
+        env.pop(name, None)
+    return env
+
+
+def umask() -> int:
+    """The file mode mask of this process."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def current_folder() -> str:
+    """Raises: Refused when it does not exist any more."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise Refused("the current folder does not exist any more", "go to another one, or use -D DIR") from None
+
+
+def _check_texts(spec: dict[str, Any]) -> None:
+    for key in ("name", "stdout", "stderr", "work_dir"):
+        if "\0" in spec.get(key, ""):
+            raise UsageError(f"{key} holds a NUL byte", "remove it")
