@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpusched.api.schema import JOB_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS, UPDATE_FIELDS
-from gpusched.cli import gctl, gsub
+from gpusched.cli import gctl, submission
 from gpusched.cli.gsub_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.cli.script import directives
@@ -117,7 +117,7 @@ def test_what_is_typed_takes_the_place_of_what_the_script_says(script: str, type
 
 def test_everything_that_the_api_takes_can_be_asked_for_and_updated_at_the_prompt() -> None:
     # The copy of a snapshot is made by the prompt and named in what it sends.
-    assert {*JOB_FIELDS, *REQUEST_FIELDS, *RETRY_FIELDS} - {"snapshot"} <= set(gsub._SPEC)
+    assert {*JOB_FIELDS, *REQUEST_FIELDS, *RETRY_FIELDS} - {"snapshot"} <= set(submission._SPEC)
     line = (
         "-N 2 -g 4 --gpus-per-node 2 --gpus-linked --res a=1 -L b -w c,d -x e -C f --prefer g --exclusive "
         "--qos h --reservation i --deadline @1766600000"
