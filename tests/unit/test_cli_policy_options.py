@@ -111,7 +111,7 @@ def test_a_sentence_for_what_cannot_be_read(line: str, says: str) -> None:
 def test_what_is_typed_takes_the_place_of_what_the_script_says(script: str, typed: str, asked: dict[str, Any]) -> None:
     lines = "".join(f"#SBATCH {line.strip()}\n" for line in ("\n" + script.replace(" -", "\n-")).split("\n") if line)
     below = directives(gsub_table(), f"#!/bin/sh\n{lines}true\n".encode(), "x.sh")
-    values = gsub.over(below, read(typed))
+    values = submission.over(below, read(typed))
     assert {key: value for key, value in values.items() if value is not None} == asked
 
 
