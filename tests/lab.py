@@ -14,7 +14,7 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuReading, GpuSample, HostSample
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import GpuSettings, NodeSettings, Settings
 from gpusched.ports import Changes, JobFilter
@@ -53,6 +53,8 @@ class Lab:
         self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcomes.get(ticket.run, self.outcome))
         self.gpus = gpus
         self.used: dict[int, int] = {}
+        self.strangers: dict[int, int] = {}
+        """Memory (MiB) that a process of no job uses, by GPU."""
         self.lost: set[int] = set()
         self.xids: dict[int, tuple[int, ...]] = {}
         """Faults of GPUs, told of in the next reading alone."""
@@ -90,10 +92,10 @@ class Lab:
                 index,
                 "A100",
                 vram_total_mib=81920,
-                vram_used_mib=self.used.get(index, 0),
+                vram_used_mib=self.used.get(index, 0) + self.strangers.get(index, 0),
                 utilisation=self.load.get(index, 0.0),
                 memory_utilisation=self.load.get(index, 0.0),
-                processes=(),
+                processes=(GpuProcess(1, self.strangers[index]),) if index in self.strangers else (),
                 is_lost=index in self.lost,
                 error="the GPU is lost" if index in self.lost else None,
                 xids=self.xids.pop(index, ()),

@@ -10,7 +10,7 @@ from logging import getLogger
 
 from gpusched.model.cluster import SUSPECT, GpuReading
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.policy.life.blame import Evidence, GpuFault, blamed, suspicion, weighed
+from gpusched.policy.life.blame import Evidence, GpuFault, blamed, crowded_out, suspicion, weighed
 
 from .turn import Turn
 
@@ -50,6 +50,9 @@ class GpuFaults:
     def judge(self, job: Job, run: Run, turn: Turn) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
         after = blamed(run, self._known, turn.settings.fault)
+        if after is run:
+            foreign = {gpu.uuid: gpu.foreign_mib for node in turn.nodes for gpu in node.gpus}
+            after = crowded_out(run, foreign, turn.settings.fault.early_s, turn.settings.gpu.foreign_mib)
         if after is not run:
             turn.changes.runs[after.id] = after
             turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))

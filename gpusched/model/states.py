@@ -107,6 +107,7 @@ class ReasonCode(str, Enum):
     NODE_DOWN = "NodeDown"
     SUPERVISOR_LOST = "SupervisorLost"
     GPU_FAILED = "GpuFailed"
+    GPU_FOREIGN_USE = "GpuForeignUse"
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
     GPU_IDLE = "GpuIdle"

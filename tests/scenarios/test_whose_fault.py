@@ -14,7 +14,7 @@ from gpusched.engine.simulated import Outcome
 from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.policy.life.blame import Evidence, GpuFault, blamed, suspicion, weighed
+from gpusched.policy.life.blame import Evidence, GpuFault, blamed, crowded_out, suspicion, weighed
 from gpusched.testing import NOW, gpu_uuid, job, request, run, share
 
 SETTINGS = FaultSettings()
@@ -70,6 +70,25 @@ def test_only_failures_have_somebody_to_blame(outcome: JobState, expected: JobSt
 
 def test_which_xids_are_the_hardwares_is_a_setting() -> None:
     assert blamed(ended(job(1)), (fault(31),), replace(SETTINGS, xid_victim=(31,))).outcome is JobState.NODE_FAIL
+
+
+CARD = gpu_uuid("n1", 0)
+CROWDED = {
+    "somebody had taken the memory": ({CARD: 9000}, JobState.OUT_OF_MEMORY, 3.0, True),
+    "what all desktops take is no excuse": ({CARD: 900}, JobState.OUT_OF_MEMORY, 3.0, False),
+    "that of another card neither": ({gpu_uuid("n1", 1): 9000}, JobState.OUT_OF_MEMORY, 3.0, False),
+    "who had it for a while has filled it by itself": ({CARD: 9000}, JobState.OUT_OF_MEMORY, 60.0, False),
+    "another failure has another cause": ({CARD: 9000}, JobState.FAILED, 3.0, False),
+}
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_whose_fault_it_is_that_memory_ran_out(name: str) -> None:
+    foreign, outcome, lasted_s, is_theirs = CROWDED[name]
+    before = ended(job(1), outcome=outcome, lasted_s=lasted_s)
+    after = crowded_out(before, foreign, SETTINGS.early_s, 1024)
+    assert (after.reason is ReasonCode.GPU_FOREIGN_USE) is is_theirs
+    assert is_theirs or after is before
 
 
 # --- the first seconds ----------------------------------------------------------------------------
@@ -184,6 +203,21 @@ def test_a_victim_of_its_card_runs_again_elsewhere_for_free() -> None:
     lab.turn(1)
     assert lab.job(job_id).state is JobState.COMPLETED
     assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 48")
+
+
+def test_who_finds_the_memory_taken_by_strangers_runs_again_for_free() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=3, exit_code=1, gpu_oom=True))
+    job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
+    lab.strangers[0] = 70000
+    lab.turn(1)
+    lab.outcome = Outcome(runs_s=10)
+    for seconds in (3, 40, 1, 1):
+        lab.turn(seconds)
+    first, second = lab.store.runs([job_id])
+    assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FOREIGN_USE)
+    assert first.reason_text == "others, not jobs, had 68.4G of GPU 0; it had ended as OUT_OF_MEMORY"
+    assert second.gpus[0].index == 1
+    assert (lab.job(job_id).failures, lab.job(job_id).requeues) == (0, 1)
 
 
 def test_a_fault_of_the_program_is_a_failure() -> None:

@@ -2,7 +2,7 @@
 
 The driver tells of faults by number (XID). [fault] says which of them are the hardware's: a run that failed while its
 card had one of those is a victim, to be run again without using up a retry. All others, a program's illegal access
-among them, stay the run's own.
+among them, stay the run's own. So is one who found the card's memory taken by processes that are no jobs.
 
 Where the driver tells nothing, runs that fail in their first seconds speak of the card as well: those of several users
 in a row, while nobody else's run survives there. One user's mistake, however often repeated, never does.
@@ -10,12 +10,14 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.units import format_size_mib
 
 MEANINGS = {
     13: "engine exception",
@@ -68,6 +70,24 @@ def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> R
         if fault.xid in settings.xid_victim and fault.uuid in uuids and is_inside:
             text = f"hardware fault of GPU {fault.index}: {fault.text}; it had ended as {run.outcome}"
             return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
+    return run
+
+
+def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
+    """The ended run, as a victim of processes that are not ours if they took the memory it needed; else as it is.
+
+    Args: foreign_mib: of late at most, by GPU UUID. early_s, least_mib: so soon, and so much, make it theirs.
+    """
+    if run.outcome is not JobState.OUT_OF_MEMORY or run.start_at is None or run.end_at is None:
+        return run
+    if run.end_at - run.start_at - run.suspended_s > early_s:
+        return run
+    for share in run.gpus:
+        mib = foreign_mib.get(share.uuid, 0)
+        if mib > least_mib:
+            what = f"others, not jobs, had {format_size_mib(mib)} of GPU {share.index}"
+            text = f"{what}; it had ended as {run.outcome}"
+            return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FOREIGN_USE, reason_text=text)
     return run
 
 
