@@ -354,8 +354,9 @@ def test_the_output_of_a_call_that_failed_is_kept(make: Make, daemon: Daemon) ->
 def test_no_more_workers_than_asked_for(make: Make, tmp_path: Path, daemon: Daemon) -> None:
     executor = make(max_workers=2)
     futures = [executor.submit(calls.wait_for, str(tmp_path / f"go{n}")) for n in range(4)]
-    wait_until(lambda: len(daemon.call("GET", "/v1/jobs")["jobs"]) == 2, what="two jobs")
-    assert [future.job_id is not None for future in futures] == [True, True, False, False]
+    # The daemon knows of a job a moment before its future does.
+    wait_until(lambda: [future.job_id is not None for future in futures] == [True, True, False, False], what="two jobs")
+    assert len(daemon.call("GET", "/v1/jobs")["jobs"]) == 2
     for n in range(4):
         (tmp_path / f"go{n}").touch()
     assert len({future.result(timeout=30) for future in futures}) == 4
