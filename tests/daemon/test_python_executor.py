@@ -432,7 +432,8 @@ def test_a_watcher_that_fails_leaves_no_future_behind(make: Make, monkeypatch: p
 
 
 def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path: Path) -> None:
-    executor = make()
+    # Else the executor may be quicker to start the next daemon than the test is.
+    executor = make(client=gpusched.Client(autostart=False))
     futures = [executor.submit(calls.wait_for, str(tmp_path / "go")) for _ in range(3)]
     for future in futures:
         daemon.wait_state(job_of(future), "RUNNING")
