@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.cluster import GpuReading, HostSample
+from gpusched.model.cluster import Clearance, GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
@@ -47,6 +47,8 @@ class Changes:
     """Scripts and environments by SHA-256 (hex); one that is stored already is left as it is."""
     drains: dict[str, str | None] = field(default_factory=dict)
     """Node name or GPU UUID -> the message it is drained with; None undrains."""
+    clearances: dict[str, Clearance] = field(default_factory=dict)
+    """GPUs that somebody said are well, by UUID."""
     usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
     """By account and user."""
     reservations: dict[str, CalendarEntry | None] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class Changes:
             or self.events
             or self.payloads
             or self.drains
+            or self.clearances
             or self.usage
             or self.reservations
             or self.estimates
@@ -106,6 +109,9 @@ class Store(Protocol):
 
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
+
+    def load_clearances(self) -> list[Clearance]:
+        """When each GPU was last said to be well, by UUID."""
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""

@@ -18,8 +18,12 @@ from gpusched.daemon import commands
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
 from gpusched.errors import UsageError
-from gpusched.model.cluster import GpuView
+from gpusched.model.cluster import GpuReading, GpuView
 from gpusched.model.units import printable
+from gpusched.policy.life.blame import MEANINGS, is_hardware
+
+_SHOWN_FAULTS = 20
+"""Of each GPU, the newest."""
 
 
 async def cluster(request: web.Request) -> web.Response:
@@ -48,7 +52,7 @@ async def cluster(request: web.Request) -> web.Response:
             "gpu_source": reading.source if reading else None,
             "gpu_error": node.gpu_error,
             "driver_version": reading.driver_version if reading else None,
-            "notes": list(reading.notes) if reading else [],
+            "notes": _notes(reading),
         }
     ]
     queues, loans = queues_and_loans(service)
@@ -59,6 +63,13 @@ async def cluster(request: web.Request) -> web.Response:
         loans=loans,
         reservations=reservations(service),
     )
+
+
+def _notes(reading: GpuReading | None) -> list[str]:
+    """Remarks about the readings."""
+    if reading is None:
+        return []
+    return [*reading.notes, *([reading.log_trouble] if reading.log_trouble else [])]
 
 
 def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
@@ -113,6 +124,15 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
             for process in status.foreign
         ],
         "foreign_mib": view.foreign_mib,
+        "faults": [
+            {
+                "at": fault.at,
+                "xid": fault.xid,
+                "meaning": MEANINGS.get(fault.xid),
+                "is_hardware": is_hardware(fault.xid, service.settings.fault),
+            }
+            for fault in scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
+        ],
     }
 
 
@@ -152,7 +172,7 @@ async def status(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     last_ms, p95_ms = recent_percentiles_ms(scheduler.recent_tick_s)
     reading = scheduler.reading
-    warnings = list(reading.notes) if reading else []
+    warnings = _notes(reading)
     if reading and reading.error:
         warnings.append(reading.error)
     if scheduler.trouble:

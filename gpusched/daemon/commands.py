@@ -14,6 +14,7 @@ from typing import Any
 
 from gpusched.errors import NotFound, Refused
 from gpusched.model.alerts import EACH_TASK
+from gpusched.model.cluster import Clearance
 from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.pipeline import pipeline_id
@@ -368,6 +369,10 @@ def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
         turn.changes.drains[name] = command.message
         if command.message is None:
             turn.world.drains.pop(name, None)
+            for gpu in (gpu for node in turn.nodes for gpu in node.gpus if gpu.uuid == name):
+                # What is known by now does not speak against the card any more.
+                clearance = Clearance(gpu.uuid, turn.now, gpu.ecc_errors)
+                turn.changes.clearances[gpu.uuid] = turn.world.clearances[gpu.uuid] = clearance
         else:
             turn.world.drains[name] = command.message
         changed.append(name)

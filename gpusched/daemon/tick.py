@@ -405,6 +405,7 @@ class Scheduler:
         return bool(
             changes.jobs
             or changes.drains
+            or changes.clearances
             or changes.payloads
             or changes.usage
             or changes.reservations

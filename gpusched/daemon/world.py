@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, Clearance
 from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
@@ -86,6 +86,8 @@ class World:
         self.checkpoints: dict[str, float] = {}
         """When open runs have last said that their work is saved."""
         self.drains: dict[str, str] = {}
+        self.clearances: dict[str, Clearance] = {}
+        """GPUs that somebody said are well, by UUID."""
         self.usage: dict[tuple[str, str], Usage] = {}
         """Of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
@@ -112,6 +114,7 @@ class World:
         world.next_id = store.next_job_id()
         world.next_pipeline = store.next_pipeline()
         world.drains = store.load_drains()
+        world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]

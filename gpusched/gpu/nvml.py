@@ -18,6 +18,7 @@ from typing import Any
 
 from gpusched.gpu import faults, visible
 from gpusched.gpu.device import FUNCTION_NOT_FOUND, Device, DriverGone
+from gpusched.gpu.kernel_log import PATH, KernelLog
 from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.gpu.xids import XidEar
 from gpusched.model.cluster import GpuReading, GpuSample
@@ -66,7 +67,10 @@ class NvmlSource:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        kernel_log: str = PATH,
     ) -> None:
+        self._log_path = kernel_log
+        self._log: KernelLog | None = None
         self._limit = environ.get(visible.VARIABLE)
         self._clock = clock
         self._monotonic = monotonic
@@ -101,7 +105,8 @@ class NvmlSource:
             notes.append(_limit_note(self._limit, chosen, len(self._devices)))
         if self._binding_note is not None:
             notes.append(self._binding_note)
-        return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes))
+        log_trouble = self._log.trouble if self._log else None
+        return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes), log_trouble)
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         """The samples with the links and the NUMA nodes of their cards."""
@@ -118,14 +123,27 @@ class NvmlSource:
         """The samples with the faults that were heard of; listening begins when the devices have been read once."""
         if self._xids is None:
             return samples
-        heard = self._xids.take(now, [found for device in self._devices if (found := device.present)])
-        return tuple(replace(sample, xids=heard[sample.uuid]) if sample.uuid in heard else sample for sample in samples)
+        if self._log is None:
+            self._log = KernelLog(self._log_path, clock=self._clock, monotonic=self._monotonic)
+        present = [found for device in self._devices if (found := device.present)]
+        # The log first: what happens in between is then heard twice, and not lost.
+        logged = self._log.take({sample.pci_bus_id: sample.uuid for sample in samples if sample.pci_bus_id})
+        heard = self._xids.take(now, present)
+        return tuple(
+            replace(sample, xids=(*logged.get(sample.uuid, ()), *heard.get(sample.uuid, ())))
+            if sample.uuid in logged or sample.uuid in heard
+            else sample
+            for sample in samples
+        )
 
     def close(self) -> None:
         """Let go of the driver."""
         xids, self._xids = self._xids, None
         if xids is not None:
             xids.close()
+        kernel_log, self._log = self._log, None
+        if kernel_log is not None:
+            kernel_log.close()
         nvml, self._nvml = self._nvml, None
         self._devices, self._topology = [], None
         if nvml is not None:
@@ -150,7 +168,7 @@ class NvmlSource:
         self._nvml = nvml
         self._devices = [Device(nvml, index) for index in range(int(count))]
         self._topology = Topology(nvml)
-        self._xids = XidEar(nvml)
+        self._xids = XidEar(nvml, self._clock)
         version, _ = nvml.ask("nvmlSystemGetDriverVersion")
         self._driver_version = version.decode() if isinstance(version, bytes) else version
         if nvml.constant("nvmlMemory_v2") is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import Clearance, GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
@@ -33,6 +33,7 @@ class MemoryStore:
         self._events: dict[int, list[JobEvent]] = {}
         self._payloads: dict[str, bytes] = {}
         self._drains: dict[str, str] = {}
+        self._clearances: dict[str, Clearance] = {}
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
@@ -49,6 +50,10 @@ class MemoryStore:
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
         return dict(sorted(self._drains.items()))
+
+    def load_clearances(self) -> list[Clearance]:
+        """When each GPU was last said to be well, by UUID."""
+        return [self._clearances[uuid] for uuid in sorted(self._clearances)]
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
@@ -106,6 +111,7 @@ class MemoryStore:
                 self._drains.pop(target, None)
             else:
                 self._drains[target] = message
+        self._clearances.update(changes.clearances)
         self._usage.update(changes.usage)
         for name, entry in changes.reservations.items():
             if entry is None:

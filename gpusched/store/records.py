@@ -7,6 +7,7 @@ from typing import Any
 
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
+from gpusched.model.cluster import Clearance
 from gpusched.model.job import GpuShare, JobEvent
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
@@ -30,6 +31,7 @@ RESERVATION_COLUMNS = (
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
 PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
 ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
+CLEARANCE_COLUMNS = tuple(Clearance.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 
@@ -44,6 +46,17 @@ def read_usage(row: Row) -> Usage:
     """The usage of USAGE_COLUMNS."""
     account, user, *amounts, at = row
     return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)
+
+
+def clearance_row(clearance: Clearance) -> tuple[Any, ...]:
+    """CLEARANCE_COLUMNS of a GPU that was said to be well."""
+    return (pack_text(clearance.uuid), clearance.at, clearance.ecc_errors)
+
+
+def read_clearance(row: Row) -> Clearance:
+    """The clearance of CLEARANCE_COLUMNS."""
+    uuid, at, ecc_errors = row
+    return Clearance(unpack_text(uuid), at, ecc_errors)
 
 
 def reservation_row(entry: CalendarEntry) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpusched.store.codec import IDENTITY_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, STATE_COLUMNS
 from gpusched.store.records import (
     ALERT_COLUMNS,
+    CLEARANCE_COLUMNS,
     ESTIMATE_COLUMNS,
     EVENT_COLUMNS,
     PIPELINE_COLUMNS,
@@ -32,6 +33,7 @@ TELL = _insert("job_events", EVENT_COLUMNS)
 PUT_PAYLOAD = "INSERT INTO payloads (sha, body) VALUES (?, ?) ON CONFLICT (sha) DO NOTHING"
 DRAIN = _upsert("drains", ("target", "message"), ("target",))
 UNDRAIN = "DELETE FROM drains WHERE target = ?"
+PUT_CLEARANCE = _upsert("gpu_clearances", CLEARANCE_COLUMNS, CLEARANCE_COLUMNS[:1])
 
 PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
 PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
@@ -55,6 +57,7 @@ RUNS_OF_JOBS = (
 )
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
+CLEARANCES = f"SELECT {', '.join(CLEARANCE_COLUMNS)} FROM gpu_clearances ORDER BY uuid"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """
     SELECT array_id, state, count(*), max(exit_code) FROM jobs

@@ -474,6 +474,6 @@ def test_faults_that_the_driver_tells_of_come_with_the_next_reading(
     assert one(made).xids == ()
     events.put(SimpleNamespace(device=card, eventType=8, eventData=79))
     heard: list[int] = []
-    wait_until(lambda: bool(heard.extend(one(made).xids) or heard), what="the fault")
+    wait_until(lambda: bool(heard.extend(xid.number for xid in one(made).xids) or heard), what="the fault")
     assert heard == [79]
     made.source.close()
