@@ -60,6 +60,8 @@ class Lab:
         """Faults of GPUs, told of in the next reading alone."""
         self.logged: dict[int, tuple[Xid, ...]] = {}
         """Faults of GPUs as the kernel's log has them, told of in the next reading alone."""
+        self.health: dict[int, dict[str, Any]] = {}
+        """What else GPUs tell of themselves."""
         self.load: dict[int, float | None] = {}
         """Utilisation of GPUs and of their memory; 0 of those that are not named."""
         self.gpu_error: str | None = None
@@ -101,6 +103,7 @@ class Lab:
                 is_lost=index in self.lost,
                 error="the GPU is lost" if index in self.lost else None,
                 xids=(*(Xid(xid, self.clock.now()) for xid in self.xids.pop(index, ())), *self.logged.pop(index, ())),
+                **self.health.get(index, {}),
             )
             for index in range(self.gpus)
         )

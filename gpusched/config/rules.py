@@ -188,6 +188,8 @@ RULES: dict[str, Rule] = {
     "gpu.share_headroom_mib": _MIB,
     "gpu.release_wait_s": _WAIT,
     "gpu.baseline_mib": _MIB,
+    "gpu.ecc_errors": Range(0, 1_000_000),
+    "gpu.hot_s": _WAIT,
     # Sizes that the API holds in memory while it reads them.
     "limit.script_mib": Range(0, 1024, above=True),
     "limit.environment_mib": Range(0, 1024, above=True),

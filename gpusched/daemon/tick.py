@@ -158,6 +158,7 @@ class Scheduler:
                 booked.setdefault(share.uuid, []).append((run.id, share))
         self._reading = reading
         self._look_again = True
+        self.tracker.set_clearances(self.world.clearances)
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
         self.gpu_faults.observe(reading)
@@ -197,6 +198,7 @@ class Scheduler:
         """The nodes as the policy sees them now; with other `settings`, as it would see them."""
         name = self.site.node
         self.tracker.set_drains(self.world.drains)
+        self.tracker.set_clearances(self.world.clearances)
         drained = self.world.drains.get(name)
         node = (settings or self.settings).node
         return (

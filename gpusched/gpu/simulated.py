@@ -19,7 +19,9 @@ hold; null: unknown), `utilisation` and `memory_utilisation` (0 to 1; null: unkn
 `display_active`, `unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the
 NUMA node), `xids` (a list of faults so far; those that are new in the file are told of once: numbers as the driver
 tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
-`ecc_errors` and `slowdown_c` (numbers), `remap_pending`, `remap_failed` and `mig_pending` (all unknown at first).
+`openers` (processes that
+have it open and are not in the list), `ecc_errors` and `slowdown_c` (numbers), `remap_pending`, `remap_failed` and
+`mig_pending` (all unknown at first).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
 pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
 
@@ -301,6 +303,7 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         remap_failed=entry.flag_or_none("remap_failed"),
         slowdown_c=entry.number("slowdown_c"),
         mig_pending=entry.flag_or_none("mig_pending"),
+        openers=tuple(_process(_Reader(found, f"{entry.what}, opener")) for found in entry.list_of("openers")),
     )
     entry.end()
     if sample.is_lost or sample.error:

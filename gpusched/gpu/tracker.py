@@ -13,7 +13,7 @@ from gpusched.gpu.card import Card
 from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
-from gpusched.model.cluster import SUSPECT, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
+from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
@@ -39,6 +39,7 @@ class GpuTracker:
         self._early: dict[str, dict[str, Release]] = {}
         """Releases on cards that have not been read yet."""
         self._drains: Mapping[str, str] = {}
+        self._clearances: Mapping[str, Clearance] = {}
         self._meters: dict[str, Meter] = {}
         self._now = 0.0
 
@@ -67,6 +68,7 @@ class GpuTracker:
             seen.add(sample.uuid)
             if sample.uuid not in self._cards:
                 self._cards[sample.uuid] = Card(sample, self._settings)
+                self._cards[sample.uuid].clearance = self._clearances.get(sample.uuid)
                 self._cards[sample.uuid].releases.update(self._early.pop(sample.uuid, {}))
             self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()))
         for uuid, card in self._cards.items():
@@ -77,6 +79,12 @@ class GpuTracker:
     def set_drains(self, drains: Mapping[str, str]) -> None:
         """GPU UUID -> message of all drained GPUs; other keys are ignored."""
         self._drains = drains
+
+    def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
+        """By GPU UUID, what somebody has said is well."""
+        self._clearances = clearances
+        for uuid, card in self._cards.items():
+            card.clearance = clearances.get(uuid)
 
     def is_drained(self, uuid: str) -> bool:
         """Whether somebody or something has taken the card out."""
@@ -142,6 +150,7 @@ class GpuTracker:
             is_present=not card.is_lost,
             link_group=card.sample.link_group,
             numa=card.sample.numa,
+            ecc_errors=card.sample.ecc_errors,
         )
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
@@ -172,6 +181,7 @@ class GpuTracker:
         if suspicion is not None:
             return GpuState.SUSPECT, suspicion
         why = "; ".join(release.why for _, release in sorted(card.releases.items())) or card.intrusion(now)
+        why = why or (card.obstacle() if shares else None)
         if any(share.is_whole for share in shares):
             return GpuState.ALLOCATED, why
         if shares:
@@ -183,7 +193,7 @@ class GpuTracker:
         probation = card.probation()
         if probation is not None:
             return GpuState.UNKNOWN, probation
-        return (GpuState.IDLE, None) if why is None else (GpuState.MIXED, why)
+        return (GpuState.IDLE, card.remark()) if why is None else (GpuState.MIXED, why)
 
     # --- meters ---------------------------------------------------------------------------------
 

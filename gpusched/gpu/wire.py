@@ -15,6 +15,7 @@ from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 _PROCESS_FIELDS = tuple(field.name for field in fields(GpuProcess))
 _SAMPLE_FIELDS = tuple(field.name for field in fields(GpuSample))
 _SAMPLE_PROCESSES = _SAMPLE_FIELDS.index("processes")
+_SAMPLE_OPENERS = _SAMPLE_FIELDS.index("openers")
 _XID_FIELDS = tuple(field.name for field in fields(Xid))
 _SAMPLE_XIDS = _SAMPLE_FIELDS.index("xids")
 
@@ -60,6 +61,7 @@ def _pack_sample(gpu: GpuSample) -> list[Any]:
     values = [getattr(gpu, name) for name in _SAMPLE_FIELDS]
     if gpu.processes is not None:
         values[_SAMPLE_PROCESSES] = [[getattr(process, name) for name in _PROCESS_FIELDS] for process in gpu.processes]
+    values[_SAMPLE_OPENERS] = [[getattr(process, name) for name in _PROCESS_FIELDS] for process in gpu.openers]
     values[_SAMPLE_XIDS] = [[getattr(xid, name) for name in _XID_FIELDS] for xid in gpu.xids]
     return values
 
@@ -68,5 +70,6 @@ def _unpack_sample(values: list[Any]) -> GpuSample:
     listed = values[_SAMPLE_PROCESSES]
     if listed is not None:
         values[_SAMPLE_PROCESSES] = tuple(GpuProcess(*process) for process in listed)
+    values[_SAMPLE_OPENERS] = tuple(GpuProcess(*process) for process in values[_SAMPLE_OPENERS])
     values[_SAMPLE_XIDS] = tuple(Xid(*xid) for xid in values[_SAMPLE_XIDS])
     return GpuSample(*values)

@@ -87,6 +87,9 @@ class GpuSample:
     """Temperature from which the card slows itself down."""
     mig_pending: bool | None = None
     """MIG as it will be after a reset; None when the driver does not tell."""
+    openers: tuple[GpuProcess, ...] = ()
+    """Processes that have the device open and are not in the driver's list; looked for only when memory is in use that
+    the list does not explain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,18 @@ class GpuSettings:
         30.0, "Longest wait for a card's memory to come back after a job; then the card is suspect."
     )
     baseline_mib: int = setting(256, "Memory in use that still counts as an empty card when a job has ended, in MiB.")
+    ecc_errors: int = setting(
+        1,
+        "Memory errors that could not be corrected, since the card's reset or `gctl undrain`, that make it suspect; "
+        "0: never.",
+    )
+    remap_failed: bool = setting(True, "Whether a card with a broken memory row that could not be replaced is suspect.")
+    remap_pending: bool = setting(False, "Whether one with a row that waits for a reset to be replaced is suspect.")
+    hot_s: float = setting(
+        60.0,
+        "A card is suspect after so long, in seconds, at the temperature from which it slows itself down, until it was "
+        "cooler for as long; 0: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
