@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, attach, calendar, ended, jobs, logs, pipelines, policy, site
+from gpusched.api import ahead, attach, calendar, ended, foreign, jobs, logs, pipelines, policy, site
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -249,6 +249,13 @@ ROUTES: tuple[Route, ...] = (
         site.cluster,
         "Nodes, GPUs, queues and reservations.",
         "nodes, gpus, queues, loans, reservations",
+    ),
+    Route(
+        "GET",
+        "/v1/foreign",
+        foreign.foreign,
+        "Processes on GPUs that belong to no job; how many waiting jobs would start now without each, and without all.",
+        "foreign, jobs_kept_waiting",
     ),
     Route(
         "POST",

@@ -31,6 +31,10 @@ def body(words: list[str]) -> int:
     if output.common(table, values):
         return 0
     output.no_operands(table, operands)
+    if values.get("foreign"):
+        from gpusched.cli.foreign import show_foreign
+
+        return show_foreign(values)
     with connect() as client:
         cluster = client.call("GET", "/v1/cluster")
     if values.get("json"):

@@ -204,7 +204,18 @@ def gshow_table() -> Table:
 
 def ginfo_table() -> Table:
     """ginfo"""
-    return Table("ginfo", common_options())
+    return Table(
+        "ginfo",
+        [
+            Option(
+                "--foreign",
+                sets={"foreign": True},
+                section="What to show",
+                help="processes on GPUs that are no jobs: whose, since when, and how many jobs wait for them",
+            ),
+            *common_options(),
+        ],
+    )
 
 
 def ghist_table() -> Table:

@@ -13,6 +13,7 @@ from gpusched.model.settings import GpuSettings
 from gpusched.model.units import format_duration, format_size_mib
 
 _PROHIBITED, _EXCLUSIVE = 2, 3
+_IDLE_UTILISATION = 0.02
 
 
 class Card:
@@ -33,6 +34,8 @@ class Card:
         self.before_mib = 0
         """Unexplained memory when no run was booked last."""
         self.clearance: Clearance | None = None
+        self.idle_since: float | None = None
+        """Since when it has been seen to do nothing for anybody; None while it works or does not tell."""
         self._heat = Heat()
         self._settings = settings
         self._good_polls = 0
@@ -66,6 +69,10 @@ class Card:
         self.usage = usage = attribute(sample, owners, booked)
         self.good_at = at
         self._heat.fold(at, sample, self._settings)
+        if sample.utilisation is None or sample.utilisation > _IDLE_UTILISATION:
+            self.idle_since = None
+        elif self.idle_since is None or at < self.idle_since:
+            self.idle_since = at
         self._good_polls += 1
         self._remember_pids(usage, booked)
         self._fold_releases(at, sample, usage, booked)

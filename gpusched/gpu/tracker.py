@@ -28,6 +28,8 @@ class GpuStatus:
     why: str | None = None
     foreign: tuple[GpuProcess, ...] = ()
     sample: GpuSample | None = None
+    idle_since: float | None = None
+    """Since when the card has been seen to do nothing; None while it works or does not tell."""
 
 
 class GpuTracker:
@@ -165,7 +167,7 @@ class GpuTracker:
         if shares is None:
             shares = [share for _, share in card.booked]
         state, why = self._state(uuid, card, shares, self._now if now is None else now)
-        return GpuStatus(state, why, card.foreign, card.sample)
+        return GpuStatus(state, why, card.foreign, card.sample, card.idle_since)
 
     def _state(self, uuid: str, card: Card, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
         fault = card.fault(now, self._stale_after_s)
