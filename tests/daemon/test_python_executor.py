@@ -433,7 +433,8 @@ def test_a_watcher_that_fails_leaves_no_future_behind(make: Make, monkeypatch: p
 
 def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path: Path) -> None:
     # Else the executor may be quicker to start the next daemon than the test is.
-    executor = make(client=gpusched.Client(autostart=False))
+    client = gpusched.Client(autostart=False)
+    executor = make(client=client)
     futures = [executor.submit(calls.wait_for, str(tmp_path / "go")) for _ in range(3)]
     for future in futures:
         daemon.wait_state(job_of(future), "RUNNING")
@@ -443,6 +444,8 @@ def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path
     later = executor.submit(calls.square, 5)
     assert len({future.result(timeout=60) for future in futures}) == 1
     assert later.result(timeout=60) == 25
+    executor.shutdown()
+    client.close()
 
 
 def test_options_are_those_of_every_job(make: Make, daemon: Daemon) -> None:
