@@ -31,6 +31,9 @@ RETRY_S = 10.0
 _HIDDEN_MIB = 512
 """Memory in use beyond what listed processes hold, from which on it is looked for who else has the card open."""
 
+_KEEPER = "nvidia-persist"
+"""NVIDIA's own daemon has every card open and uses none."""
+
 _INVALID_ARGUMENT, _LIBRARY_NOT_FOUND = 2, 12
 
 
@@ -162,9 +165,9 @@ class NvmlSource:
         for sample in samples:
             listed = {process.pid for process in sample.processes or ()}
             pids = [pid for pid in self._openers.get(sample.uuid, ()) if pid not in listed]
-            told.append(
-                replace(sample, openers=tuple(procinfo.describe(pid, None) for pid in pids)) if pids else sample
-            )
+            known = (procinfo.describe(pid, None) for pid in pids)
+            openers = tuple(one for one in known if not (one.name or "").startswith(_KEEPER))
+            told.append(replace(sample, openers=openers) if openers else sample)
         return tuple(told)
 
     def close(self) -> None:

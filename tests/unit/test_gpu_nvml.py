@@ -576,6 +576,9 @@ def test_who_holds_memory_that_no_listed_process_does(
     made.now += device.SLOW_S
     made.source.read()
     assert len(asked) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("gpusched.gpu.nvml._KEEPER", procinfo.describe(os.getppid(), None).name)
+        assert made.source.read().gpus[0].openers == ()
     made.nvml.devices[0].used_mib = 1000
     assert made.source.read().gpus[0].openers == ()
 
