@@ -80,7 +80,7 @@ def _size(database: str) -> int | None:
 
 def _queue(found: Page, scheduler: Scheduler) -> None:
     world, meters = scheduler.world, scheduler.meters
-    jobs = Counter({(label(queue), state): count for (state, queue), count in world.census.by_queue.items()})
+    jobs = _labelled(world.census.by_queue)
     # Those of the settings always have their series: what comes and goes cannot be told from what is nought.
     known = {label(name) for name in scheduler.settings.queue} or {label(scheduler.settings.default.queue)}
     named = _largest(jobs) | known
@@ -99,6 +99,14 @@ def _queue(found: Page, scheduler: Scheduler) -> None:
         found.put(series.WAIT, waits, queue)
     for queue, gpus in sorted((dict.fromkeys(known, 0.0) | _summed(meters.gpus.by_queue, named)).items()):
         found.put(series.QUEUE_GPUS, gpus, queue)
+
+
+def _labelled(counted: Mapping[tuple[JobState, str], int]) -> Counter[tuple[str, JobState]]:
+    """By the name as it can be a label; two names may come to the same."""
+    found: Counter[tuple[str, JobState]] = Counter()
+    for (state, name), count in counted.items():
+        found[label(name), state] += count
+    return found
 
 
 def _largest(jobs: Mapping[tuple[str, JobState], int]) -> frozenset[str]:
@@ -180,10 +188,7 @@ def _bytes(mib: int | None) -> int | None:
 
 
 def _users(found: Page, scheduler: Scheduler) -> None:
-    jobs: Counter[tuple[str, JobState]] = Counter()
-    for (state, user), count in scheduler.world.census.by_user.items():
-        jobs[label(user), state] += count
-    for (user, state), count in sorted(jobs.items()):
+    for (user, state), count in sorted(_labelled(scheduler.world.census.by_user).items()):
         found.put(series.USER_JOBS, count, user, state)
     gpus = scheduler.meters.gpus
     seconds = _summed(gpus.seconds(scheduler.now()))

@@ -206,7 +206,8 @@ class World:
             return
         eligible_at = max(job.eligible_at, verdict.at)
         if eligible_at > now:
-            if verdict.at <= max(now, job.eligible_at):
+            waits_for_time = verdict.at <= max(now, job.eligible_at)
+            if waits_for_time and not (job.is_array and self.waits_for_counterparts(job)):
                 self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else ReasonCode.BEGIN_TIME)
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
