@@ -148,8 +148,8 @@ def say(text: str) -> None:
 def serve(where: str) -> None:
     """Serve until told to stop. Raises: UsageError, NotReady when the address cannot be had."""
     host, port = address(where)
-    if os.geteuid() == 0:
-        say("runs as root, which it does not need; see docs/howto/metrics.md for a unit with a user of its own")
+    if os.geteuid() == 0 and socket_asked() == paths.SYSTEM_SOCKET:
+        say("runs as root, which it does not need: any other user may read the system's daemon too")
     asyncio.run(_serve(host, port))
 
 
@@ -169,16 +169,16 @@ async def _serve(host: str, port: int) -> None:
             ) from None
         bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        print(f"http://{shown}:{bound[1]}/metrics tells of {socket_shown()}", flush=True)
+        print(f"http://{shown}:{bound[1]}/metrics tells of {printable(socket_asked())}", flush=True)
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
-def socket_shown() -> str:
-    """The socket that is asked, for people."""
+def socket_asked() -> str:
+    """The socket that `connect` chooses."""
     chosen = os.environ.get("GPUSCHED_SOCKET")
     if chosen:
-        return printable(os.path.abspath(chosen))
+        return os.path.abspath(chosen)
     is_system = paths.home() is None and os.path.exists(paths.SYSTEM_SOCKET)
-    return printable(paths.SYSTEM_SOCKET if is_system else paths.socket_path())
+    return paths.SYSTEM_SOCKET if is_system else paths.socket_path()

@@ -18,6 +18,7 @@ from exposition_reader import read_page, values
 from shell import Shell
 from support import wait_until
 
+from gpusched import paths
 from gpusched.cli import exporter
 from gpusched.errors import NotReady, UsageError
 
@@ -163,6 +164,16 @@ def test_a_daemon_that_goes_away_halfway_is_told_of(monkeypatch: pytest.MonkeyPa
         with pytest.raises(NotReady, match="went away"):
             exporter.read("prometheus")
         thread.join()
+
+
+def test_root_is_told_that_it_need_not_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(exporter, "_serve", lambda host, port: None)
+    monkeypatch.setattr("asyncio.run", lambda served: None)
+    for socket_path, is_told in ((paths.SYSTEM_SOCKET, True), ("/home/ann/api.sock", False)):
+        monkeypatch.setenv("GPUSCHED_SOCKET", socket_path)
+        exporter.serve("127.0.0.1:0")
+        assert ("runs as root" in capsys.readouterr().err) is is_told
 
 
 # --- served --------------------------------------------------------------------------------------
