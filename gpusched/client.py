@@ -55,21 +55,31 @@ class Client:
         Raises: the error of gpusched.errors that the daemon answered with; DaemonUnreachable when nobody
         listens; OSError when the connection breaks under the request, which may or may not have been carried out.
         """
+        status, answer = self._ask(method, path, body, timeout_s)
+        document = quickjson.loads(answer)
+        if status != 200:
+            raise error_from(document.get("error", {}))
+        return document  # type: ignore[no-any-return]
+
+    def text(self, path: str, timeout_s: float | None = None) -> str:
+        """Ask for what is no JSON document. Raises: as `call`."""
+        status, answer = self._ask("GET", path, None, timeout_s)
+        if status != 200:
+            raise error_from(quickjson.loads(answer).get("error", {}))
+        return answer.decode()
+
+    def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
         content = b"" if body is None else quickjson.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n\r\n"
         fresh = self._socket is None
         try:
-            status, answer = self._exchange(head.encode() + content, timeout_s)
+            return self._exchange(head.encode() + content, timeout_s)
         except (ConnectionResetError, BrokenPipeError):
             self.close()
             if fresh or method != "GET":
                 raise
             # The daemon was restarted since the last request; reading again is safe.
-            status, answer = self._exchange(head.encode() + content, timeout_s)
-        document = quickjson.loads(answer)
-        if status != 200:
-            raise error_from(document.get("error", {}))
-        return document  # type: ignore[no-any-return]
+            return self._exchange(head.encode() + content, timeout_s)
 
     def close(self) -> None:
         """Drop the connection; the next call makes a new one."""

@@ -14,7 +14,7 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli import output
 from gpusched.client import connect, start_daemon
-from gpusched.errors import DaemonUnreachable, NotReady, UserError
+from gpusched.errors import DaemonUnreachable, NotReady, UsageError, UserError
 from gpusched.model.units import format_duration, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
@@ -83,6 +83,48 @@ def snapshots(
     from gpusched.cli.kept_snapshots import show  # nothing that the other commands need
 
     show(prune, as_json)
+
+
+@app.command()
+def metrics(
+    output_file: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Replace this file, for node_exporter's textfile collector."
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", metavar="IP:PORT", help="Serve http://IP:PORT/metrics until stopped; port 0 takes any."
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="prometheus (default) or openmetrics; HTTP asks for its own."),
+    ] = None,
+) -> None:
+    """Print numbers about the queue, GPUs, users and the daemon for Prometheus.
+
+    Exit code 1 when the daemon does not answer; FILE and HTTP then say gpusched_up 0.
+
+    example: gpusched metrics --listen 127.0.0.1:9835
+    """
+    from gpusched.api.exposition import FORMATS, PROMETHEUS
+    from gpusched.cli import exporter  # an HTTP server, which no other command needs
+
+    if listen is not None and (output_file is not None or form is not None):
+        raise UsageError(
+            "--listen goes with neither --output nor --format", "leave one out; see gpusched metrics --help"
+        )
+    if form is not None and form not in FORMATS:
+        raise UsageError(f"{printable(form, 40)!r} is not a format", f"formats: {', '.join(FORMATS)}")
+    if listen is not None:
+        exporter.serve(listen)
+    elif output_file is not None:
+        exporter.write(output_file, form or PROMETHEUS)
+    else:
+        sys.stdout.write(exporter.read(form or PROMETHEUS))
 
 
 @daemon_app.command("start")
@@ -261,6 +303,7 @@ def admin_help() -> dict[str, str]:
         ["daemon", "status"],
         ["doctor"],
         ["snapshots"],
+        ["metrics"],
         ["config", "show"],
         ["config", "check"],
         ["notify", "test"],

@@ -132,6 +132,19 @@ class Dependents:
             return None
         return self._namesakes.earlier(self._array_of.get(job_id, job_id))
 
+    def free_at(self, job_id: int) -> float:
+        """When the last of the named jobs that it waited for let it go; 0 when it names none that is known."""
+        expression = self._expressions.get(job_id)
+        if expression is None:
+            return 0.0
+        found = [
+            at
+            for condition in expression.conditions
+            if (parent := self._parents.get(condition.job_id)) is not None
+            and (at := parent.start_at if condition.kind == "after" else parent.end_at) is not None
+        ]
+        return (min if expression.is_any else max)(found, default=0.0)
+
     def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
         """The dependency of a job that has one, by jobs alone, and what is known of those.
 

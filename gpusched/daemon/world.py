@@ -6,6 +6,7 @@ a commit fails or somebody else wrote to the table.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,8 +15,8 @@ from gpusched.model.cluster import Allocation, Clearance
 from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
-from gpusched.model.states import JobState
+from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Reason, Urgency, Usage
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.ahead.prediction import planned_s
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
@@ -34,6 +35,7 @@ from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
 from .arrays import Arrays
+from .census import Census
 from .counterparts import CORR, Counterparts
 from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
@@ -93,6 +95,7 @@ class World:
         self.calendar: dict[str, CalendarEntry] = {}
         self.active = JobCounts()
         """How many jobs wait or run, for the limits on their number."""
+        self.census = Census()
         self.next_id = 1
         self.next_pipeline = 1
         self.lined_up = 0
@@ -124,6 +127,7 @@ class World:
         world.jobs.update(known)
         for job in jobs:
             world.active.add(job.spec, job.user, world.arrays.left(job))
+            world.census.replace(None, job)
         world.arrays.load(store, jobs)
         world.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
         for job in jobs:
@@ -154,6 +158,8 @@ class World:
         """Take in a new or changed job; a final one leaves the memory."""
         self._lines.remove(job.id)
         self._count(job)
+        self.census.replace(self.jobs.get(job.id), job)
+        self.census.wake(job.id)
         self.arrays.follow(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
@@ -194,10 +200,18 @@ class World:
             self._hold(run)
 
     def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
-        if job.hold or not isinstance(verdict, Satisfied):
+        self.census.wake(job.id)
+        if job.hold:
+            return
+        if not isinstance(verdict, Satisfied):
+            if isinstance(verdict, Never):
+                self.census.sleep(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
             return
         eligible_at = max(job.eligible_at, verdict.at)
         if eligible_at > now:
+            waits_for_time = verdict.at <= max(now, job.eligible_at)
+            if waits_for_time and not (job.is_array and self.waits_for_counterparts(job)):
+                self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else ReasonCode.BEGIN_TIME)
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
             return
@@ -233,6 +247,11 @@ class World:
         verdict = self.dependency_state(job)
         return max(job.eligible_at, verdict.at) if isinstance(verdict, Satisfied) else job.eligible_at
 
+    def free_at(self, job: Job) -> float:
+        """Since when nothing but the scheduler keeps a job, or a task without a row, from starting."""
+        array = self.array_of_unsplit(job.id)
+        return max(self.ready_at(array or job), self._dependents.free_at(job.id if array is None else array.id))
+
     def _await_deadline(self, job: Job) -> None:
         last_start_at = lifecycle.last_start_at(job)
         if last_start_at is not None:
@@ -262,6 +281,16 @@ class World:
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
         """All classes with eligible jobs, by their first job; each up to its front, or about so many jobs in all."""
         return self._lines.views(most)
+
+    def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
+        """How many jobs wait for what, by the reasons of a plan; as `waiting_reason` says of each."""
+        found = self.census.held + self.census.asleep
+        for key, jobs in self._lines.sizes():
+            found[reasons[key].code if key in reasons else ReasonCode.NONE] += 1
+            found[ReasonCode.PRIORITY if key in reasons else ReasonCode.NONE] += jobs - 1
+        # Whoever is not held, has no instant to wait for and is in no line waits for other jobs.
+        found[ReasonCode.DEPENDENCY] += self.census.pending - found.total()
+        return +found
 
     # --- urgency --------------------------------------------------------------------------------
 
@@ -448,7 +477,7 @@ class World:
                 self._lines.remove(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-            elif isinstance(state, Satisfied) and job_id not in self._lines:
+            if job_id not in self._lines:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
         return hopeless

@@ -101,6 +101,11 @@ class GpuTracker:
 
     # --- what goes out --------------------------------------------------------------------------
 
+    def is_measured(self, uuid: str, now: float) -> bool:
+        """Whether the last sample of the card is good and not too old to be true now."""
+        card = self._cards.get(uuid)
+        return card is not None and card.fault(now, self._stale_after_s) is None
+
     def release_state(self, uuid: str, now: float, run: str | None = None) -> str:
         """`clean`, `waiting` or `dirty`, of one run or of the worst on this card.
 
