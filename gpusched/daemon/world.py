@@ -329,8 +329,8 @@ class World:
         position = self._lines.position(key, job)
         if job.id not in self._lines and job.array_id is not None and job.task is not None:
             # Its array stands before it with all of its tasks.
-            left = self.arrays.group(job.array_id).left
-            position += left.position(job.task) - len(left)
+            line = self.arrays.line(job.array_id)
+            position += line.position(job.task) - len(line)
         return max(0, position)
 
     # --- tasks of arrays ------------------------------------------------------------------------
@@ -410,8 +410,9 @@ class World:
         self._forget_dependency(job.id)
 
     def dependency_state(self, job: Job) -> Verdict:
-        """Satisfied, Waiting or Never, as of what is known of the parents."""
-        return self._dependents.state(job.id)
+        """Satisfied, Waiting or Never, as of what is known of the parents; a task without a row waits as its array."""
+        is_unsplit = job.array_id is not None and job.id not in self.jobs
+        return self._dependents.state(job.array_id or job.id if is_unsplit else job.id)
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
