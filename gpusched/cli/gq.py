@@ -130,8 +130,7 @@ def _table(client: Client, asked: str, values: Values) -> None:
             rows.sort(key=lambda row: _sortable(row[at]), reverse=key.startswith("-"))
     else:
         rows.sort(key=lambda row: _ORDER.get(row[3], 3))
-    for job_id in answer.get("missing", ()):
-        output.note("gq", f"there is no job {job_id}")
+    output.note_missing("gq", answer)
     now = time.time()
     lines = [_line(row, now) for row in rows]
     titles = ["ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON"]
