@@ -15,6 +15,7 @@ from gpusched.api.arrays import resolve_tasks
 from gpusched.api.foreground import foreground_json
 from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
+from gpusched.api.notices import notices
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
@@ -117,8 +118,10 @@ async def listing(request: web.Request) -> web.Response:
     if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
         await service.look_at_progress(jobs)
     if brings_progress:
-        found = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING)
-        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in found if shown}
+        moving = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING)
+        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
+    if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
+        extra["notices"] = found
     facts = service.facts_of(jobs)
     if names is None:
         return respond(jobs=[job_json(job, facts(job)) for job in jobs], **extra)
