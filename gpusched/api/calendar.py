@@ -15,7 +15,7 @@ from gpusched.api.validate import check_fields
 from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.errors import UsageError
 from gpusched.model.calendar import CalendarEntry
-from gpusched.model.units import MAX_MIB
+from gpusched.model.units import MAX_MIB, printable
 from gpusched.policy.calendar.entries import next_window
 
 MAX_WINDOW_S = 366 * 86400
@@ -33,6 +33,8 @@ FIELDS: Mapping[str, Field] = {
     "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", 0, MAX_MIB),
     "users": Field("strings", "Users who may use it."),
     "accounts": Field("strings", "Accounts whose jobs may use it."),
+    "is_maintenance": Field("boolean", "The whole node, for nobody.", nullable=False),
+    "message": Field("string", "Why, for all to see.", nullable=False),
     "ignore_jobs": Field("boolean", "Also when running jobs may reach into it.", nullable=False),
 }
 _NEEDED = ("name", "start_at", "duration_s")
@@ -75,6 +77,8 @@ def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, An
         "users": list(entry.users),
         "accounts": list(entry.accounts),
         "jobs": jobs,
+        "is_maintenance": entry.is_maintenance,
+        "message": entry.message,
         "made_by": entry.made_by,
         "made_at": entry.made_at,
     }
@@ -94,6 +98,8 @@ async def reserve(request: web.Request) -> web.Response:
         if name not in values:
             raise UsageError(f"{name} is missing", "for example: gctl reserve course --start 14:00 --duration 4h -g 2")
     values.update({name: tuple(values[name]) for name in _LISTS if name in values})
+    if "message" in values:
+        values["message"] = printable(values["message"])
     answer = await service.ask(Reserve(caller, **values))
     made = _rendered(answer["entry"], service.scheduler.now(), [])
     return respond(reservation=made, notes=answer["notes"])

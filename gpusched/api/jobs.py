@@ -15,13 +15,14 @@ from gpusched.api.arrays import resolve_tasks
 from gpusched.api.foreground import foreground_json
 from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
+from gpusched.api.notices import notices
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, event_json, job_json, plain, run_json
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
 from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Caller, Selection
-from gpusched.errors import NotFound, UsageError
+from gpusched.errors import UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
 from gpusched.model.units import parse_pipeline_id, printable, split_ids
@@ -110,22 +111,17 @@ async def listing(request: web.Request) -> web.Response:
     service = service_of(request)
     caller = caller_of(request)
     wanted = filter_of(request, service, caller)
-    ids = sorted(wanted.ids)
     jobs = selected(service, wanted)
-    missing: list[str] = []
-    if ids:
-        known = service.find_all(ids)
-        missing = [str(job_id) for job_id in ids if job_id not in known]
-        if missing and len(ids) == 1:
-            raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
-    extra: dict[str, Any] = {"missing": missing} if missing else {}
+    extra = _missing(service, sorted(wanted.ids))
     names = request.query.get("fields")
     brings_progress = request.query.get("progress") == "1"
     if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
         await service.look_at_progress(jobs)
     if brings_progress:
-        found = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING)
-        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in found if shown}
+        moving = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING)
+        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
+    if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
+        extra["notices"] = found
     facts = service.facts_of(jobs)
     if names is None:
         return respond(jobs=[job_json(job, facts(job)) for job in jobs], **extra)
@@ -139,6 +135,17 @@ async def listing(request: web.Request) -> web.Response:
         context = facts(job)
         rows.append([make(job, context) for make in makers])
     return respond(fields=fields, rows=rows, **extra)
+
+
+def _missing(service: Service, ids: list[int]) -> dict[str, Any]:
+    """Ids that were named and are not there, and those of them that were once. Raises: NotFound for one alone."""
+    known = service.find_all(ids)
+    missing = [job_id for job_id in ids if job_id not in known]
+    if missing and len(ids) == 1:
+        raise service.no_job(missing[0])
+    pruned = [job_id for job_id in missing if job_id < service.scheduler.world.next_id]
+    found = {"missing": [str(one) for one in missing], "pruned": [str(one) for one in pruned]}
+    return {name: those for name, those in found.items() if those}
 
 
 def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilter:
@@ -194,12 +201,14 @@ def selected(service: Service, wanted: JobFilter) -> list[Job]:
 async def history(request: web.Request) -> web.Response:
     """GET /v1/history"""
     service = service_of(request)
-    jobs = selected(service, filter_of(request, service, caller_of(request)))
+    wanted = filter_of(request, service, caller_of(request))
+    jobs = selected(service, wanted)
+    extra = _missing(service, sorted(wanted.ids))
     facts = service.facts_of(jobs)
     runs: dict[int, list[dict[str, Any]]] = {}
     for run in service.scheduler.store.runs([job.id for job in jobs]):
         runs.setdefault(run.job_id, []).append(run_json(run))
-    return respond(jobs=[{**job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs])
+    return respond(jobs=[{**job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs], **extra)
 
 
 async def show(request: web.Request) -> web.Response:
@@ -367,7 +376,7 @@ async def wait(request: web.Request) -> web.Response:
         jobs = service.find_all(ids)
         for job_id in ids:
             if job_id not in jobs:
-                raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+                raise service.no_job(job_id)
         done = all(job.state.is_final for job in jobs.values())
         if done and (now := _each_once(_as_now(named, service, caller))) != ids:
             ids = now

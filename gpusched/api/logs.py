@@ -13,7 +13,7 @@ from gpusched.api.ended import FEED, Feed
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import Service, number, service_of
-from gpusched.errors import NotFound, UsageError
+from gpusched.errors import UsageError
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState
 from gpusched.policy.life.arrays import all_tasks, task_number
@@ -94,7 +94,7 @@ def _find(service: Service, ids: list[int]) -> list[Job]:
     found = service.find_all(ids)
     for job_id in ids:
         if job_id not in found:
-            raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+            raise service.no_job(job_id)
     return [found[job_id] for job_id in ids]
 
 

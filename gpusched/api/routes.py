@@ -67,7 +67,11 @@ ROUTES: tuple[Route, ...] = (
         jobs.listing,
         "List jobs; active ones unless ids or states are given.",
         "jobs, or fields and rows",
-        query={**_FILTERS, "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]"},
+        query={
+            **_FILTERS,
+            "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]",
+            "notices": "1: also drained nodes and GPUs, and maintenance that is on or within a week",
+        },
     ),
     Route(
         "GET",

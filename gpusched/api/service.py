@@ -17,7 +17,7 @@ from gpusched.daemon import pipelines
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
-from gpusched.daemon.selection import Caller
+from gpusched.daemon.selection import Caller, no_job
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
@@ -147,8 +147,12 @@ class Service:
         """A job, active or ended, or a task that has no row of its own. Raises: NotFound."""
         found = self.find_all([job_id]).get(job_id)
         if found is None:
-            raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+            raise self.no_job(job_id)
         return found
+
+    def no_job(self, job_id: int) -> NotFound:
+        """The error about a job that is not there, or not any more."""
+        return no_job(job_id, self.scheduler.world.next_id)
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
         """Those of these jobs that exist, by id."""

@@ -127,6 +127,40 @@ def metrics(
         sys.stdout.write(exporter.read(form or PROMETHEUS))
 
 
+@app.command("backup")
+def backup_command(
+    file: Annotated[str, typer.Argument(help="Where to; a backup of this name is replaced.", metavar="FILE")],
+    as_json: Json = False,
+) -> None:
+    """Copy the job table into FILE, checked, for its owner alone; the daemon may run meanwhile.
+
+    example: gpusched backup ~/backups/gpusched.db
+    """
+    from gpusched.cli.backups import make  # SQLite, which the other commands do without
+
+    make(file, as_json)
+
+
+@app.command("restore")
+def restore_command(
+    file: Annotated[str, typer.Argument(help="A file that gpusched backup has written.", metavar="FILE")],
+    no_hold: Annotated[
+        bool, typer.Option("--no-hold", help="Let its unfinished jobs start, though they may have run meanwhile.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Put a backup in the place of the job table; stop the daemon first. The table that was there stays beside it.
+
+    Unfinished jobs of the backup are held, since they may have run since. Jobs that came later are not known any more,
+    and the daemon ends those of them that run. No id is given a second time.
+
+    example: gpusched daemon stop && gpusched restore ~/backups/gpusched.db
+    """
+    from gpusched.cli.backups import put_back  # likewise
+
+    put_back(file, not no_hold, as_json)
+
+
 @daemon_app.command("start")
 def daemon_start() -> None:
     """Start the personal daemon, if it does not run. The first gsub does it too."""
@@ -304,6 +338,8 @@ def admin_help() -> dict[str, str]:
         ["doctor"],
         ["snapshots"],
         ["metrics"],
+        ["backup"],
+        ["restore"],
         ["config", "show"],
         ["config", "check"],
         ["notify", "test"],

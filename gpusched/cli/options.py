@@ -301,6 +301,12 @@ def _reserve_options() -> list[Option]:
             help="cores; default: the same part of them as of the GPUs",
         ),
         Option("--mem", metavar="SIZE", read=size("mem_mib"), section=what, help="host memory; default: likewise"),
+        Option(
+            "--maint",
+            sets={"is_maintenance": True},
+            section=what,
+            help="the whole node for maintenance: no job runs into it; -m says why",
+        ),
         Option("--users", metavar="NAMES", read=words_of("users"), section=who, help="users who may use it"),
         Option("--accounts", metavar="NAMES", read=words_of("accounts"), section=who, help="accounts that may use it"),
         Option(
@@ -317,7 +323,13 @@ def gctl_table() -> Table:
     return Table(
         "gctl",
         [
-            Option("-m", "--message", metavar="TEXT", read=text("message"), help="with drain: why, for all to see"),
+            Option(
+                "-m",
+                "--message",
+                metavar="TEXT",
+                read=text("message"),
+                help="with drain or reserve: why, for all to see",
+            ),
             *_reserve_options(),
             *common_options(),
         ],

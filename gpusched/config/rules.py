@@ -235,6 +235,7 @@ RULES: dict[str, Rule] = {
     "daemon.log_mib": Range(0.01, MAX_MIB),
     "daemon.log_files": Range(1, 1000),
     "daemon.drop_env": Texts("name patterns"),
+    "history.keep_days": Range(0, 36_500),
     "alert.admin": Texts("names of targets"),
     "alert.pending_s": _SOME_TIME,
     "alert.timeout_s": Range(0, 3600, above=True),

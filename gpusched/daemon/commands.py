@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGCONT
 from typing import Any
 
-from gpusched.errors import NotFound, Refused
+from gpusched.errors import Refused
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.cluster import Clearance
 from gpusched.model.execution import LimitOrder, SignalOrder
@@ -27,7 +27,7 @@ from gpusched.ports import JobFilter
 from . import deserting, keys, pipelines, reserving, yielding
 from .admitting import check_submission, check_update, complete_all, completed
 from .making import check_room, new_job, record
-from .selection import Caller, Selection, named, own, select, with_tasks
+from .selection import Caller, Selection, named, no_job, own, select, with_tasks
 from .turn import Turn
 
 
@@ -164,7 +164,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
         for job in jobs:
             own(command.caller, job)
         if missing and len(selection.ids) == 1:
-            raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq")
+            raise no_job(missing[0], turn.world.next_id)
     else:
         jobs = [job for job in jobs if job.uid == command.caller.uid]
     answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": [str(one) for one in missing]}

@@ -70,6 +70,16 @@ def with_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
     return list(found.values())
 
 
+def no_job(job_id: int, next_id: int) -> NotFound:
+    """The error about a job that the table does not have; one that was pruned is told from one that never was."""
+    if 0 < job_id < next_id:
+        return NotFound(
+            f"there is no job {job_id} any more: it ended long ago and was forgotten",
+            "how long jobs are kept is history.keep_days of: gpusched config show",
+        )
+    return NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+
+
 def own(caller: Caller, job: Job) -> None:
     """Refuse what belongs to somebody else. Raises: Forbidden."""
     if caller.uid != job.uid:
@@ -82,7 +92,7 @@ def named(caller: Caller, ids: tuple[int, ...], turn: Turn) -> list[Job]:
     """All of these jobs, or an error before any is touched."""
     jobs, missing = select(Selection(ids=ids), turn)
     if missing:
-        raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
+        raise no_job(missing[0], turn.world.next_id)
     for job in jobs:
         own(caller, job)
     return jobs

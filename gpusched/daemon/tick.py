@@ -152,6 +152,11 @@ class Scheduler:
         """Whether events wait to be recorded again, after a commit that failed."""
         return bool(self._backlog)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the memory and the table say the same, and nobody waits for a tick."""
+        return not (self._queue or self._backlog or self._carried or self.trouble)
+
     def observe_gpus(self, reading: GpuReading) -> None:
         """Take in one reading of the GPUs."""
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}

@@ -418,6 +418,14 @@ class World:
         """Jobs that name this one in their dependency, by id."""
         return self._dependents.children_of(job_id)
 
+    def is_named(self, job_id: int) -> bool:
+        """Whether an unfinished job names this one, or a task of this array, in its dependency."""
+        return self._dependents.is_named(job_id)
+
+    def is_needed(self, job: Job) -> bool:
+        """Whether something unfinished needs the record of an ended job: who waits for it, its fallback, its array."""
+        return self.is_named(job.id) or any(one in self.jobs for one in (job.id, job.array_id, job.fallback_id))
+
     def awaited_tasks(self, array: Job) -> list[Job]:
         """Its tasks without a row that others name in their dependency, by id."""
         named = [job_id for job_id in self._dependents.parents() if array.id < job_id <= array.last_id]

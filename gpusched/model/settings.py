@@ -275,6 +275,17 @@ class DaemonSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """How long the job table remembers."""
+
+    keep_days: float = setting(
+        365.0,
+        "Days after its end for which a job is remembered, unless an unfinished one needs it; 0 for ever. At least as "
+        "long as [life] checkpoint_keep_s.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class AlertSettings:
     """Whom to tell what, and how hard to try. Whom a user's own jobs tell is in the user's `notify.toml`."""
 
@@ -381,6 +392,7 @@ class Settings:
     fault: FaultSettings = field(default_factory=FaultSettings)
     idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    history: HistorySettings = field(default_factory=HistorySettings)
     interactive: InteractiveSettings = field(default_factory=InteractiveSettings)
     alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)

@@ -27,6 +27,7 @@ RESERVATION_COLUMNS = (
     "accounts",
     "made_by",
     "made_at",
+    "message",
 )
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
 PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
@@ -72,12 +73,13 @@ def reservation_row(entry: CalendarEntry) -> tuple[Any, ...]:
         pack(entry.accounts),
         pack_text(entry.made_by),
         entry.made_at,
+        pack_text(entry.message),
     )
 
 
 def read_reservation(row: Row) -> CalendarEntry:
     """The entry of RESERVATION_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
-    name, start_at, duration_s, every_s, until_at, held, users, accounts, made_by, made_at = row
+    name, start_at, duration_s, every_s, until_at, held, users, accounts, made_by, made_at, message = row
     return CalendarEntry(
         name=unpack_text(name),
         start_at=start_at,
@@ -89,6 +91,7 @@ def read_reservation(row: Row) -> CalendarEntry:
         until_at=until_at,
         made_by=unpack_text(made_by),
         made_at=made_at,
+        message=unpack_text(message),
     )
 
 

@@ -24,6 +24,7 @@ from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures, packing, records
 from gpusched.store import statements as sql
+from gpusched.store.archive import SqliteArchive
 from gpusched.store.migrations import ensure_schema
 
 OLDEST_SQLITE = (3, 37, 0)
@@ -35,7 +36,7 @@ WAL_KEPT_BYTES = 64 << 20
 T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(SqliteArchive):
     """The job table on disk; `ports.Store` says what each method promises. For one thread."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:

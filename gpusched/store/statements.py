@@ -71,6 +71,16 @@ LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
 JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
 )
+ENDED_JOBS = f"{JOBS} WHERE end_at < ? AND (end_at, id) > (?, ?) ORDER BY end_at, id LIMIT ?"
+PIPELINE_ENDS = "SELECT id, end_at FROM jobs WHERE pipeline = ? ORDER BY id"
+PRUNE_JOBS = "DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+PRUNE_PIPELINES = "DELETE FROM pipelines WHERE number IN (SELECT value FROM json_each(?))"
+USED_PAYLOADS = """
+    SELECT id, json_extract(launch, '$.script_sha'), json_extract(launch, '$.env_sha')
+    FROM jobs WHERE id > ? ORDER BY id LIMIT ?
+"""
+PAYLOAD_SHAS = "SELECT sha FROM payloads WHERE sha > ? ORDER BY sha LIMIT ?"
+DROP_PAYLOADS = "DELETE FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 PIPELINES = (
     f"SELECT {', '.join(PIPELINE_COLUMNS)} FROM pipelines WHERE number IN (SELECT value FROM json_each(?)) "
