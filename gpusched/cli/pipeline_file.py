@@ -93,7 +93,7 @@ class _Reader:
             for name in option.names
             if name.startswith("--") and name[2:] not in _NOT_OF_A_STEP
         }
-        self._lines = lines_of(source)
+        self._lines = _with_sections(lines_of(source))
         self._mistakes: list[tuple[int, GpuschedError]] = []
         self._vars: dict[str, str] = {}
         self._scripts: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -315,16 +315,21 @@ class _Reader:
         self._mistakes.append((self._line(at), UsageError(f"{self._where(at)}: {text}", hint)))
 
     def _line(self, at: tuple[str, ...]) -> int:
-        while at:
-            # `[step.a]` is where `step` begins, too.
-            inside = [line for key, line in self._lines.items() if key[: len(at)] == at]
-            if inside:
-                return min(inside)
+        while at and at not in self._lines:
             at = at[:-1]
-        return 1
+        return self._lines.get(at, 1)
 
     def _where(self, at: tuple[str, ...]) -> str:
         return f"{self._shown}, line {self._line(at)}"
+
+
+def _with_sections(lines: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    """The line of each key, and of each section that only its parts name: `[step.a]` is where `step` begins, too."""
+    found: dict[tuple[str, ...], int] = {}
+    for at, line in lines.items():
+        for size in range(1, len(at)):
+            found[at[:size]] = min(line, found.get(at[:size], line))
+    return {**found, **lines}
 
 
 def _is_words(value: Any) -> bool:
