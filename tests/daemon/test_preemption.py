@@ -189,7 +189,9 @@ def test_a_job_of_a_higher_qos_takes_the_gpus_and_the_victim_saves_its_work_and_
     first = job["runs"][0]
     assert (first["outcome"], first["reason"], high in first["reason_text"]) == ("PREEMPTED", "Preempted", True)
     assert daemon.state(waiting) == "PENDING"
-    assert job["runs"][1]["start_at"] >= ended["end_at"]
+    # The run is there with its intent, a moment before its start is known.
+    wait_until(lambda: daemon.job(victim)["runs"][1]["start_at"] is not None, what="the second start")
+    assert daemon.job(victim)["runs"][1]["start_at"] >= ended["end_at"]
 
 
 def test_a_job_without_gpus_stands_still_for_a_higher_one_and_goes_on_by_itself(
