@@ -18,8 +18,8 @@ from typing import Any
 
 from gpusched.gpu import faults, procinfo, visible
 from gpusched.gpu.device import SLOW_S, Device, DriverGone
+from gpusched.gpu.driver_library import LibraryFile, loaded_version
 from gpusched.gpu.kernel_log import PATH, KernelLog
-from gpusched.gpu.library import LibraryFile, loaded_version
 from gpusched.gpu.modes import FUNCTION_NOT_FOUND
 from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.gpu.xids import XidEar

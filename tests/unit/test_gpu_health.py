@@ -13,8 +13,8 @@ from lab import ANN, Lab
 
 from gpusched.daemon.commands import Drain
 from gpusched.daemon.gpu_watch import GpuWatch
+from gpusched.gpu.driver_library import LOOK_S, LibraryFile, loaded_version
 from gpusched.gpu.health import Heat, ailments
-from gpusched.gpu.library import LOOK_S, LibraryFile, loaded_version
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings

@@ -17,7 +17,7 @@ from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
 from support import wait_until
 
 from gpusched.gpu import device, procinfo, xids
-from gpusched.gpu.library import LibraryFile
+from gpusched.gpu.driver_library import LibraryFile
 from gpusched.gpu.nvml import Gateway, NvmlSource
 from gpusched.gpu.topology import EVERY_S, sysfs_numa
 from gpusched.gpu.visible import visible
