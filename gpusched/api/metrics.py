@@ -15,10 +15,11 @@ from gpusched.api import series
 from gpusched.api.exposition import CONTENT_TYPES, FORMATS, PROMETHEUS, Page
 from gpusched.api.identity import caller_of
 from gpusched.api.service import Service, service_of
-from gpusched.daemon.meters import MOST_QUEUES, OTHERS, label, part_of_card
+from gpusched.daemon.meters import MOST_QUEUES, OTHERS, label
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import UsageError
 from gpusched.model.cluster import GpuState, GpuView
+from gpusched.model.history import part_of_card
 from gpusched.model.job import GpuShare
 from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.model.units import printable

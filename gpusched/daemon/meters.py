@@ -25,7 +25,8 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
-from gpusched.model.job import GpuShare, Job
+from gpusched.model.history import cards_in
+from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.policy.life import arrays
 
@@ -140,7 +141,7 @@ class GpuMeter:
     def __init__(self) -> None:
         self.by_user: dict[str, float] = {}
         self.by_queue: dict[str, float] = {}
-        self._totals: dict[str, int | None] = {}
+        self._totals: dict[str, int] = {}
         self._used: dict[str, tuple[float, float]] = {}
         """GPU seconds, and when there was a GPU last, by user."""
         self._at: float | None = None
@@ -149,11 +150,11 @@ class GpuMeter:
         """From now on runs hold these; `nodes` tell how large the cards are, as before unless they are given."""
         self.advance(now)
         if nodes is not None:
-            self._totals = {card.uuid: card.vram_total_mib for node in nodes for card in node.gpus}
+            self._totals = {card.uuid: card.vram_total_mib or 0 for node in nodes for card in node.gpus}
         self.by_user, self.by_queue = {}, {}
         for held in holds:
             if held.gpus:
-                parts = sum(part_of_card(share, self._totals.get(share.uuid)) for share in held.gpus)
+                parts = cards_in(held.gpus, self._totals)
                 self.by_user[held.user] = self.by_user.get(held.user, 0.0) + parts
                 self.by_queue[held.queue] = self.by_queue.get(held.queue, 0.0) + parts
 
@@ -176,12 +177,3 @@ class GpuMeter:
 def label(text: str) -> str:
     """A text as it can be a label: what stands for no character is spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def part_of_card(share: GpuShare, total_mib: int | None) -> float:
-    """What a share is of its card, 0 to 1; a slice of a card whose size nobody knows counts as all of it."""
-    if share.fraction is not None:
-        return share.fraction
-    if share.vram_mib is None or not total_mib:
-        return 1.0
-    return min(1.0, share.vram_mib / total_mib)

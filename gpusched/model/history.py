@@ -54,12 +54,13 @@ def seconds_in(run: Run, since: float, now: float, stands_still_since: float | N
 
 def cards_in(shares: Iterable[GpuShare], vram_total_mib: Mapping[str, int]) -> float:
     """GPUs that a run holds, a slice counting as its part; by memory of a card whose size is unknown as all of it."""
-    total = 0.0
-    for share in shares:
-        if share.fraction is not None:
-            total += share.fraction
-        elif share.vram_mib is not None and vram_total_mib.get(share.uuid):
-            total += min(1.0, share.vram_mib / vram_total_mib[share.uuid])
-        else:
-            total += 1.0
-    return total
+    return sum(part_of_card(share, vram_total_mib.get(share.uuid)) for share in shares)
+
+
+def part_of_card(share: GpuShare, total_mib: int | None) -> float:
+    """What a share is of its card, 0 to 1; a slice of a card whose size nobody knows counts as all of it."""
+    if share.fraction is not None:
+        return share.fraction
+    if share.vram_mib is None or not total_mib:
+        return 1.0
+    return min(1.0, share.vram_mib / total_mib)
