@@ -560,12 +560,6 @@ class World:
     def counts(self) -> dict[str, int]:
         """How many jobs are in each active state."""
         tally = {"pending": 0, "running": 0, "suspended": 0, "completing": 0}
-        for job in self.jobs.values():
-            if job.is_array:
-                if job.state is JobState.PENDING:
-                    tally["pending"] += self.arrays.left(job)
-                continue
-            word = job.state.value.lower()
-            if word in tally:
-                tally[word] += 1
+        for (state, _), jobs in self.census.by_queue.items():
+            tally[state.value.lower()] += jobs
         return tally
