@@ -161,11 +161,7 @@ class Quotas:
 
     def denial(self, queue: str, user: str, qos_name: str, amount: Resources) -> Denial | None:
         """As `why_not`, of a job of this queue, user and QOS."""
-        mark = (queue, qos_name)
-        is_unlimited = self._unlimited.get(mark)
-        if is_unlimited is None:
-            is_unlimited = self._unlimited[mark] = self._is_unlimited(*mark)
-        if is_unlimited:
+        if self._is_unlimited(queue, qos_name):
             return None
         needed = amount_of(amount)
         chain = self._chain(queue)
@@ -187,10 +183,16 @@ class Quotas:
         return over_qos_limit(qos, user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
 
     def _is_unlimited(self, queue: str, qos: str) -> bool:
+        known = self._unlimited.get((queue, qos))
+        if known is None:
+            known = self._unlimited[queue, qos] = not self._has_limits(queue, qos)
+        return known
+
+    def _has_limits(self, queue: str, qos: str) -> bool:
         if any(node.maxima or node.most_per_job is not None or node.limits_users for node in self._chain(queue)):
-            return False
+            return True
         limits = self._settings.qos.get(qos)
-        return limits is None or not has_limits(limits)
+        return limits is not None and has_limits(limits)
 
     def is_under(self, limit: Limit, queue: str, user: str, qos: str) -> bool:
         """Whether a job of this queue, user and QOS counts against a limit."""
@@ -202,7 +204,7 @@ class Quotas:
 
     def limits_over(self, key: ClassKey) -> Iterator[Limit]:
         """All limits that a job of this class counts against together with others."""
-        if self._unlimited.get((key.queue, key.qos)) or self._is_unlimited(key.queue, key.qos):
+        if self._is_unlimited(key.queue, key.qos):
             return
         for node in self._chain(key.queue):
             yield from shared_limits(node, key.user)
