@@ -154,26 +154,28 @@ def error_from(words: dict[str, Any]) -> errors.GpuschedError:
     return error
 
 
+def chosen_socket() -> tuple[str, bool]:
+    """The socket that `connect` goes to, and whether it is that of the personal daemon."""
+    chosen = os.environ.get("GPUSCHED_SOCKET")
+    if chosen:
+        return os.path.abspath(chosen), False
+    if paths.home() is None and os.path.exists(paths.SYSTEM_SOCKET):
+        return paths.SYSTEM_SOCKET, False
+    return paths.socket_path(), True
+
+
 def connect(autostart: bool = True) -> Client:
     """A connected client: GPUSCHED_SOCKET, else the system's daemon, else the personal one.
 
     The personal daemon is started when it is not there. Raises: DaemonUnreachable, or what the daemon
     says when it cannot start.
     """
-    chosen = os.environ.get("GPUSCHED_SOCKET")
-    if chosen:
-        client = Client(os.path.abspath(chosen))
-        client.open()
-        return client
-    if paths.home() is None and os.path.exists(paths.SYSTEM_SOCKET):
-        client = Client(paths.SYSTEM_SOCKET)
-        client.open()
-        return client
-    client = Client(paths.socket_path())
+    socket_path, is_personal = chosen_socket()
+    client = Client(socket_path)
     try:
         client.open()
     except errors.DaemonUnreachable:
-        if not autostart:
+        if not (autostart and is_personal):
             raise
         start_daemon()
         client.open()

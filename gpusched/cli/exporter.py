@@ -18,7 +18,7 @@ from aiohttp import web
 from gpusched import paths
 from gpusched.api import series
 from gpusched.api.exposition import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, Page
-from gpusched.client import Client, connect
+from gpusched.client import Client, chosen_socket, connect
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, UsageError
 from gpusched.model.units import printable
 
@@ -148,7 +148,7 @@ def say(text: str) -> None:
 def serve(where: str) -> None:
     """Serve until told to stop. Raises: UsageError, NotReady when the address cannot be had."""
     host, port = address(where)
-    if os.geteuid() == 0 and socket_asked() == paths.SYSTEM_SOCKET:
+    if os.geteuid() == 0 and chosen_socket()[0] == paths.SYSTEM_SOCKET:
         say("runs as root, which it does not need: any other user may read the system's daemon too")
     asyncio.run(_serve(host, port))
 
@@ -169,16 +169,7 @@ async def _serve(host: str, port: int) -> None:
             ) from None
         bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        print(f"http://{shown}:{bound[1]}/metrics tells of {printable(socket_asked())}", flush=True)
+        print(f"http://{shown}:{bound[1]}/metrics tells of {printable(chosen_socket()[0])}", flush=True)
         await stop.wait()
     finally:
         await runner.cleanup()
-
-
-def socket_asked() -> str:
-    """The socket that `connect` chooses."""
-    chosen = os.environ.get("GPUSCHED_SOCKET")
-    if chosen:
-        return os.path.abspath(chosen)
-    is_system = paths.home() is None and os.path.exists(paths.SYSTEM_SOCKET)
-    return paths.SYSTEM_SOCKET if is_system else paths.socket_path()
