@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 
 from filelock import FileLock, Timeout
 
@@ -14,6 +13,7 @@ from gpusched.cli import output
 from gpusched.engine.spool import runs_in
 from gpusched.errors import DaemonBusy
 from gpusched.model.units import printable
+from gpusched.policy.words import name_some
 from gpusched.store.backup import backup, restore
 
 _NAMED = 20
@@ -70,15 +70,9 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
     if found.held:
         output.note(
             "gpusched",
-            f"held, since they may have run since the backup was made: jobs {_some(map(str, found.held))}; "
+            f"held, since they may have run since the backup was made: {name_some('job', list(map(str, found.held)), _NAMED)}; "
             "look at them (gq, their output), then: gctl release ID or gcancel ID",
         )
     if unknown:
-        output.note("gpusched", f"runs that the backup does not know, and that the daemon will end: {_some(unknown)}")
+        output.note("gpusched", f"not in the backup, and the daemon will end them: {name_some('run', unknown, _NAMED)}")
     output.note("gpusched", "go on with: gpusched daemon start")
-
-
-def _some(words: Iterable[str]) -> str:
-    found = list(words)
-    rest = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return ",".join(found[:_NAMED]) + rest
