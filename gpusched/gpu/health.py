@@ -44,7 +44,7 @@ def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: 
     if settings.remap_failed and sample.remap_failed:
         found.append("a broken memory row could not be replaced; the card needs repair")
     if settings.remap_pending and sample.remap_pending:
-        found.append(f"a broken memory row waits for a reset: nvidia-smi -r -i {sample.index}")
+        found.append(_waits_for_reset(sample))
     if is_hot and settings.hot_s:
         limit = "" if sample.slowdown_c is None else f" ({sample.slowdown_c:.0f} C)"
         found.append(
@@ -64,5 +64,9 @@ def new_errors(sample: GpuSample, clearance: Clearance | None) -> int:
 def remark(sample: GpuSample) -> str | None:
     """What is worth a word and keeps nobody out."""
     if sample.remap_pending:
-        return f"a broken memory row waits for a reset: nvidia-smi -r -i {sample.index}"
+        return _waits_for_reset(sample)
     return None
+
+
+def _waits_for_reset(sample: GpuSample) -> str:
+    return f"a broken memory row waits for a reset: nvidia-smi -r -i {sample.index}"
