@@ -55,6 +55,12 @@ RUNS_OF_JOBS = (
 )
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
+KNOWN_PAYLOADS = "SELECT sha FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
+PAYLOAD_BYTES_OF_USER = """
+    SELECT total(length(body)) FROM payloads WHERE sha IN (
+        SELECT json_extract(launch, '$.script_sha') FROM jobs WHERE uid = :uid
+        UNION SELECT json_extract(launch, '$.env_sha') FROM jobs WHERE uid = :uid)
+"""
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """
     SELECT array_id, state, count(*), max(exit_code) FROM jobs
