@@ -16,7 +16,6 @@ from gpusched.api.openapi import build
 from gpusched.api.pace import MAX_BODY, PACE
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
-from gpusched.api.sight import viewer_of
 from gpusched.daemon.access import Hidden
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
@@ -47,7 +46,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except GpuschedError as error:
         if isinstance(error, (Forbidden, Hidden, TooMany)):
             _record(request, error)
-        return _error(_as_told(request, error))
+        return _error(error)
     except web.HTTPNotFound:
         return _error(NotFound(f"there is no {request.method} {request.path}", "see GET /v1/openapi.json"))
     except web.HTTPMethodNotAllowed:
@@ -77,11 +76,6 @@ def _record(request: web.Request, error: GpuschedError) -> None:
     audit = service_of(request).audit
     if audit is not None and (caller := known_caller(request)) is not None:
         audit.refused(caller, f"{request.method} {request.path}", error.message)
-
-
-def _as_told(request: web.Request, error: GpuschedError) -> GpuschedError:
-    """In words that name nobody else's hidden jobs."""
-    return error if known_caller(request) is None else viewer_of(request).error(error)
 
 
 def gate_for(app: web.Application, runner: web.AppRunner) -> Gate:

@@ -12,7 +12,7 @@ from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, event_json, job_json, run_json
 from gpusched.api.service import Service, service_of
 from gpusched.daemon.access import Act, Caller, Hidden, hides, is_operator, is_private, may, unknown
-from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.policy.life.dependencies import parse_dependency
 
@@ -191,11 +191,6 @@ class Viewer:
         job_id = int(shown_id.partition("_")[0])
         job = self.service.find_all([job_id]).get(job_id)
         return job is not None and self.sees(job)
-
-    def error(self, error: GpuschedError) -> GpuschedError:
-        """The same error in words for this caller."""
-        error.message = self.text(error.message) or ""
-        return error
 
 
 class HiddenParent(Refused, Hidden):
