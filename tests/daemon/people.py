@@ -1,4 +1,4 @@
-"""A system's daemon under a root of its own, and people who ask it for things: processes that have become real users."""
+"""A system's daemon under a root of its own, and people who ask it: processes that have become real users."""
 
 from __future__ import annotations
 
