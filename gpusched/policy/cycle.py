@@ -2,7 +2,7 @@
 
 Waiting jobs are taken in order. For each, the first of these that is possible, the least disruptive first:
 
-    limit     a limit of its queue or QOS keeps it waiting; it holds up nobody
+    limit     a limit of its queue or QOS keeps it waiting; it holds up those alone who would use up what it waits for
     start     it fits now, and nothing that is kept for an earlier job is delayed
     preempt   others hold what is its own: they make room, and it is kept for it
     reserve   room is kept for it at the earliest instant, for the first so many
@@ -36,9 +36,10 @@ from gpusched.policy.guards import Guards
 from gpusched.policy.ordering import Head, Line, Ranking
 from gpusched.policy.placement import Guard, Need, find, fits, options
 from gpusched.policy.preemption import Held, Preemption, Victim, held_by_job
-from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, endings
+from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, end_of, endings
 from gpusched.policy.sharing.limits import Denial
 from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.turns import Runner, Turns
 from gpusched.policy.sharing.usage import footprint
 
 
@@ -83,6 +84,8 @@ class Cycle:
         self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now, snapshot.name_of)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
+        self.turns = Turns(self.quotas, self.now, lambda: [*map(self._runner, held.values()), *self._started])
+        self._started: list[Runner] = []
         self.starts: list[Start] = []
         self.resumes: list[Resume] = []
         self.blocked: dict[ClassKey, Blocked] = {}
@@ -108,11 +111,32 @@ class Cycle:
         amount = footprint(self.layout, booking)
         self.guards.started(key, booking, amount)
         self.quotas.add(key.queue, key.user, key.qos, amount)
+        self.turns.started(key, amount, self.end_of(key))
+        self._started.append(Runner(key.queue, key.user, key.qos, amount, self.now, self.end_of(key)))
         self.ranking.started(key, booking)
         if key.throttle is not None:
             self._tasks[key.throttle[0]] += 1
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
         self.line.advance()
+
+    def _runner(self, one: Held) -> Runner:
+        first = one.first
+        return Runner(first.queue, first.user, first.qos, one.amount, first.start_at, end_of(first, self.now))
+
+    def whose_turn(self, head: Head) -> Reason | None:
+        """Who is next below a limit that the first job in line would use up; None when it may go on.
+
+        What its queue is guaranteed a job need not leave to anybody.
+        """
+        key = head.key
+        turn = self.turns.in_the_way(key, head.wanted, self.end_of(key))
+        if turn is None or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, head.wanted)):
+            return None
+        name, limit = self.name_of(turn.job_id), turn.limit
+        what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
+        who = "" if limit.user is None else f"user {limit.user} in "
+        text = f"would use up what {who}{what} may still hold, and job {name} goes first"
+        return Reason(ReasonCode.PRIORITY, text, {"behind": turn.job_id})
 
     def why_throttled(self, key: ClassKey) -> Reason | None:
         """Why no more tasks of the same array may run; None when they may."""
@@ -133,6 +157,8 @@ class Cycle:
         kept = self.profile.reserve(head.job.id, need, _duration_s(head), guard)
         if kept is not None:
             self.reservations.append(kept)
+            for limit in self.quotas.limits_over(head.key):
+                self.turns.wait(head.job.id, limit, head.wanted, kept.start[0])
         self.blocked.setdefault(head.key, Blocked(head, reason, kept))
         if self.has_reservations_left:
             self.line.skip()
@@ -270,7 +296,13 @@ def take(cycle: Cycle, head: Head) -> None:
     need = Need.of(key.request, key.uid)
     if denial is not None:
         if not _takes_back_below_maximum(cycle, head, need, denial):
+            if denial.limit is not None:
+                cycle.turns.wait(head.job.id, denial.limit, head.wanted)
             cycle.block(head, Reason(denial.code, denial.text, denial.facts))
+        return
+    turn = cycle.whose_turn(head)
+    if turn is not None:
+        cycle.block(head, turn)
         return
     if key.reservation is not None:
         _take_inside(cycle, head, need, key.reservation)

@@ -167,7 +167,7 @@ class Client:
             lines: begin with the last so many.
         Raises: NotFound; UsageError for an array; Refused: when there is no output (yet) and it is not followed.
         """
-        return read_logs(self, _id(job), follow=follow, run=run, err=err, lines=lines)
+        return read_logs(self._link, _id(job), follow=follow, run=run, err=err, lines=lines)
 
     # --- waiting ----------------------------------------------------------------------------------
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from gpusched.sdk.dispatch import Dispatch
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Submitter(Protocol):
+    """Who knows what became of the jobs of the calls."""
+
+    def cancel(self, futures: Sequence[CallFuture[Any]]) -> bool:
+        """Take back those that have not started; whether there was one."""
+
+    def has_started(self, future: CallFuture[Any]) -> bool:
+        """Whether its job runs, as far as the scheduler knows."""
 
 
 class CallFuture(Future[T]):
     """What a call will return. `as_completed` and `wait` of concurrent.futures take it like any other."""
 
-    def __init__(self, dispatch: Dispatch, number: int, name: str) -> None:
+    def __init__(self, dispatch: Submitter, number: int, name: str) -> None:
         super().__init__()
         self.number = number
         """Of the call, within its executor."""

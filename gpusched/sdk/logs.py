@@ -11,7 +11,7 @@ from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.tail import Tail
 
 if TYPE_CHECKING:
-    from gpusched.sdk.client import Client
+    from gpusched.sdk.link import Link
 
 _LOOK_S = 0.2
 _WAIT_S = 60
@@ -19,11 +19,9 @@ LONGEST = 1 << 20
 """Bytes of a line; a longer one comes in parts."""
 
 
-def read_logs(
-    client: Client, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None
-) -> Iterator[str]:
+def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None) -> Iterator[str]:
     """See Client.logs. What is wrong is said at once, not when the first line is asked for."""
-    answer = _asked(client, job_id)
+    answer = _asked(link, job_id)
     if answer["arrays"]:
         array_id = answer["arrays"][0]["id"]
         raise UsageError(
@@ -31,7 +29,7 @@ def read_logs(
         )
     job = answer["jobs"][0]
     if follow:
-        return _followed(client, answer, err, lines, run)
+        return _followed(link, answer, err, lines, run)
     runs = {one["run"]: one for one in _started(job)}
     number = max(runs, default=0) if run is None else run
     if number not in runs:
@@ -48,9 +46,9 @@ def read_logs(
     return _all_of(reader)
 
 
-def _asked(client: Client, job_id: str, version: str = "", wait_s: float = 0) -> dict[str, Any]:
+def _asked(link: Link, job_id: str, version: str = "", wait_s: float = 0) -> dict[str, Any]:
     query = f"ids={quote(job_id, safe='')}&since={quote(version)}&timeout_s={wait_s}"
-    return client.call("GET", f"/v1/logs?{query}")
+    return link.call("GET", f"/v1/logs?{query}")
 
 
 def _started(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -71,7 +69,7 @@ def _all_of(reader: _Reader) -> Iterator[str]:
         yield from reader.rest()
 
 
-def _followed(client: Client, answer: dict[str, Any], err: bool, lines: int | None, only: int | None) -> Iterator[str]:
+def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, only: int | None) -> Iterator[str]:
     job = answer["jobs"][0]
     # The last lines are those of the current run.
     number = 0 if lines is None or not job["runs"] else job["runs"][-1]["run"] - 1
@@ -102,7 +100,7 @@ def _followed(client: Client, answer: dict[str, Any], err: bool, lines: int | No
                 return
             if reader is not None:
                 time.sleep(_LOOK_S)
-            answer = _asked(client, job["id"], answer["version"], _WAIT_S if reader is None else 0)
+            answer = _asked(link, job["id"], answer["version"], _WAIT_S if reader is None else 0)
             job = answer["jobs"][0]
     finally:
         if reader is not None:

@@ -354,8 +354,9 @@ def test_the_output_of_a_call_that_failed_is_kept(make: Make, daemon: Daemon) ->
 def test_no_more_workers_than_asked_for(make: Make, tmp_path: Path, daemon: Daemon) -> None:
     executor = make(max_workers=2)
     futures = [executor.submit(calls.wait_for, str(tmp_path / f"go{n}")) for n in range(4)]
-    wait_until(lambda: len(daemon.call("GET", "/v1/jobs")["jobs"]) == 2, what="two jobs")
-    assert [future.job_id is not None for future in futures] == [True, True, False, False]
+    # The daemon knows of a job a moment before its future does.
+    wait_until(lambda: [future.job_id is not None for future in futures] == [True, True, False, False], what="two jobs")
+    assert len(daemon.call("GET", "/v1/jobs")["jobs"]) == 2
     for n in range(4):
         (tmp_path / f"go{n}").touch()
     assert len({future.result(timeout=30) for future in futures}) == 4
@@ -431,7 +432,9 @@ def test_a_watcher_that_fails_leaves_no_future_behind(make: Make, monkeypatch: p
 
 
 def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path: Path) -> None:
-    executor = make()
+    # Else the executor may be quicker to start the next daemon than the test is.
+    client = gpusched.Client(autostart=False)
+    executor = make(client=client)
     futures = [executor.submit(calls.wait_for, str(tmp_path / "go")) for _ in range(3)]
     for future in futures:
         daemon.wait_state(job_of(future), "RUNNING")
@@ -441,6 +444,8 @@ def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path
     later = executor.submit(calls.square, 5)
     assert len({future.result(timeout=60) for future in futures}) == 1
     assert later.result(timeout=60) == 25
+    executor.shutdown()
+    client.close()
 
 
 def test_options_are_those_of_every_job(make: Make, daemon: Daemon) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.model.settings import QosSettings
@@ -21,18 +21,55 @@ _NOUNS = (("GPU", "GPUs"), ("core", "cores"))
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit that several jobs share: of a queue, of a QOS, or of one user in either."""
+
+    where: str
+    """`queue` or `qos`."""
+    name: str
+    user: str | None
+    """None for a limit of all users together."""
+    kind: int
+    """GPUs, cores, memory or jobs."""
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class Denial:
     """Why a job may not start now though it may fit: what the limit is, what is held, what it needs."""
 
     code: ReasonCode
     text: str
     facts: Mapping[str, object] = field(default_factory=dict)
+    limit: Limit | None = None
+    """None for a limit of one job alone."""
 
 
 def has_limits(qos: QosSettings) -> bool:
     """Whether this QOS can keep a job from starting."""
     limits = (qos.max_gpus, qos.max_gpus_per_user, qos.max_gpus_per_job, qos.max_running_per_user)
     return any(limit is not None for limit in limits)
+
+
+def shared_limits(node: QueueNode, user: str) -> Iterator[Limit]:
+    """Those of a queue that several jobs of a user, or of all users, share."""
+    if node.most_per_user is not None:
+        yield Limit("queue", node.name, user, GPUS, node.most_per_user)
+    if node.settings.max_running_per_user is not None:
+        yield Limit("queue", node.name, user, JOBS, node.settings.max_running_per_user)
+    for kind, most in node.maxima:
+        yield Limit("queue", node.name, None, kind, most)
+
+
+def shared_qos_limits(qos: QosSettings, user: str) -> Iterator[Limit]:
+    """The same of a QOS."""
+    per_user, most = micros_up_to(qos.max_gpus_per_user), micros_up_to(qos.max_gpus)
+    if per_user is not None:
+        yield Limit("qos", qos.name, user, GPUS, per_user)
+    if qos.max_running_per_user is not None:
+        yield Limit("qos", qos.name, user, JOBS, qos.max_running_per_user)
+    if most is not None:
+        yield Limit("qos", qos.name, None, GPUS, most)
 
 
 def over_job_limit(node: QueueNode, needed: Amount) -> Denial | None:
@@ -53,8 +90,10 @@ def over_user_limit(node: QueueNode, user: str, held: Held, needed: Amount) -> D
     code, who = ReasonCode.QUEUE_MAX_PER_USER, f"user {user} in queue {node.name} may"
     facts = {"queue": node.name, "user": user}
     if is_over:
-        return _too_much(code, who, GPUS, node.most_per_user or 0, held, needed, facts)
-    return _too_many(code, who, most_jobs or 0, held, facts)
+        limit = Limit("queue", node.name, user, GPUS, node.most_per_user or 0)
+        return _too_much(code, who, GPUS, limit.most, held, needed, facts, limit)
+    limit = Limit("queue", node.name, user, JOBS, most_jobs or 0)
+    return _too_many(code, who, limit, held, facts)
 
 
 def over_maximum(node: QueueNode, held: Held, needed: Amount) -> Denial | None:
@@ -62,7 +101,8 @@ def over_maximum(node: QueueNode, held: Held, needed: Amount) -> Denial | None:
     for kind, most in node.maxima:
         if needed[kind] and held[kind] + needed[kind] > most:
             who = f"queue {node.name} may"
-            return _too_much(ReasonCode.QUEUE_MAX, who, kind, most, held, needed, {"queue": node.name})
+            limit = Limit("queue", node.name, None, kind, most)
+            return _too_much(ReasonCode.QUEUE_MAX, who, kind, most, held, needed, {"queue": node.name}, limit)
     return None
 
 
@@ -76,11 +116,14 @@ def over_qos_limit(qos: QosSettings, user: str, held: Held, by_user: Held, neede
         who = f"a job of QOS {qos.name} may"
         return _too_much(ReasonCode.QOS_MAX_GRES_PER_JOB, who, GPUS, per_job, None, needed, facts)
     if per_user is not None and _is_over(per_user, by_user[GPUS], needed[GPUS]):
-        return _too_much(ReasonCode.QOS_MAX_GRES_PER_USER, one, GPUS, per_user, by_user, needed, of_user)
+        limit = Limit("qos", qos.name, user, GPUS, per_user)
+        return _too_much(ReasonCode.QOS_MAX_GRES_PER_USER, one, GPUS, per_user, by_user, needed, of_user, limit)
     if most_jobs is not None and by_user[JOBS] >= most_jobs:
-        return _too_many(ReasonCode.QOS_MAX_JOBS_PER_USER, one, most_jobs, by_user, of_user)
+        limit = Limit("qos", qos.name, user, JOBS, most_jobs)
+        return _too_many(ReasonCode.QOS_MAX_JOBS_PER_USER, one, limit, by_user, of_user)
     if most is not None and _is_over(most, held[GPUS], needed[GPUS]):
-        return _too_much(ReasonCode.QOS_GRP_GRES, f"QOS {qos.name} may", GPUS, most, held, needed, facts)
+        limit = Limit("qos", qos.name, None, GPUS, most)
+        return _too_much(ReasonCode.QOS_GRP_GRES, f"QOS {qos.name} may", GPUS, most, held, needed, facts, limit)
     return None
 
 
@@ -97,18 +140,20 @@ def _too_much(
     held: Held | None,
     needed: Amount,
     facts: Mapping[str, object],
+    limit: Limit | None = None,
 ) -> Denial:
     """Of one kind. `held` is None for limits of one job."""
     before = 0 if held is None else held[kind]
     holds = "" if held is None else f" and holds {show_number(kind, before)}"
     text = f"{who} hold {show_amount(kind, most)}{holds}; this job needs {show_number(kind, needed[kind])}"
     numbers = {"limit": most / MICRO, "held": before / MICRO, "needed": needed[kind] / MICRO}
-    return Denial(code, text, {**facts, "resource": NAMES[kind], **numbers})
+    return Denial(code, text, {**facts, "resource": NAMES[kind], **numbers}, limit)
 
 
-def _too_many(code: ReasonCode, who: str, most: int, held: Held, facts: Mapping[str, object]) -> Denial:
+def _too_many(code: ReasonCode, who: str, limit: Limit, held: Held, facts: Mapping[str, object]) -> Denial:
+    most = limit.most
     text = f"{who} run {most} {'job' if most == 1 else 'jobs'} at once and runs {held[JOBS]}"
-    return Denial(code, text, {**facts, "resource": "jobs", "limit": most, "held": held[JOBS], "needed": 1})
+    return Denial(code, text, {**facts, "resource": "jobs", "limit": most, "held": held[JOBS], "needed": 1}, limit)
 
 
 def show_number(kind: int, micros: int) -> str:

@@ -7,7 +7,7 @@ to a queue is there for all below it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -21,17 +21,20 @@ from gpusched.policy.sharing.limits import (
     NONE_HELD,
     Denial,
     Held,
+    Limit,
     has_limits,
     over_job_limit,
     over_maximum,
     over_qos_limit,
     over_user_limit,
+    shared_limits,
+    shared_qos_limits,
 )
 from gpusched.policy.sharing.queues import KINDS, Amount, QueueNode, amount_of, resources_of
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 
-__all__ = ["Denial", "Loan", "Quotas", "problems"]
+__all__ = ["Denial", "Limit", "Loan", "Quotas", "problems"]
 
 
 class Quotas:
@@ -188,6 +191,24 @@ class Quotas:
             return False
         limits = self._settings.qos.get(qos)
         return limits is None or not has_limits(limits)
+
+    def is_under(self, limit: Limit, queue: str, user: str, qos: str) -> bool:
+        """Whether a job of this queue, user and QOS counts against a limit."""
+        if limit.user not in (None, user):
+            return False
+        if limit.where == "qos":
+            return limit.name == qos
+        return any(limit.name == node.name for node in self._chain(queue))
+
+    def limits_over(self, key: ClassKey) -> Iterator[Limit]:
+        """All limits that a job of this class counts against together with others."""
+        if self._unlimited.get((key.queue, key.qos)) or self._is_unlimited(key.queue, key.qos):
+            return
+        for node in self._chain(key.queue):
+            yield from shared_limits(node, key.user)
+        qos = self._settings.qos.get(key.qos)
+        if qos is not None:
+            yield from shared_qos_limits(qos, key.user)
 
     # Guarantees
 
