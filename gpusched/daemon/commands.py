@@ -24,7 +24,7 @@ from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 from . import deserting, keys, pipelines, reserving, yielding
-from .access import Act, check, check_admin, is_admin, is_operator, may, operates
+from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
 from .admitting import check_nice, check_submission, check_update, complete_all, completed
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller, Selection, named, select, with_tasks
@@ -163,7 +163,7 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
-    selection = _with_steps(command.selection, turn)
+    selection = _with_steps(command.selection, command.caller, turn)
     caller, act = command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL
     jobs, missing = select(selection, turn, caller)
     if selection.ids:
@@ -221,11 +221,14 @@ def _in_reach(jobs: list[Job], selection: Selection, act: Act, caller: Caller, t
     return [job for job in jobs if may(caller, act, job, settings)]
 
 
-def _with_steps(selection: Selection, turn: Turn) -> Selection:
+def _with_steps(selection: Selection, caller: Caller, turn: Turn) -> Selection:
     """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
     ids = list(selection.ids)
     for number in sorted(selection.pipelines):
         jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        for job in [job for job in jobs if hides(caller, job, turn.settings)]:
+            turn.hid(caller, job)
+            jobs.remove(job)
         ids += pipelines.step_ids(number, jobs, unfinished=True)
     return replace(selection, ids=tuple(dict.fromkeys(ids)))
 

@@ -171,6 +171,10 @@ def test_hidden_jobs_are_not_even_counted(make: Any) -> None:
     cluster = bob.call("GET", "/v1/cluster")
     assert [gpu["booked_by"] for gpu in cluster["gpus"]] == [[], []]
     assert {row["pending"] + row["running"] for row in cluster["queues"]} == {0}
+    for act in ("cancel", "hold", "release", "suspend", "resume", "requeue"):
+        for named in (pipeline, "p770"):
+            error = bob.refusal("POST", f"/v1/jobs/{act}", {"ids": [named]})
+            assert (type(error), error.message) == (NotFound, f"there is no pipeline {named}")
     for dependency in (job, "770"):
         spec = {"argv": ["/bin/true"], "work_dir": "/tmp", "dependency": f"afterok:{dependency}"}
         error = bob.refusal("POST", "/v1/jobs", {"spec": spec})
