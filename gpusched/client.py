@@ -61,35 +61,41 @@ class Client:
         Raises: the error of gpusched.errors that the daemon answered with; DaemonUnreachable when nobody
         listens; OSError when the connection breaks under the request, which may or may not have been carried out.
         """
+        status, answer = self._patiently(method, path, body, timeout_s)
+        document = quickjson.loads(answer)
+        if status != 200:
+            raise error_from(document.get("error", {}))
+        return document  # type: ignore[no-any-return]
+
+    def text(self, path: str, timeout_s: float | None = None) -> str:
+        """Ask for what is no JSON document. Raises: as `call`."""
+        status, answer = self._patiently("GET", path, None, timeout_s)
+        if status != 200:
+            raise error_from(quickjson.loads(answer).get("error", {}))
+        return answer.decode()
+
+    def _patiently(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
+        """The status and the answer; what the daemon puts off, as its user asks for too much, is asked again."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            try:
-                return self._call(method, path, body, timeout_s)
-            except errors.TooMany as error:
-                # Nothing was done: others are to be answered first.
-                if time.monotonic() + error.retry_after_s > deadline:
-                    raise
-                time.sleep(error.retry_after_s)
+            status, answer = self._ask(method, path, body, timeout_s)
+            if status != errors.TooMany.http_status or time.monotonic() + self._retry_after_s > deadline:
+                return status, answer
+            # Nothing was done.
+            time.sleep(self._retry_after_s)
 
-    def _call(self, method: str, path: str, body: object, timeout_s: float | None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
         content = b"" if body is None else quickjson.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n\r\n"
         fresh = self._socket is None
         try:
-            status, answer = self._exchange(head.encode() + content, timeout_s)
+            return self._exchange(head.encode() + content, timeout_s)
         except (ConnectionResetError, BrokenPipeError):
             self.close()
             if fresh or method != "GET":
                 raise
             # The daemon was restarted since the last request; reading again is safe.
-            status, answer = self._exchange(head.encode() + content, timeout_s)
-        document = quickjson.loads(answer)
-        if status != 200:
-            error = error_from(document.get("error", {}))
-            if isinstance(error, errors.TooMany):
-                error.retry_after_s = self._retry_after_s
-            raise error
-        return document  # type: ignore[no-any-return]
+            return self._exchange(head.encode() + content, timeout_s)
 
     def close(self) -> None:
         """Drop the connection; the next call makes a new one."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.cluster import GpuReading, HostSample
+from gpusched.model.cluster import Clearance, GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
@@ -47,6 +47,8 @@ class Changes:
     """Scripts and environments by SHA-256 (hex); one that is stored already is left as it is."""
     drains: dict[str, str | None] = field(default_factory=dict)
     """Node name or GPU UUID -> the message it is drained with; None undrains."""
+    clearances: dict[str, Clearance] = field(default_factory=dict)
+    """GPUs that somebody said are well, by UUID."""
     usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
     """By account and user."""
     reservations: dict[str, CalendarEntry | None] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class Changes:
             or self.events
             or self.payloads
             or self.drains
+            or self.clearances
             or self.usage
             or self.reservations
             or self.estimates
@@ -94,7 +97,39 @@ class JobFilter:
     """The newest this many."""
 
 
-class Store(Protocol):
+class Archive(Protocol):
+    """How the job table lets go of jobs that ended long ago. None of it has to be durable when it returns: what a power
+    cut brings back goes the next time."""
+
+    def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
+        """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
+
+    def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
+        """Every job of a pipeline with its end, by id."""
+
+    def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
+        """Forget these jobs, their runs, stories, estimates and alerts, and these pipelines; all or nothing.
+
+        Their ids and numbers stay used up. Payloads stay until `drop_payloads`.
+        """
+
+    def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
+        """What the next so many jobs behind this id need of scripts and environments: the last id, and SHA-256s.
+
+        The id is None when there are no more.
+        """
+
+    def payload_shas(self, after: str, limit: int) -> list[str]:
+        """The next so many SHA-256s of stored scripts and environments."""
+
+    def drop_payloads(self, shas: Iterable[str]) -> None:
+        """Forget these scripts and environments."""
+
+    def give_back(self, pages: int) -> bool:
+        """Give so many pages that nothing uses back to the disk; whether there are more to give."""
+
+
+class Store(Archive, Protocol):
     """The job table: the only truth. One writer; a commit is durable when it returns.
 
     Raises: StoreFull when the disk is full (nothing of the commit is kept); StoreBroken when the
@@ -106,6 +141,9 @@ class Store(Protocol):
 
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
+
+    def load_clearances(self) -> list[Clearance]:
+        """When each GPU was last said to be well, by UUID."""
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""

@@ -40,6 +40,14 @@ class FakeDevice:
     mps: list[tuple[int, int | None]] = field(default_factory=list)
     minor: int = 0
     mig: bool = False
+    mig_pending: bool | None = None
+    """None: as `mig`."""
+    ecc_errors: int | None = None
+    """None, as for rows, pages and the threshold: not supported."""
+    rows: tuple[int, int, int, int] | None = None
+    """Remapped after corrected and uncorrected errors, pending, failed."""
+    pages_pending: int | None = None
+    slowdown_c: int | None = None
     compute_mode: int = 0
     display: bool = False
     lost: bool = False
@@ -85,7 +93,14 @@ class FakeNvml:
             "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu.gpu_percent, memory=0),
             "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.temperature_c,
             "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
-            "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.mig), int(gpu.mig)],
+            "nvmlDeviceGetMigMode": lambda gpu: [
+                int(gpu.mig),
+                int(gpu.mig if gpu.mig_pending is None else gpu.mig_pending),
+            ],
+            "nvmlDeviceGetTotalEccErrors": _ecc,
+            "nvmlDeviceGetRemappedRows": lambda gpu: _told(gpu.rows),
+            "nvmlDeviceGetRetiredPagesPendingStatus": lambda gpu: _told(gpu.pages_pending),
+            "nvmlDeviceGetTemperatureThreshold": _threshold,
             "nvmlDeviceGetComputeMode": lambda gpu: gpu.compute_mode,
             "nvmlDeviceGetDisplayActive": lambda gpu: int(gpu.display),
             "nvmlDeviceGetNvLinkState": _link_state,
@@ -179,6 +194,22 @@ def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:
     for node in gpu.numa:
         mask[node // 64] |= 1 << node % 64
     return mask
+
+
+def _told(value: Any) -> Any:
+    if value is None:
+        raise NVMLError(3)
+    return value
+
+
+def _ecc(gpu: FakeDevice, kind: int, counter: int) -> Any:
+    assert (kind, counter) == (1, 0), "those that were not corrected, since the last reset"
+    return _told(gpu.ecc_errors)
+
+
+def _threshold(gpu: FakeDevice, kind: int) -> Any:
+    assert kind == 1, "at which it slows down"
+    return _told(gpu.slowdown_c)
 
 
 def _processes(entries: list[tuple[int, int | None]]) -> list[SimpleNamespace]:

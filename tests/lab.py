@@ -14,7 +14,7 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Xid
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import GpuSettings, NodeSettings, Settings
 from gpusched.ports import Changes, JobFilter
@@ -59,6 +59,10 @@ class Lab:
         self.lost: set[int] = set()
         self.xids: dict[int, tuple[int, ...]] = {}
         """Faults of GPUs, told of in the next reading alone."""
+        self.logged: dict[int, tuple[Xid, ...]] = {}
+        """Faults of GPUs as the kernel's log has them, told of in the next reading alone."""
+        self.health: dict[int, dict[str, Any]] = {}
+        """What else GPUs tell of themselves."""
         self.load: dict[int, float | None] = {}
         """Utilisation of GPUs and of their memory; 0 of those that are not named."""
         self.gpu_error: str | None = None
@@ -99,7 +103,8 @@ class Lab:
                 processes=(GpuProcess(1, self.strangers[index]),) if index in self.strangers else (),
                 is_lost=index in self.lost,
                 error="the GPU is lost" if index in self.lost else None,
-                xids=self.xids.pop(index, ()),
+                xids=(*(Xid(xid, self.clock.now()) for xid in self.xids.pop(index, ())), *self.logged.pop(index, ())),
+                **self.health.get(index, {}),
             )
             for index in range(self.gpus)
         )

@@ -17,7 +17,7 @@ from gpusched.daemon.access import is_private
 from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.errors import UsageError
 from gpusched.model.calendar import CalendarEntry
-from gpusched.model.units import MAX_MIB
+from gpusched.model.units import MAX_MIB, printable
 from gpusched.policy.calendar.entries import next_window
 
 MAX_WINDOW_S = 366 * 86400
@@ -35,6 +35,8 @@ FIELDS: Mapping[str, Field] = {
     "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", 0, MAX_MIB),
     "users": Field("strings", "Users who may use it."),
     "accounts": Field("strings", "Accounts whose jobs may use it."),
+    "is_maintenance": Field("boolean", "The whole node, for nobody.", nullable=False),
+    "message": Field("string", "Why, for all to see.", nullable=False),
     "ignore_jobs": Field("boolean", "Also when running jobs may reach into it.", nullable=False),
 }
 _NEEDED = ("name", "start_at", "duration_s")
@@ -62,7 +64,7 @@ def _is_for(entry: CalendarEntry, viewer: Viewer) -> bool:
     """Whether the caller may use it: as a named user, or in an account that names them or that they have a job of."""
     user = viewer.caller.user
     service = viewer.service
-    if user in entry.users:
+    if entry.is_maintenance or user in entry.users:
         return True
     own = {job.spec.account for job in service.scheduler.world.jobs.values() if job.uid == viewer.caller.uid}
     own |= {name for name, account in service.settings.account.items() if user in account.users}
@@ -92,6 +94,8 @@ def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, An
         "users": list(entry.users),
         "accounts": list(entry.accounts),
         "jobs": jobs,
+        "is_maintenance": entry.is_maintenance,
+        "message": entry.message,
         "made_by": entry.made_by,
         "made_at": entry.made_at,
     }
@@ -110,6 +114,8 @@ async def reserve(request: web.Request) -> web.Response:
         if name not in values:
             raise UsageError(f"{name} is missing", "for example: gctl reserve course --start 14:00 --duration 4h -g 2")
     values.update({name: tuple(values[name]) for name in _LISTS if name in values})
+    if "message" in values:
+        values["message"] = printable(values["message"])
     answer = await service.ask(Reserve(caller, **values))
     made = _rendered(answer["entry"], service.scheduler.now(), [])
     return respond(reservation=made, notes=answer["notes"])

@@ -16,6 +16,7 @@ from gpusched.api.arrays import resolve_tasks
 from gpusched.api.foreground import foreground_json
 from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
+from gpusched.api.notices import notices
 from gpusched.api.pace import whole_body
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, plain
 from gpusched.api.render_ahead import forecast_json
@@ -134,22 +135,17 @@ async def listing(request: web.Request) -> web.Response:
     service = service_of(request)
     viewer = viewer_of(request)
     wanted = filter_of(request, service, viewer.caller)
-    ids = sorted(wanted.ids)
     jobs = selected(viewer, wanted)
-    missing: list[str] = []
-    if ids:
-        known = viewer.find_all(ids)
-        missing = [str(job_id) for job_id in ids if job_id not in known]
-        if missing and len(ids) == 1:
-            raise viewer.missing(ids[0])
-    extra: dict[str, Any] = {"missing": missing} if missing else {}
+    extra = _missing(viewer, sorted(wanted.ids))
     names = request.query.get("fields")
     brings_progress = request.query.get("progress") == "1"
     if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
         await service.look_at_progress(jobs)
     if brings_progress:
-        found = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING and viewer.sees_all_of(job))
-        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in found if shown}
+        moving = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING and viewer.sees_all_of(job))
+        extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
+    if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
+        extra["notices"] = found
     facts = service.facts_of(jobs)
     if names is None:
         return respond(jobs=[viewer.job_json(job, facts(job)) for job in jobs], **extra)
@@ -159,6 +155,19 @@ async def listing(request: web.Request) -> web.Response:
             raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(JOB_FIELDS))
     rows = [viewer.row(job, facts(job), fields) for job in jobs]
     return respond(fields=fields, rows=rows, **extra)
+
+
+def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
+    """Ids that were named and are not there, and those of them that were once. Raises: NotFound for one alone."""
+    known = viewer.find_all(ids)
+    missing = [job_id for job_id in ids if job_id not in known]
+    if missing and len(ids) == 1:
+        raise viewer.missing(missing[0])
+    # Where jobs are hidden, those that were pruned are not told from them.
+    next_id = 0 if viewer.is_restricted else viewer.service.scheduler.world.next_id
+    pruned = [job_id for job_id in missing if job_id < next_id]
+    found = {"missing": [str(one) for one in missing], "pruned": [str(one) for one in pruned]}
+    return {name: those for name, those in found.items() if those}
 
 
 def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilter:
@@ -229,13 +238,15 @@ async def history(request: web.Request) -> web.Response:
     """GET /v1/history"""
     service = service_of(request)
     viewer = viewer_of(request)
-    jobs = selected(viewer, filter_of(request, service, viewer.caller))
+    wanted = filter_of(request, service, viewer.caller)
+    jobs = selected(viewer, wanted)
+    extra = _missing(viewer, sorted(wanted.ids))
     facts = service.facts_of(jobs)
     known = {job.id: job for job in jobs}
     runs: dict[int, list[dict[str, Any]]] = {}
     for run in service.scheduler.store.runs(list(known)):
         runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
-    return respond(jobs=[{**viewer.job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs])
+    return respond(jobs=[{**viewer.job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs], **extra)
 
 
 async def show(request: web.Request) -> web.Response:

@@ -70,7 +70,9 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": f"carries {route.answer}",
-                "content": {"application/json": {"schema": {"type": "object"}}},
+                "content": {
+                    route.content: {"schema": {"type": "object" if route.content == "application/json" else "string"}}
+                },
             },
             "default": _ERROR,
         },

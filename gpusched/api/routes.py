@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, attach, calendar, ended, jobs, logs, pipelines, policy, site
+from gpusched.api import ahead, attach, calendar, ended, foreign, jobs, logs, metrics, pipelines, policy, site
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,6 +28,8 @@ class Route:
     """Query parameters and their meaning."""
     body: dict[str, Any] | None = None
     """JSON Schema of the request's properties; None for no body."""
+    content: str = "application/json"
+    """Media type of the answer."""
 
 
 _IDS = {"ids": {"type": "array", "items": {"type": ["integer", "string"]}}}
@@ -65,7 +67,11 @@ ROUTES: tuple[Route, ...] = (
         jobs.listing,
         "List jobs; active ones unless ids or states are given.",
         "jobs, or fields and rows",
-        query={**_FILTERS, "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]"},
+        query={
+            **_FILTERS,
+            "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]",
+            "notices": "1: also drained nodes and GPUs, and maintenance that is on or within a week",
+        },
     ),
     Route(
         "GET",
@@ -251,6 +257,13 @@ ROUTES: tuple[Route, ...] = (
         "nodes, gpus, queues, loans, reservations",
     ),
     Route(
+        "GET",
+        "/v1/foreign",
+        foreign.foreign,
+        "Processes on GPUs that belong to no job; how many waiting jobs would start now without each, and without all.",
+        "foreign, jobs_kept_waiting",
+    ),
+    Route(
         "POST",
         "/v1/drain",
         site.drain,
@@ -289,6 +302,15 @@ ROUTES: tuple[Route, ...] = (
         "Read the config file again; what cannot change while the daemon runs is named and stays.",
         "changed, needs_restart",
         body={},
+    ),
+    Route(
+        "GET",
+        "/v1/metrics",
+        metrics.metrics,
+        "Numbers about the queue, GPUs, users and the daemon itself, for Prometheus.",
+        "text, see docs/reference/metrics.md",
+        query={"format": "prometheus (default: text format 0.0.4) or openmetrics (1.0.0)"},
+        content="text/plain",
     ),
     Route("GET", "/v1/status", site.status, "The daemon itself.", "daemon"),
     Route("POST", "/v1/shutdown", site.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),

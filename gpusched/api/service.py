@@ -16,11 +16,12 @@ from gpusched.api.arrays import task_ids
 from gpusched.api.pace import Pace
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
-from gpusched.daemon.access import Caller, hides, unknown
+from gpusched.daemon.access import Caller, hides, is_private, unknown
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
+from gpusched.daemon.selection import no_job
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
@@ -136,7 +137,11 @@ class Service:
             return [last if job.array_id is None else job.array_id]
 
         def find(job_id: int) -> Job:
-            job = self.find(job_id)
+            if not is_private("jobs", caller, self.settings):
+                return self.find(job_id)
+            job = self.find_all([job_id]).get(job_id)
+            if job is None:
+                raise no_job(job_id, 0)
             if hides(caller, job, self.settings):
                 raise unknown(str(job_id))
             return job
@@ -163,8 +168,12 @@ class Service:
         """A job, active or ended, or a task that has no row of its own. Raises: NotFound."""
         found = self.find_all([job_id]).get(job_id)
         if found is None:
-            raise NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+            raise self.no_job(job_id)
         return found
+
+    def no_job(self, job_id: int) -> NotFound:
+        """The error about a job that is not there, or not any more."""
+        return no_job(job_id, self.scheduler.world.next_id)
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
         """Those of these jobs that exist, by id."""

@@ -77,9 +77,9 @@ class Viewer:
 
     def find(self, job_id: int) -> Job:
         """A job that the caller may know of. Raises: NotFound, in the same words for one that is hidden."""
-        job = self.service.find(job_id)
-        if not self.sees(job):
-            raise unknown(str(job_id))
+        job = self.service.find_all([job_id]).get(job_id)
+        if job is None or not self.sees(job):
+            raise self.missing(job_id)
         return job
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
@@ -88,6 +88,9 @@ class Viewer:
 
     def missing(self, job_id: int) -> NotFound:
         """What is said of a job that does not exist, or that the caller must not know of."""
+        if not self.is_restricted:
+            return self.service.no_job(job_id)
+        # One that was pruned is not told from one that is hidden either.
         kind = Hidden if self.service.find_all([job_id]) else NotFound
         return kind(f"there is no job {job_id}", "list the jobs with: gq -a")
 

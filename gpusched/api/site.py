@@ -22,8 +22,12 @@ from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
-from gpusched.model.cluster import GpuView
+from gpusched.model.cluster import GpuReading, GpuView
 from gpusched.model.units import printable
+from gpusched.policy.life.blame import MEANINGS, is_hardware
+
+_SHOWN_FAULTS = 20
+"""Of each GPU, the newest."""
 
 
 async def cluster(request: web.Request) -> web.Response:
@@ -52,7 +56,7 @@ async def cluster(request: web.Request) -> web.Response:
             "gpu_source": reading.source if reading else None,
             "gpu_error": node.gpu_error,
             "driver_version": reading.driver_version if reading else None,
-            "notes": list(reading.notes) if reading else [],
+            "notes": _notes(reading),
         }
     ]
     queues, loans = queues_and_loans(viewer)
@@ -63,6 +67,13 @@ async def cluster(request: web.Request) -> web.Response:
         loans=loans,
         reservations=reservations(viewer),
     )
+
+
+def _notes(reading: GpuReading | None) -> list[str]:
+    """Remarks about the readings."""
+    if reading is None:
+        return []
+    return [*reading.notes, *([reading.log_trouble] if reading.log_trouble else [])]
 
 
 def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
@@ -87,13 +98,19 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
         "uuid": view.uuid,
         "name": view.name,
         "state": status.state,
-        "why": status.why,
+        "why": viewer.text(status.why),
         "vram_total_mib": sample.vram_total_mib if sample else None,
         "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,
         "utilisation": sample.utilisation if sample else None,
         "temperature_c": sample.temperature_c if sample else None,
         "power_w": sample.power_w if sample else None,
+        "slowdown_c": sample.slowdown_c if sample else None,
+        "ecc_errors": sample.ecc_errors if sample else None,
+        "remap_pending": sample.remap_pending if sample else None,
+        "remap_failed": sample.remap_failed if sample else None,
+        "mig": sample.mig_enabled if sample else None,
+        "mig_pending": sample.mig_pending if sample else None,
         "link_group": view.link_group,
         "numa": view.numa,
         "pci_bus_id": sample.pci_bus_id if sample else None,
@@ -118,6 +135,15 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
             for process in status.foreign
         ],
         "foreign_mib": view.foreign_mib,
+        "faults": [
+            {
+                "at": fault.at,
+                "xid": fault.xid,
+                "meaning": MEANINGS.get(fault.xid),
+                "is_hardware": is_hardware(fault.xid, viewer.service.settings.fault),
+            }
+            for fault in scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
+        ],
     }
 
 
@@ -157,7 +183,7 @@ async def status(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     last_ms, p95_ms = recent_percentiles_ms(scheduler.recent_tick_s)
     reading = scheduler.reading
-    warnings = list(reading.notes) if reading else []
+    warnings = _notes(reading)
     if reading and reading.error:
         warnings.append(reading.error)
     if scheduler.trouble:

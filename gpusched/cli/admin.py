@@ -14,7 +14,7 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli import output
 from gpusched.client import connect, start_daemon
-from gpusched.errors import DaemonUnreachable, NotReady, UserError
+from gpusched.errors import DaemonUnreachable, NotReady, UsageError, UserError
 from gpusched.model.units import format_duration, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
@@ -83,6 +83,82 @@ def snapshots(
     from gpusched.cli.kept_snapshots import show  # nothing that the other commands need
 
     show(prune, as_json)
+
+
+@app.command()
+def metrics(
+    output_file: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Replace this file, for node_exporter's textfile collector."
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", metavar="IP:PORT", help="Serve http://IP:PORT/metrics until stopped; port 0 takes any."
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="prometheus (default) or openmetrics; HTTP asks for its own."),
+    ] = None,
+) -> None:
+    """Print numbers about the queue, GPUs, users and the daemon for Prometheus.
+
+    Exit code 1 when the daemon does not answer; FILE and HTTP then say gpusched_up 0.
+
+    example: gpusched metrics --listen 127.0.0.1:9835
+    """
+    from gpusched.api.exposition import FORMATS, PROMETHEUS
+    from gpusched.cli import exporter  # an HTTP server, which no other command needs
+
+    if listen is not None and (output_file is not None or form is not None):
+        raise UsageError(
+            "--listen goes with neither --output nor --format", "leave one out; see gpusched metrics --help"
+        )
+    if form is not None and form not in FORMATS:
+        raise UsageError(f"{printable(form, 40)!r} is not a format", f"formats: {', '.join(FORMATS)}")
+    if listen is not None:
+        exporter.serve(listen)
+    elif output_file is not None:
+        exporter.write(output_file, form or PROMETHEUS)
+    else:
+        sys.stdout.write(exporter.read(form or PROMETHEUS))
+
+
+@app.command("backup")
+def backup_command(
+    file: Annotated[str, typer.Argument(help="Where to; a backup of this name is replaced.", metavar="FILE")],
+    as_json: Json = False,
+) -> None:
+    """Copy the job table into FILE, checked, for its owner alone; the daemon may run meanwhile.
+
+    example: gpusched backup ~/backups/gpusched.db
+    """
+    from gpusched.cli.backups import make  # SQLite, which the other commands do without
+
+    make(file, as_json)
+
+
+@app.command("restore")
+def restore_command(
+    file: Annotated[str, typer.Argument(help="A file that gpusched backup has written.", metavar="FILE")],
+    no_hold: Annotated[
+        bool, typer.Option("--no-hold", help="Let its unfinished jobs start, though they may have run meanwhile.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Put a backup in the place of the job table; stop the daemon first. The table that was there stays beside it.
+
+    Unfinished jobs of the backup are held, since they may have run since. Jobs that came later are not known any more,
+    and the daemon ends those of them that run. No id is given a second time.
+
+    example: gpusched daemon stop && gpusched restore ~/backups/gpusched.db
+    """
+    from gpusched.cli.backups import put_back  # likewise
+
+    put_back(file, not no_hold, as_json)
 
 
 @daemon_app.command("start")
@@ -261,6 +337,9 @@ def admin_help() -> dict[str, str]:
         ["daemon", "status"],
         ["doctor"],
         ["snapshots"],
+        ["metrics"],
+        ["backup"],
+        ["restore"],
         ["config", "show"],
         ["config", "check"],
         ["notify", "test"],

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched import __version__, paths
+from gpusched.cli.doctor_machine import advice, check, clock, control_groups, nvml, permissions, table_at_rest
 from gpusched.client import connect
 from gpusched.config import load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError
@@ -32,8 +33,12 @@ def examine() -> list[Check]:
         _folder,
         _file_system,
         _disk,
+        permissions,
         _spool_executes,
+        control_groups,
+        clock,
         _nvml_module,
+        nvml,
         _persistence,
     )
     checks = [step() for step in steps]
@@ -43,39 +48,31 @@ def examine() -> list[Check]:
             same = facts["version"] == __version__
             text = f"daemon {facts['version']} answers on {facts['socket']}"
             hint = "restart it with: gpusched daemon stop && gpusched daemon start"
-            checks.append(_advice("daemon", same, text if same else f"{text}, but this is {__version__}", hint))
+            checks.append(advice("daemon", same, text if same else f"{text}, but this is {__version__}", hint))
             checks.extend(client.call("GET", "/v1/doctor")["checks"])
     except DaemonUnreachable as error:
         chosen = os.environ.get("GPUSCHED_SOCKET")
         text = error.message if chosen else "does not run; the first gsub starts it"
-        checks.append(_check("daemon", not chosen, text, "unset GPUSCHED_SOCKET, or start that daemon"))
+        checks.append(check("daemon", not chosen, text, "unset GPUSCHED_SOCKET, or start that daemon"))
+        checks.append(table_at_rest())
     except GpuschedError as error:
-        checks.append(_check("daemon", False, error.message, error.hint))
+        checks.append(check("daemon", False, error.message, error.hint))
     return checks
-
-
-def _check(name: str, ok: bool, text: str, hint: str = "") -> Check:
-    return {"check": name, "ok": ok, "level": "ok" if ok else "fail", "text": text, "hint": "" if ok else hint}
-
-
-def _advice(name: str, ok: bool, text: str, hint: str) -> Check:
-    """A check whose failure costs something but breaks nothing."""
-    return {"check": name, "ok": True, "level": "ok" if ok else "warn", "text": text, "hint": "" if ok else hint}
 
 
 def _versions() -> Check:
     text = f"gpusched {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
     ok = sqlite3.sqlite_version_info >= (3, 37) and sys.platform == "linux"
-    return _check("versions", ok, f"{text}, {platform.system()}", "Linux and SQLite 3.37 or newer are needed")
+    return check("versions", ok, f"{text}, {platform.system()}", "Linux and SQLite 3.37 or newer are needed")
 
 
 def _config() -> Check:
     try:
         load_settings(paths.config_file(), os.environ)
     except GpuschedError as error:
-        return _check("config", False, error.message, error.hint)
+        return check("config", False, error.message, error.hint)
     where = paths.config_file()
-    return _check("config", True, f"{where} is fine" if os.path.exists(where) else "no config file; the defaults hold")
+    return check("config", True, f"{where} is fine" if os.path.exists(where) else "no config file; the defaults hold")
 
 
 def _targets() -> Check:
@@ -83,10 +80,10 @@ def _targets() -> Check:
 
     problems = problems_in_targets()
     if problems:
-        return _advice("notify", False, problems[0].message, problems[0].hint)
+        return advice("notify", False, problems[0].message, problems[0].hint)
     where = paths.notify_file()
     text = f"{where} is fine" if os.path.exists(where) else f"no {where}: --notify has nobody to tell"
-    return _advice("notify", True, text, "")
+    return advice("notify", True, text, "")
 
 
 def _nearest_existing(path: str) -> str:
@@ -100,15 +97,15 @@ def _folder() -> Check:
         at = _nearest_existing(path)
         if not os.access(at, os.W_OK | os.X_OK):
             hint = "make it yours, or set GPUSCHED_HOME to a folder that you can write"
-            return _check("folders", False, f"{at} cannot be written", hint)
-    return _check("folders", True, f"{paths.state_dir()} can be written")
+            return check("folders", False, f"{at} cannot be written", hint)
+    return check("folders", True, f"{paths.state_dir()} can be written")
 
 
 def _file_system() -> Check:
     where = os.path.realpath(_nearest_existing(paths.state_dir()))
     kind = _kind_of(where)
     hint = "set GPUSCHED_HOME to a local disk: SQLite and the spool need one"
-    return _check("file system", kind not in _REMOTE, f"{where} lies on {kind}", hint)
+    return check("file system", kind not in _REMOTE, f"{where} lies on {kind}", hint)
 
 
 def _kind_of(path: str) -> str:
@@ -126,13 +123,13 @@ def _disk() -> Check:
     where = _nearest_existing(paths.state_dir())
     free_mib = shutil.disk_usage(where).free >> 20
     hint = "free some: a full disk stops submissions"
-    return _check("disk", free_mib >= _LEAST_FREE_MIB, f"{free_mib} MiB are free in {where}", hint)
+    return check("disk", free_mib >= _LEAST_FREE_MIB, f"{free_mib} MiB are free in {where}", hint)
 
 
 def _spool_executes() -> Check:
     where = _nearest_existing(paths.spool_dir())
     if not os.access(where, os.W_OK):
-        return _check("spool", False, f"{where} cannot be written", "make it yours")
+        return check("spool", False, f"{where} cannot be written", "make it yours")
     path = os.path.join(where, f".doctor-{os.getpid()}")
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="ascii") as file:
@@ -145,7 +142,7 @@ def _spool_executes() -> Check:
         if os.path.exists(path):
             os.unlink(path)
     hint = "its disk is mounted noexec: set GPUSCHED_HOME to another one"
-    return _check("spool", ok, f"scripts can be executed in {where}" if ok else f"no script runs in {where}", hint)
+    return check("spool", ok, f"scripts can be executed in {where}" if ok else f"no script runs in {where}", hint)
 
 
 def _nvml_module() -> Check:
@@ -155,23 +152,23 @@ def _nvml_module() -> Check:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return _check("nvml module", False, "importing pynvml hangs", "reinstall nvidia-ml-py in this environment")
+        return check("nvml module", False, "importing pynvml hangs", "reinstall nvidia-ml-py in this environment")
     where, _, is_new = done.stdout.strip().rpartition(" ")
     hint = "install gpusched in an environment of its own; an old pynvml package hides nvidia-ml-py here"
     if not where:
-        return _check("nvml module", False, "pynvml cannot be imported", "pip install 'nvidia-ml-py<14'")
-    return _check("nvml module", is_new == "True", where if is_new == "True" else f"{where} is too old", hint)
+        return check("nvml module", False, "pynvml cannot be imported", "pip install 'nvidia-ml-py<14'")
+    return check("nvml module", is_new == "True", where if is_new == "True" else f"{where} is too old", hint)
 
 
 def _persistence() -> Check:
     if not nvidia_signs():
-        return _check("persistence mode", True, "no NVIDIA GPU here")
+        return check("persistence mode", True, "no NVIDIA GPU here")
     argv = ["nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return _check("persistence mode", True, "unknown: nvidia-smi does not answer")
+        return check("persistence mode", True, "unknown: nvidia-smi does not answer")
     modes = done.stdout.split()
     ok = done.returncode != 0 or all(mode in ("Enabled", "[N/A]") for mode in modes)
     hint = "switch it on with: sudo nvidia-smi -pm 1   (the first job after idle starts seconds sooner)"
-    return _advice("persistence mode", ok, "on" if ok else "off", hint)
+    return advice("persistence mode", ok, "on" if ok else "off", hint)

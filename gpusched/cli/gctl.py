@@ -51,8 +51,8 @@ def body(words: list[str]) -> int:
         what = f"{printable(operands[0], 40)!r} is no action" if operands else "no action is named"
         raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
     action, rest = operands[0], operands[1:]
-    if "message" in values and action != "drain":
-        raise UsageError(f"-m goes with drain, not with {action}", "see: gctl --help")
+    if "message" in values and action not in ("drain", "reserve"):
+        raise UsageError(f"-m goes with drain and reserve, not with {action}", "see: gctl --help")
     odd = [name for name in reserving.FIELDS if name in values and action != "reserve"]
     if odd:
         raise UsageError(f"options of reserve do not go with {action}", "see: gctl --help")

@@ -53,6 +53,7 @@ def body(words: list[str]) -> int:
     if values.get("quiet"):
         sys.stdout.write("".join(f"{job['id']}\n" for job in jobs))
         return 0
+    output.note_missing("ghist", answer)
     titles, rows = _efficiency(jobs) if values.get("efficiency") else _listing(jobs)
     if values.get("csv"):
         _print_csv(titles, rows)

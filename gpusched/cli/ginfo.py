@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_FAULTS = 3
+"""Of each GPU."""
+
+
 def main() -> int:
     """Entry point."""
     return output.run("ginfo", body)
@@ -27,6 +31,10 @@ def body(words: list[str]) -> int:
     if output.common(table, values):
         return 0
     output.no_operands(table, operands)
+    if values.get("foreign"):
+        from gpusched.cli.foreign import show_foreign
+
+        return show_foreign(values)
     with connect() as client:
         cluster = client.call("GET", "/v1/cluster")
     if values.get("json"):
@@ -81,6 +89,7 @@ def _print(cluster: dict[str, Any]) -> None:
     sys.stdout.write("\n")
     titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
     output.print_table(titles, gpus, right=frozenset({0, 5, 6}))
+    _print_faults(cluster["gpus"])
     foreign = [
         (
             str(gpu["index"]),
@@ -95,6 +104,22 @@ def _print(cluster: dict[str, Any]) -> None:
     if foreign:
         sys.stdout.write("\nprocesses of no job:\n")
         output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
+
+
+def _print_faults(gpus: list[dict[str, Any]]) -> None:
+    """The newest faults of the hardware; a program's own are in --json only."""
+    if not any(gpu["faults"] for gpu in gpus):
+        return
+    from gpusched.cli.instants import instant
+
+    rows = [
+        (str(gpu["index"]), instant(fault["at"]), str(fault["xid"]), fault["meaning"] or "-")
+        for gpu in gpus
+        for fault in [fault for fault in gpu["faults"] if fault["is_hardware"]][-_FAULTS:]
+    ]
+    if rows:
+        sys.stdout.write("\nfaults of the hardware since the machine was started:\n")
+        output.print_table(("GPU", "AT", "XID", "MEANING"), rows, right=frozenset({0, 2}))
 
 
 def _print_queues(cluster: dict[str, Any]) -> None:

@@ -122,7 +122,9 @@ def _sortable(value: object) -> tuple[int, float, str]:
 def _table(client: Client, asked: str, values: Values) -> None:
     sort = [key.lstrip("+-") for key in values.get("sort", ())]
     fields = [*_FIELDS, *[key for key in sort if key not in _FIELDS]]
-    answer = client.call("GET", f"/v1/jobs?progress=1&fields={','.join(fields)}&{asked}")
+    is_terminal = sys.stdout.isatty()
+    told = "&notices=1" if is_terminal else ""
+    answer = client.call("GET", f"/v1/jobs?progress=1{told}&fields={','.join(fields)}&{asked}")
     rows = answer["rows"]
     if sort:
         for key in reversed(values["sort"]):
@@ -130,8 +132,7 @@ def _table(client: Client, asked: str, values: Values) -> None:
             rows.sort(key=lambda row: _sortable(row[at]), reverse=key.startswith("-"))
     else:
         rows.sort(key=lambda row: _ORDER.get(row[3], 3))
-    for job_id in answer.get("missing", ()):
-        output.note("gq", f"there is no job {job_id}")
+    output.note_missing("gq", answer)
     now = time.time()
     lines = [_line(row, now) for row in rows]
     titles = ["ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON"]
@@ -143,6 +144,10 @@ def _table(client: Client, asked: str, values: Values) -> None:
         lines = [(*line[:-1], bars.get(line[0], ""), line[-1]) for line in lines]
         titles.insert(-1, "PROGRESS")
     output.print_table(titles, lines, right=frozenset({0, 4}), header=not values.get("noheader"))
+    if answer.get("notices"):
+        from gpusched.cli import notices  # most days there are none
+
+        sys.stdout.write(f"{notices.line(answer['notices'], now)}\n")
 
 
 def _line(row: list[Any], now: float) -> tuple[str, ...]:

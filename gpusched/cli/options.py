@@ -204,7 +204,18 @@ def gshow_table() -> Table:
 
 def ginfo_table() -> Table:
     """ginfo"""
-    return Table("ginfo", common_options())
+    return Table(
+        "ginfo",
+        [
+            Option(
+                "--foreign",
+                sets={"foreign": True},
+                section="What to show",
+                help="processes on GPUs that are no jobs: whose, since when, and how many jobs wait for them",
+            ),
+            *common_options(),
+        ],
+    )
 
 
 def ghist_table() -> Table:
@@ -290,6 +301,12 @@ def _reserve_options() -> list[Option]:
             help="cores; default: the same part of them as of the GPUs",
         ),
         Option("--mem", metavar="SIZE", read=size("mem_mib"), section=what, help="host memory; default: likewise"),
+        Option(
+            "--maint",
+            sets={"is_maintenance": True},
+            section=what,
+            help="the whole node for maintenance: no job runs into it; -m says why",
+        ),
         Option("--users", metavar="NAMES", read=words_of("users"), section=who, help="users who may use it"),
         Option("--accounts", metavar="NAMES", read=words_of("accounts"), section=who, help="accounts that may use it"),
         Option(
@@ -306,7 +323,13 @@ def gctl_table() -> Table:
     return Table(
         "gctl",
         [
-            Option("-m", "--message", metavar="TEXT", read=text("message"), help="with drain: why, for all to see"),
+            Option(
+                "-m",
+                "--message",
+                metavar="TEXT",
+                read=text("message"),
+                help="with drain or reserve: why, for all to see",
+            ),
             *_reserve_options(),
             *common_options(),
         ],

@@ -102,6 +102,12 @@ def note(command: str, text: str) -> None:
     sys.stderr.write(f"{command}: {text}\n")
 
 
+def note_missing(command: str, answer: dict[str, Any]) -> None:
+    """Say which of the jobs that were named are not there, or not any more."""
+    for job_id in answer.get("missing", ()):
+        note(command, f"there is no job {job_id}{' any more' if job_id in answer.get('pruned', ()) else ''}")
+
+
 def common(table: Table, values: Values) -> bool:
     """Serve --help, --version and --completion; whether one of them was asked for."""
     if values.get("version"):

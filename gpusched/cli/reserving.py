@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
 
-FIELDS = "start_at duration_s every_s until_at gpus cards is_node cpus mem_mib users accounts ignore_jobs".split()
+FIELDS = (
+    "start_at duration_s every_s until_at gpus cards is_node cpus mem_mib is_maintenance users accounts ignore_jobs"
+).split()
 """What options of `gctl reserve` set, by the names of the request."""
 
 _EXAMPLE = "for example: gctl reserve course --start 14:00 --duration 4h --gpus 2 --users ann,bob"
@@ -25,7 +27,7 @@ _TITLES = ("NAME", "STATE", "BEGINS", "ENDS", "EVERY", "KEEPS", "FOR")
 
 def reserve(names: list[str], values: Values) -> int:
     """Make a reservation, or list them all when none is named."""
-    asked = {name: values[name] for name in FIELDS if name in values}
+    asked = {name: values[name] for name in (*FIELDS, "message") if name in values}
     if not names:
         if asked:
             raise UsageError("the reservation has no name", _EXAMPLE)
@@ -80,11 +82,18 @@ def print_reservations(found: list[dict[str, Any]]) -> None:
             _instant(one["next"]["end_at"]),
             period(one["every_s"]) if one["every_s"] else "-",
             keeps(one),
-            printable(", ".join([*one["users"], *(f"account {name}" for name in one["accounts"])])),
+            printable(_whom(one)),
         )
         for one in found
     ]
     output.print_table(_TITLES, rows)
+
+
+def _whom(one: dict[str, Any]) -> str:
+    """For whom, or for what."""
+    if one["is_maintenance"]:
+        return "maintenance" + (f": {one['message']}" if one["message"] else "")
+    return ", ".join([*one["users"], *(f"account {name}" for name in one["accounts"])])
 
 
 def keeps(one: dict[str, Any]) -> str:

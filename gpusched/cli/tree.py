@@ -58,8 +58,7 @@ def show_tree(client: Client, asked: str, values: Values) -> None:
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{place.job['id']}\n" for place in places if place.is_job))
     else:
-        for job_id in answer.get("missing", ()):
-            output.note("gq", f"there is no job {job_id}")
+        output.note_missing("gq", answer)
         print_tree(places, found, header=not values.get("noheader"))
 
 

@@ -202,6 +202,8 @@ RULES: dict[str, Rule] = {
     "gpu.share_headroom_mib": _MIB,
     "gpu.release_wait_s": _WAIT,
     "gpu.baseline_mib": _MIB,
+    "gpu.ecc_errors": Range(0, 1_000_000),
+    "gpu.hot_s": _WAIT,
     # Sizes that the API holds in memory while it reads them.
     "limit.script_mib": Range(0, 1024, above=True),
     "limit.environment_mib": Range(0, 1024, above=True),
@@ -259,6 +261,7 @@ RULES: dict[str, Rule] = {
     "daemon.log_mib": Range(0.01, MAX_MIB),
     "daemon.log_files": Range(1, 1000),
     "daemon.drop_env": Texts("name patterns"),
+    "history.keep_days": Range(0, 36_500),
     "alert.admin": Texts("names of targets"),
     "alert.pending_s": _SOME_TIME,
     "alert.timeout_s": Range(0, 3600, above=True),

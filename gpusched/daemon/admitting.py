@@ -199,7 +199,8 @@ def check_dependency(dependency: str, turn: Turn) -> None:
     lookup = turn.world.lookup_parents(turn.jobs, expression)
     for one in expression.conditions:
         if one.job_id and lookup(one.job_id) is None:
-            raise Refused(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
+            gone = " any more" if one.job_id < turn.world.next_id else ""
+            raise Refused(f"there is no job {one.shown_id}{gone} to depend on", "list the jobs with: gq -a")
 
 
 def check_circle(after: Job, turn: Turn) -> None:

@@ -77,6 +77,10 @@ class Alerts:
                     found.setdefault(alert.uid, {})[alert.key] = alert
         return self._view
 
+    def concern(self, job_id: int) -> bool:
+        """Whether a row of the outbox is about this job."""
+        return bool(self._of_job.get(job_id))
+
     # --- alarms -----------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:

@@ -51,6 +51,13 @@ class TaskLine:
         for number in numbers:
             yield self._first + group.all.position(number)
 
+    def position(self, number: int) -> int:
+        """How many tasks are in line before this one. Raises: ValueError when it is not left."""
+        group = self._group
+        if group.ready is None:
+            return group.left.position(number)
+        return sum(other < number for other in group.ready)
+
     def first(self, most: int) -> list[int]:
         """The first so many."""
         return list(islice(self, most))

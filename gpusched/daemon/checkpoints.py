@@ -44,6 +44,11 @@ class CheckpointKeeper:
             if job.state is JobState.COMPLETED and keeps_checkpoints(job):
                 self._remove(job)
 
+    def forget(self, job: Job) -> None:
+        """The job is about to be forgotten: its folder goes too, if it may have one."""
+        if keeps_checkpoints(job):
+            self._remove(job)
+
     def poll(self) -> None:
         """Look now and then for what is due, or was left by a daemon that died."""
         loop = asyncio.get_running_loop()

@@ -31,6 +31,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _table(scheduler),
         _books(scheduler),
         _gpus(scheduler),
+        _gpu_faults(scheduler),
         _queues(scheduler),
         _plugins(scheduler),
         _alerts(scheduler),
@@ -83,6 +84,14 @@ def _gpus(scheduler: Scheduler) -> Check:
         text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
     return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
+
+
+def _gpu_faults(scheduler: Scheduler) -> Check:
+    reading = scheduler.reading
+    if reading is not None and reading.log_trouble:
+        hint = "only a daemon that root runs, or kernel.dmesg_restrict=0, brings what happened before it was started"
+        return Check("gpu faults", True, reading.log_trouble, hint, "warn")
+    return Check("gpu faults", True, "heard from the driver and read from the kernel's log, where there are GPUs")
 
 
 def _queues(scheduler: Scheduler) -> Check:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from signal import SIGCONT
 from typing import Any
 
-from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.errors import Forbidden, Refused
 from gpusched.model.alerts import EACH_TASK
+from gpusched.model.cluster import Clearance
 from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.pipeline import pipeline_id
@@ -27,7 +28,7 @@ from . import deserting, keys, pipelines, reserving, yielding
 from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
 from .admitting import check_nice, check_submission, check_update, complete_all, completed
 from .making import check_room, check_stored, new_job, record
-from .selection import Caller, Selection, named, select, with_tasks
+from .selection import Caller, Selection, named, no_job_for, select, with_tasks
 from .turn import Deed, Turn
 
 
@@ -170,7 +171,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
         for job in jobs:
             check(caller, act, job, turn.settings)
         if missing and len(selection.ids) == 1:
-            raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq")
+            raise no_job_for(caller, missing[0], turn)
     else:
         jobs = _in_reach(jobs, selection, act, caller, turn)
     if not command.dry_run:
@@ -414,6 +415,10 @@ def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
         turn.changes.drains[name] = command.message
         if command.message is None:
             turn.world.drains.pop(name, None)
+            for gpu in (gpu for node in turn.nodes for gpu in node.gpus if gpu.uuid == name):
+                # What is known by now does not speak against the card any more.
+                clearance = Clearance(gpu.uuid, turn.now, gpu.ecc_errors)
+                turn.changes.clearances[gpu.uuid] = turn.world.clearances[gpu.uuid] = clearance
         else:
             turn.world.drains[name] = command.message
         changed.append(name)

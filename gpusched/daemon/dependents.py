@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpusched.model.job import Job
@@ -32,6 +33,10 @@ class Dependents:
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
+        self._names: dict[int, frozenset[int]] = {}
+        """What the dependency of each job names, arrays of tasks included; beside those that are followed here, also
+        the arrays that are followed task by task."""
+        self._named: Counter[int] = Counter()
         self._namesakes = Namesakes()
         self._singletons: set[int] = set()
         self._touched: set[int] = set()
@@ -61,7 +66,11 @@ class Dependents:
         if job.array_id is not None and job.run:
             # It has started once: what its array waited for has come true.
             return
-        expression = self._counterparts.watch(job, parse_dependency(job.spec.dependency))
+        written = parse_dependency(job.spec.dependency)
+        named = (found for one in written.conditions for found in (one.job_id, one.array_id) if found)
+        self._names[job.id] = frozenset(named)
+        self._named.update(self._names[job.id])
+        expression = self._counterparts.watch(job, written)
         if job.array_id is not None:
             expression, counterparts = self._counterparts.of_task(job, expression)
             self._parents.update(counterparts)
@@ -82,6 +91,10 @@ class Dependents:
     def forget(self, job_id: int) -> None:
         """The job has ended or depends on something else: its parents are followed no more for its sake."""
         expression = self._expressions.pop(job_id, None)
+        for named in self._names.pop(job_id, ()):
+            self._named[named] -= 1
+            if not self._named[named]:
+                del self._named[named]
         self._array_of.pop(job_id, None)
         self._counterparts.forget(job_id)
         if job_id in self._singletons:
@@ -132,6 +145,19 @@ class Dependents:
             return None
         return self._namesakes.earlier(self._array_of.get(job_id, job_id))
 
+    def free_at(self, job_id: int) -> float:
+        """When the last of the named jobs that it waited for let it go; 0 when it names none that is known."""
+        expression = self._expressions.get(job_id)
+        if expression is None:
+            return 0.0
+        found = [
+            at
+            for condition in expression.conditions
+            if (parent := self._parents.get(condition.job_id)) is not None
+            and (at := parent.start_at if condition.kind == "after" else parent.end_at) is not None
+        ]
+        return (min if expression.is_any else max)(found, default=0.0)
+
     def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
         """The dependency of a job that has one, by jobs alone, and what is known of those.
 
@@ -152,6 +178,10 @@ class Dependents:
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
         return tuple(sorted(self._children.get(job_id, ())))
+
+    def is_named(self, job_id: int) -> bool:
+        """Whether an unfinished job names this one, or a task of this array, in its dependency."""
+        return job_id in self._named
 
     def is_singleton(self, job_id: int) -> bool:
         """Whether the job waits for all earlier ones of its owner and name."""

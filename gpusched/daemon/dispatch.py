@@ -141,7 +141,8 @@ class Dispatcher:
             changes.events = [event for event in changes.events if event.job_id in there]
         try:
             if changes:
-                scheduler.store.commit(changes)
+                with scheduler.meters.commit():
+                    scheduler.store.commit(changes)
         except NotReady as error:
             log.error("what was told cannot be recorded: %s", error.message)
             return

@@ -10,13 +10,23 @@ from logging import getLogger
 
 from gpusched.model.cluster import SUSPECT, GpuReading
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.policy.life.blame import Evidence, GpuFault, blamed, crowded_out, suspicion, weighed
+from gpusched.model.units import format_duration
+from gpusched.policy.life.blame import (
+    Evidence,
+    GpuFault,
+    blamed,
+    crowded_out,
+    suspicion,
+    taken_in,
+    takes_out,
+    weighed,
+)
 
 from .turn import Turn
 
 log = getLogger("gpusched.daemon")
 
-_MOST = 1000
+_LATE_S = 60.0
 
 
 class GpuFaults:
@@ -32,7 +42,16 @@ class GpuFaults:
     def observe(self, reading: GpuReading) -> None:
         """Take in the faults of a reading."""
         for gpu in reading.gpus:
-            self._new.extend(GpuFault(gpu.uuid, gpu.index, xid, reading.at) for xid in gpu.xids)
+            for xid in gpu.xids:
+                is_event = xid.sequence is None
+                fault = GpuFault(gpu.uuid, gpu.index, xid.number, xid.at, xid.sequence, is_event)
+                self._known, is_new = taken_in(self._known, fault)
+                if is_new:
+                    self._new.append(fault)
+
+    def of(self, uuid: str) -> tuple[GpuFault, ...]:
+        """Faults of a card since the machine was started, as far as they are known; oldest first."""
+        return tuple(sorted((fault for fault in self._known if fault.uuid == uuid), key=lambda fault: fault.at))
 
     def carry_out(self, turn: Turn) -> None:
         """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier turn."""
@@ -41,11 +60,11 @@ class GpuFaults:
             _record(uuid, message, turn)
         new, self._new = self._new, []
         for fault in new:
-            log.error("GPU %d (%s): %s", fault.index, fault.uuid, fault.text)
-            if fault.xid in turn.settings.fault.xid_drain:
-                self._drain(fault.uuid, fault.index, f"{fault.text}", turn)
-        if new:
-            self._known = (*self._known, *new)[-_MOST:]
+            late_s = turn.now - fault.at
+            late = f", found in the kernel's log {format_duration(late_s)} later" if late_s > _LATE_S else ""
+            log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
+            if takes_out(fault, turn.settings.fault, turn.world.clearances.get(fault.uuid)):
+                self._drain(fault.uuid, fault.index, fault.text + late, turn)
 
     def judge(self, job: Job, run: Run, turn: Turn) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuReading, GpuState
+from gpusched.model.cluster import SUSPECT, GpuReading, GpuState
 from gpusched.policy.life.admin_alerting import News
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
@@ -43,6 +43,6 @@ class GpuWatch:
                 if event == "gpu_suspect" and tracker.is_drained(gpu.uuid):
                     continue
                 what = "was lost" if event == "gpu_lost" else "is suspect"
-                why = (status.why or "see ginfo").removeprefix("lost: ")
+                why = (status.why or "see ginfo").removeprefix("lost: ").removeprefix(SUSPECT)
                 text = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {why}"
                 yield News(event, text, node, gpu.uuid)

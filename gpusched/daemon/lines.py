@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gpusched.model.job import Job
 from gpusched.model.snapshot import ClassKey, PendingClass
 
@@ -51,6 +53,10 @@ class Lines:
     def position(self, key: ClassKey, job: Job) -> int:
         """How many jobs of the class are before this one, which need not be in line itself."""
         return self._queues[key].position((job.queued_at, job.id))
+
+    def sizes(self) -> Iterator[tuple[ClassKey, int]]:
+        """Each class with how many jobs are in line in it."""
+        return ((key, len(queue)) for key, queue in self._queues.items())
 
     def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
         """All classes, by their first job; each up to its front, or about so many jobs in all."""

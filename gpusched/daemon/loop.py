@@ -21,6 +21,7 @@ from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.estimating import Estimator
+from gpusched.daemon.pruning import Pruner
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
@@ -33,6 +34,7 @@ log = getLogger("gpusched.daemon")
 
 _RELEASE_POLL_S = 0.5
 _RETRY_S = 0.5
+_BITE_GAP_S = 0.05
 _TICK_GAP_S = 0.002
 _SHUTDOWN_S = 2.0
 
@@ -51,6 +53,8 @@ class Loop:
         self._estimator = Estimator(scheduler)
         self._activity = ActivityReader(scheduler)
         self._checkpoints = CheckpointKeeper(scheduler)
+        self._pruner = Pruner(scheduler, self._checkpoints.forget)
+        self._bite: asyncio.TimerHandle | None = None
         self._clients = ClientWatch(scheduler)
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
@@ -97,7 +101,7 @@ class Loop:
             ready()
             await self._stopping.wait()
         finally:
-            for timer in (self._timer, self._promotion_timer, self._retry):
+            for timer in (self._timer, self._promotion_timer, self._retry, self._bite):
                 if timer is not None:
                     timer.cancel()
             self._scheduler.engine.set_waker(None)
@@ -183,11 +187,25 @@ class Loop:
         self._poll_alerts()
         if self.audit is not None:
             self.audit.poll()
+        if self._bite is None:
+            self._bite = loop.call_later(_BITE_GAP_S, self._prune)
         self.wake()
         wait_s = settings.poll_s
         if self._scheduler.awaits_release:
             wait_s = min(wait_s, _RELEASE_POLL_S)
         self._timer = loop.call_later(wait_s, self._poll)
+
+    def _prune(self) -> None:
+        """Between ticks, and not when one is due: whoever waits for it goes first, and the next poll tries again."""
+        self._bite = None
+        if self._due is not None:
+            return
+        try:
+            if self._pruner.bite():
+                self._bite = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._prune)
+        except Exception:
+            # What is forgotten later is no harm.
+            log.exception("pruning failed")
 
     # --- alerts -----------------------------------------------------------------------------------
 

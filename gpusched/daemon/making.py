@@ -42,6 +42,9 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: Turn) -> N
     size = sum(len(payloads[sha]) for sha in new)
     most = turn.settings.limit.stored_mib_per_user
     if size and stored[caller.uid] + size > most * (1 << 20):
+        # Some may have been forgotten with old jobs since.
+        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
+    if size and stored[caller.uid] + size > most * (1 << 20):
         raise Refused(
             f"the scripts and environments of {caller.user}'s jobs take {stored[caller.uid] / (1 << 20):.1f} MiB in "
             f"the database, and with these they would pass the limit of {most:g} MiB",

@@ -20,6 +20,7 @@ from .turn import Deed, Turn
 MOST_ENTRIES = 50
 """Entries that the calendar may have: each is looked at in every cycle."""
 SHORTEST_PERIOD_S = 3600
+LONGEST_MESSAGE = 500
 LATE_S = 60.0
 """A start this long ago is taken as now."""
 
@@ -45,6 +46,9 @@ class Reserve:
     mem_mib: int | None = None
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
+    is_maintenance: bool = False
+    """The whole node, for nobody."""
+    message: str = ""
     ignore_jobs: bool = False
     """Also when running jobs may reach into it; they are not ended."""
 
@@ -83,6 +87,7 @@ def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
         until_at=command.until_at,
         made_by=command.caller.user,
         made_at=turn.now,
+        message=command.message,
     )
     entry = _with_place(bare, command, turn)
     world = turn.world
@@ -113,8 +118,14 @@ def _check_words(command: Reserve, turn: Turn) -> None:
         raise Refused(f"there is a reservation {name} already", f"take it out first: gctl unreserve {name}")
     if len(live) >= MOST_ENTRIES:
         raise Refused(f"the calendar is full: it has {len(live)} reservations", f"take some out; {_LIST}")
+    if len(command.message) > LONGEST_MESSAGE:
+        raise Refused(f"the message is longer than {LONGEST_MESSAGE} characters", "use -m 'why'")
+    if command.is_maintenance:
+        _check_maintenance(command)
+        return
     if not (command.users or command.accounts):
-        raise Refused("nobody could use the reservation", "say who may: --users ann,bob or --accounts course")
+        hint = "say who may: --users ann,bob or --accounts course; for maintenance use --maint"
+        raise Refused("nobody could use the reservation", hint)
     ways = sum((command.gpus is not None, bool(command.cards), command.is_node))
     if ways > 1:
         raise Refused("what to reserve was said more than once", "use one of --gpus, --gpu and --node")
@@ -122,6 +133,14 @@ def _check_words(command: Reserve, turn: Turn) -> None:
         raise Refused("nothing is to be reserved", "say what: --gpus 2, --gpu 0,1, --node or -c 8")
     if command.is_node and (command.cpus is not None or command.mem_mib is not None):
         raise Refused("a whole node has all of its cores and memory", "leave out -c and --mem, or --node")
+
+
+def _check_maintenance(command: Reserve) -> None:
+    if command.users or command.accounts:
+        raise Refused("nobody runs jobs in a maintenance window", "leave out --users and --accounts, or --maint")
+    if command.gpus or command.cards or command.cpus is not None or command.mem_mib is not None:
+        hint = "leave out --gpus, --gpu, -c and --mem; to take out single GPUs use: gctl drain"
+        raise Refused("maintenance is of the whole node", hint)
 
 
 def _check_times(command: Reserve, now: float) -> None:
@@ -147,7 +166,7 @@ def _check_times(command: Reserve, now: float) -> None:
 
 def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEntry:
     cards = tuple(dict.fromkeys(_card(turn, word) for word in command.cards))
-    wish = Wish(command.gpus, cards, command.is_node, command.cpus, command.mem_mib)
+    wish = Wish(command.gpus, cards, command.is_node or command.is_maintenance, command.cpus, command.mem_mib)
     world = turn.world
     place = choose(wish, bare, turn.nodes, world.calendar.values(), world.holds.values(), turn.now)
     if place is not None:

@@ -7,7 +7,7 @@ from functools import partial
 from logging import getLogger
 
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import SUSPECT, GpuReading
 from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
     EngineEvent,
@@ -127,7 +127,8 @@ class RunEvents:
             turn.tell(*story)
             for uuid, state in states.items():
                 if state == "dirty":
-                    text = f"memory of GPU {uuid} did not come back; the card is suspect until it does"
+                    why = (self._tracker.status(uuid).why or "see ginfo").removeprefix(SUSPECT)
+                    text = f"GPU {uuid} was not given back: {why}"
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
 
     def stop_runs_of_lost_gpus(self, turn: Turn, reading: GpuReading | None) -> None:

@@ -9,7 +9,7 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
-from .access import Act, Caller, check, hides
+from .access import Act, Caller, check, hides, is_private
 from .turn import Turn
 
 __all__ = ["Caller", "Selection", "named", "select", "with_tasks"]
@@ -68,11 +68,26 @@ def with_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
     return list(found.values())
 
 
+def no_job(job_id: int, next_id: int) -> NotFound:
+    """The error about a job that the table does not have; one that was pruned is told from one that never was."""
+    if 0 < job_id < next_id:
+        return NotFound(
+            f"there is no job {job_id} any more: it ended long ago and was forgotten",
+            "how long jobs are kept is history.keep_days of: gpusched config show",
+        )
+    return NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+
+
+def no_job_for(caller: Caller, job_id: int, turn: Turn) -> NotFound:
+    """The same for a caller; where jobs are hidden, one that was pruned is not told from those that are."""
+    return no_job(job_id, 0 if is_private("jobs", caller, turn.settings) else turn.world.next_id)
+
+
 def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: Turn) -> list[Job]:
     """All of these jobs, to which the caller may do this. Raises: Forbidden, NotFound, before any is touched."""
     jobs, missing = select(Selection(ids=ids), turn, caller)
     if missing:
-        raise NotFound(f"there is no job {missing[0]}", "list the jobs with: gq -a")
+        raise no_job_for(caller, missing[0], turn)
     for job in jobs:
         check(caller, act, job, turn.settings)
     for job in jobs:

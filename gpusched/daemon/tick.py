@@ -51,6 +51,7 @@ from .gpu_watch import GpuWatch
 from .history import Estimates, History
 from .idling import IdleWatch
 from .launch import Site, checkpoint_folder, make_ticket, output_paths
+from .meters import Meters
 from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
@@ -100,6 +101,7 @@ class Scheduler:
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
+        self.meters = Meters()
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
@@ -129,6 +131,7 @@ class Scheduler:
         self._gpu_watch = GpuWatch()
         self._run_events = RunEvents(tracker, self.history, self.gpu_faults, boot_id)
         self._run_events.resume_releases(self.world, self._clock.now())
+        self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
     # --- what the edges call --------------------------------------------------------------------
 
@@ -151,6 +154,11 @@ class Scheduler:
         """Whether events wait to be recorded again, after a commit that failed."""
         return bool(self._backlog)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the memory and the table say the same, and nobody waits for a tick."""
+        return not (self._queue or self._backlog or self._carried or self.trouble)
+
     def observe_gpus(self, reading: GpuReading) -> None:
         """Take in one reading of the GPUs."""
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
@@ -160,6 +168,7 @@ class Scheduler:
                 booked.setdefault(share.uuid, []).append((run.id, share))
         self._reading = reading
         self._look_again = True
+        self.tracker.set_clearances(self.world.clearances)
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
         self.gpu_faults.observe(reading)
@@ -199,6 +208,7 @@ class Scheduler:
         """The nodes as the policy sees them now; with other `settings`, as it would see them."""
         name = self.site.node
         self.tracker.set_drains(self.world.drains)
+        self.tracker.set_clearances(self.world.clearances)
         drained = self.world.drains.get(name)
         node = (settings or self.settings).node
         return (
@@ -262,7 +272,9 @@ class Scheduler:
         began = perf_counter()
         self._step("collect")
         now = self._clock.now()
-        events, self._backlog = self._backlog + self.engine.events(), []
+        news = self.engine.events()
+        self.meters.heard(news)
+        events, self._backlog = self._backlog + news, []
         queue = self._take_commands()
         turn = Turn(self.world, self.store, self.settings, self.nodes(now), now)
         turn.changes, self._carried = self._carried, Changes()
@@ -271,12 +283,15 @@ class Scheduler:
         except NotReady as error:
             log.error("cannot record: %s", error.message)
             self.trouble = error.message
+            self.meters.tick_failures += 1
             self._give_up(events, queue, error)
         except Exception:
+            self.meters.tick_failures += 1
             self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", "see its log"))
             raise
         self.ticks += 1
         self.recent_tick_s.append(perf_counter() - began)
+        self.meters.ticked(self.recent_tick_s[-1], now)
 
     def _take_commands(self) -> list[tuple[commands.Command, Reply]]:
         """The commands of this turn; new settings are put in place before it begins."""
@@ -346,8 +361,10 @@ class Scheduler:
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
             if turn.changes:
-                self.store.commit(turn.changes)
+                with self.meters.commit():
+                    self.store.commit(turn.changes)
                 self.trouble = None
+                self._count(turn)
                 self.alerts.committed(turn.changes, self.world, self.settings)
         else:
             # A start that was confirmed needs no commit of its own: the spool knows it too.
@@ -377,6 +394,11 @@ class Scheduler:
         if turn.forgettable:
             self.engine.forget(turn.forgettable)
 
+    def _count(self, turn: Turn) -> None:
+        self.meters.recorded(turn.before, turn.changes.jobs, turn.waited)
+        if turn.changes.jobs or turn.changes.runs:
+            self.meters.gpus.hold(turn.now, self.world.holds.values(), turn.nodes)
+
     def _give_up(
         self, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]], error: GpuschedError
     ) -> None:
@@ -394,7 +416,8 @@ class Scheduler:
         """Record what was carried over; called at each poll and at the end."""
         if self._carried and self.trouble is None:
             changes, self._carried = self._carried, Changes()
-            self.store.commit(changes)
+            with self.meters.commit():
+                self.store.commit(changes)
 
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""
@@ -403,6 +426,7 @@ class Scheduler:
         self.estimates.forget()
         self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
         self.alerts.reload(self.store, self.world, self.settings)
+        self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
         self._run_events.resume_releases(self.world, self._clock.now())
 
     @staticmethod
@@ -410,6 +434,7 @@ class Scheduler:
         return bool(
             changes.jobs
             or changes.drains
+            or changes.clearances
             or changes.payloads
             or changes.usage
             or changes.reservations
@@ -443,6 +468,7 @@ class Scheduler:
             for start in self.plan.starts:
                 job = self.world.find(start.job_id)
                 assert job is not None
+                turn.waited.append((job.spec.queue, turn.now - self.world.free_at(job)))
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )

@@ -48,6 +48,8 @@ class Turn:
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
         self.before: dict[int, Job | None] = {}
         """Rows of the changed jobs as they were before this turn; None for a new job."""
+        self.waited: list[tuple[str, float]] = []
+        """Queue and wait (s) of each start, from when nothing but the scheduler was in its way."""
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this turn has made, by owner and key."""
         self.deeds: list[Deed] = []

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, Clearance
 from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Urgency, Usage
-from gpusched.model.states import JobState
+from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Reason, Urgency, Usage
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.ahead.prediction import planned_s
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
@@ -35,6 +35,7 @@ from gpusched.ports import JobFilter, Store
 
 from .alarms import Alarms
 from .arrays import Arrays
+from .census import Census
 from .counterparts import CORR, Counterparts
 from .dependents import Dependents, parent_of
 from .holdings import cards_only, holding
@@ -87,6 +88,8 @@ class World:
         self.checkpoints: dict[str, float] = {}
         """When open runs have last said that their work is saved."""
         self.drains: dict[str, str] = {}
+        self.clearances: dict[str, Clearance] = {}
+        """GPUs that somebody said are well, by UUID."""
         self.usage: dict[tuple[str, str], Usage] = {}
         """Of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
@@ -95,6 +98,7 @@ class World:
         self._jobs_of: Counter[int] = Counter()
         self.stored: dict[int, int] = {}
         """Bytes of the texts of those users' jobs who have submitted any since this memory was read."""
+        self.census = Census()
         self.next_id = 1
         self.next_pipeline = 1
         self.lined_up = 0
@@ -116,6 +120,7 @@ class World:
         world.next_id = store.next_job_id()
         world.next_pipeline = store.next_pipeline()
         world.drains = store.load_drains()
+        world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
@@ -126,6 +131,7 @@ class World:
         for job in jobs:
             world.active.add(job.spec, job.user, world.arrays.left(job))
             world._jobs_of[job.uid] += job.array_id is None
+            world.census.replace(None, job)
         world.arrays.load(store, jobs)
         world.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
         for job in jobs:
@@ -156,6 +162,8 @@ class World:
         """Take in a new or changed job; a final one leaves the memory."""
         self._lines.remove(job.id)
         self._count(job)
+        self.census.replace(self.jobs.get(job.id), job)
+        self.census.wake(job.id)
         self.arrays.follow(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
@@ -202,10 +210,18 @@ class World:
             self._hold(run)
 
     def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
-        if job.hold or not isinstance(verdict, Satisfied):
+        self.census.wake(job.id)
+        if job.hold:
+            return
+        if not isinstance(verdict, Satisfied):
+            if isinstance(verdict, Never):
+                self.census.sleep(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
             return
         eligible_at = max(job.eligible_at, verdict.at)
         if eligible_at > now:
+            waits_for_time = verdict.at <= max(now, job.eligible_at)
+            if waits_for_time and not (job.is_array and self.waits_for_counterparts(job)):
+                self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else ReasonCode.BEGIN_TIME)
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
             return
@@ -241,6 +257,11 @@ class World:
         verdict = self.dependency_state(job)
         return max(job.eligible_at, verdict.at) if isinstance(verdict, Satisfied) else job.eligible_at
 
+    def free_at(self, job: Job) -> float:
+        """Since when nothing but the scheduler keeps a job, or a task without a row, from starting."""
+        array = self.array_of_unsplit(job.id)
+        return max(self.ready_at(array or job), self._dependents.free_at(job.id if array is None else array.id))
+
     def _await_deadline(self, job: Job) -> None:
         last_start_at = lifecycle.last_start_at(job)
         if last_start_at is not None:
@@ -270,6 +291,16 @@ class World:
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
         """All classes with eligible jobs, by their first job; each up to its front, or about so many jobs in all."""
         return self._lines.views(most)
+
+    def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
+        """How many jobs wait for what, by the reasons of a plan; as `waiting_reason` says of each."""
+        found = self.census.held + self.census.asleep
+        for key, jobs in self._lines.sizes():
+            found[reasons[key].code if key in reasons else ReasonCode.NONE] += 1
+            found[ReasonCode.PRIORITY if key in reasons else ReasonCode.NONE] += jobs - 1
+        # Whoever is not held, has no instant to wait for and is in no line waits for other jobs.
+        found[ReasonCode.DEPENDENCY] += self.census.pending - found.total()
+        return +found
 
     # --- urgency --------------------------------------------------------------------------------
 
@@ -308,8 +339,8 @@ class World:
         position = self._lines.position(key, job)
         if job.id not in self._lines and job.array_id is not None and job.task is not None:
             # Its array stands before it with all of its tasks.
-            left = self.arrays.group(job.array_id).left
-            position += left.position(job.task) - len(left)
+            line = self.arrays.line(job.array_id)
+            position += line.position(job.task) - len(line)
         return max(0, position)
 
     # --- tasks of arrays ------------------------------------------------------------------------
@@ -389,12 +420,21 @@ class World:
         self._forget_dependency(job.id)
 
     def dependency_state(self, job: Job) -> Verdict:
-        """Satisfied, Waiting or Never, as of what is known of the parents."""
-        return self._dependents.state(job.id)
+        """Satisfied, Waiting or Never, as of what is known of the parents; a task without a row waits as its array."""
+        is_unsplit = job.array_id is not None and job.id not in self.jobs
+        return self._dependents.state(job.array_id or job.id if is_unsplit else job.id)
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
         """Jobs that name this one in their dependency, by id."""
         return self._dependents.children_of(job_id)
+
+    def is_named(self, job_id: int) -> bool:
+        """Whether an unfinished job names this one, or a task of this array, in its dependency."""
+        return self._dependents.is_named(job_id)
+
+    def is_needed(self, job: Job) -> bool:
+        """Whether something unfinished needs the record of an ended job: who waits for it, its fallback, its array."""
+        return self.is_named(job.id) or any(one in self.jobs for one in (job.id, job.array_id, job.fallback_id))
 
     def awaited_tasks(self, array: Job) -> list[Job]:
         """Its tasks without a row that others name in their dependency, by id."""
@@ -456,7 +496,7 @@ class World:
                 self._lines.remove(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-            elif isinstance(state, Satisfied) and job_id not in self._lines:
+            if job_id not in self._lines:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
         return hopeless

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from gpusched.gpu.release import Release, remains
+from gpusched.gpu.health import Heat, ailments, remark
+from gpusched.gpu.release import Release, named_openers, remains
 from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib
-from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.cluster import Clearance, GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import format_duration, format_size_mib
 
 _PROHIBITED, _EXCLUSIVE = 2, 3
+_IDLE_UTILISATION = 0.02
 
 
 class Card:
@@ -31,6 +33,10 @@ class Card:
         self.releases: dict[str, Release] = {}
         self.before_mib = 0
         """Unexplained memory when no run was booked last."""
+        self.clearance: Clearance | None = None
+        self.idle_since: float | None = None
+        """Since when it has been seen to do nothing for anybody; None while it works or does not tell."""
+        self._heat = Heat()
         self._settings = settings
         self._good_polls = 0
         self._free_polls = 0
@@ -46,6 +52,9 @@ class Card:
 
     def fold(self, at: float, sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> None:
         """Take in a sample of a reading in which the driver answered."""
+        if sample.mig_enabled is not self.sample.mig_enabled:
+            # Another card than before, in a way: it must show itself well anew.
+            self._good_polls = self._free_polls = 0
         self.sample = sample
         self.is_missing = False
         self.booked = booked
@@ -59,6 +68,11 @@ class Card:
             return
         self.usage = usage = attribute(sample, owners, booked)
         self.good_at = at
+        self._heat.fold(at, sample, self._settings)
+        if sample.utilisation is None or sample.utilisation > _IDLE_UTILISATION:
+            self.idle_since = None
+        elif self.idle_since is None or at < self.idle_since:
+            self.idle_since = at
         self._good_polls += 1
         self._remember_pids(usage, booked)
         self._fold_releases(at, sample, usage, booked)
@@ -160,6 +174,8 @@ class Card:
         """Why its mode lets no job run here."""
         if self.sample.mig_enabled:
             return "MIG is on; MIG instances are not supported yet"
+        if self.sample.mig_pending:
+            return f"MIG is to be switched on, which waits for a reset: nvidia-smi -r -i {self.sample.index}"
         if self.sample.compute_mode == _PROHIBITED:
             return "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0"
         if self.sample.compute_mode == _EXCLUSIVE and self.foreign:
@@ -167,11 +183,16 @@ class Card:
         return None
 
     def suspicion(self) -> str | None:
-        """What an ended run has left here for too long."""
+        """What an ended run has left here for too long, or what the card measures of itself."""
         for _, release in sorted(self.releases.items()):
             if release.is_dirty:
                 return f"suspect: {release.why}"
-        return None
+        found = ailments(self.sample, self._heat.is_hot, self._settings, self.clearance)
+        return f"suspect: {'; '.join(found)}" if found else None
+
+    def remark(self) -> str | None:
+        """What is worth a word and keeps nobody out."""
+        return remark(self.sample)
 
     def probation(self) -> str | None:
         """Why a card that is well is not used yet."""
@@ -191,7 +212,9 @@ class Card:
                 who = ", ".join(_name(process) for process in self.foreign[:3])
                 return f"foreign use of {format_size_mib(mib)}: {who}"
             if self._free_polls == 0:
-                return f"foreign use of {format_size_mib(mib)} by no visible process"
+                openers = named_openers(self.sample)
+                found = f", but open: {openers}" if openers else ""
+                return f"foreign use of {format_size_mib(mib)} by no visible process{found}"
             window = format_duration(self._settings.foreign_peak_s)
             return f"foreign use of {format_size_mib(mib)} within the last {window}"
         if self._free_polls < self._settings.free_polls:

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpusched.gpu import faults, procinfo
+from gpusched.gpu.modes import ABSENT, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Modes, read_modes
 from gpusched.model.cluster import GpuProcess, GpuSample
 
 SLOW_S = 30.0
 """Between two readings of what seldom changes, and between two attempts at a lost device."""
 
-UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, DRIVER_NOT_LOADED = 1, 2, 3, 6, 9
-FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH = 13, 15, 25
+UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, IS_LOST, VERSION_MISMATCH = 1, 2, 9, 15, 25
 
 _MIB = 1 << 20
 _NOT_AVAILABLE = 2**64 - 1
-_ABSENT = frozenset({NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND})
 _GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED})
 _RESERVE_MAX_MIB = 1024
 
@@ -57,15 +56,6 @@ class _Identity:
     minor: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Modes:
-    """What seldom changes. `mig` is None when the driver does not tell."""
-
-    mig: bool | None = None
-    compute: int = 0
-    display: bool = False
-
-
 class Device:
     """Reads one device; remembers who it is, so that it still has a name when it is lost."""
 
@@ -80,9 +70,10 @@ class Device:
         self._host_memory_mib = host_memory_mib
         self._handle: Any = None
         self._identity: _Identity | None = None
-        self._modes = _Modes()
+        self._modes = Modes()
         self._modes_at = float("-inf")
         self._retry_at = float("-inf")
+        self._has_rates: bool | None = None
         self._has_memory_v2 = nvml.constant("nvmlMemory_v2") is not None
         self._reserve_mib: int | None = None
         self._process_calls: dict[str, str] = {}
@@ -109,7 +100,13 @@ class Device:
             if now - self._modes_at >= SLOW_S:
                 self._modes = self._read_modes()
                 self._modes_at = now
-            return self._sample()
+            sample = self._sample()
+            had_rates, self._has_rates = self._has_rates, sample.utilisation is not None
+            if had_rates is not None and had_rates is not self._has_rates:
+                # They are gone with MIG on: it may have been switched just now.
+                self._modes = self._read_modes()
+                sample = self._sample()
+            return sample
         except _Lost:
             return self._absent(IS_LOST, now)
 
@@ -149,16 +146,11 @@ class Device:
             error=faults.sentence(code),
         )
 
-    def _read_modes(self) -> _Modes:
-        mode, code = self._call("nvmlDeviceGetMigMode", self._handle)
-        mig = self._modes.mig
-        if code == 0:
-            mig = bool(mode[0])
-        elif code in _ABSENT:
-            mig = False
-        compute = self._ask("nvmlDeviceGetComputeMode", self._handle)
-        display = self._ask("nvmlDeviceGetDisplayActive", self._handle)
-        return _Modes(mig, self._modes.compute if compute is None else int(compute), bool(display))
+    def _read_modes(self) -> Modes:
+        def ask(name: str, *arguments: Any) -> tuple[Any, int]:
+            return self._call(name, self._handle, *arguments)
+
+        return read_modes(ask, self._modes)
 
     # --- fields ---------------------------------------------------------------------------------
 
@@ -200,6 +192,11 @@ class Device:
             mig_enabled=bool(self._modes.mig),
             compute_mode=self._modes.compute,
             display_active=self._modes.display,
+            ecc_errors=self._modes.ecc_errors,
+            remap_pending=self._modes.remap_pending,
+            remap_failed=self._modes.remap_failed,
+            slowdown_c=self._modes.slowdown_c,
+            mig_pending=self._modes.mig_pending,
             unified_memory=memory.is_unified,
         )
 
@@ -243,7 +240,7 @@ class Device:
         held: dict[int, int | None] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
             entries, code = self._list(kind)
-            if code and (kind == "Compute" or code not in _ABSENT):
+            if code and (kind == "Compute" or code not in ABSENT):
                 return None
             for entry in entries or ():
                 amount = _amount(entry.usedGpuMemory)

@@ -5,12 +5,18 @@ from __future__ import annotations
 NO_GPU_CODES = frozenset({9, 12, 28})
 """Driver not loaded, library not found, GPU not found: the machine has no NVIDIA GPU, which is no fault."""
 
+VERSIONS_DIFFER = 18
+"""Of the library and the kernel module, as after an update."""
+
 _SENTENCES = {
     4: "the NVIDIA driver refuses access to this user (no permission)",
     15: "the GPU is lost: it has fallen off the bus or does not answer",
     16: "the GPU must be reset before it can be used again",
     17: "the operating system has blocked the request to the NVIDIA driver",
-    18: "NVML library and driver versions differ; reboot or reload the driver",
+    VERSIONS_DIFFER: (
+        "the NVIDIA driver was updated, but its old kernel module is still loaded: jobs that run go on, for new ones "
+        "reboot or reload the nvidia modules when no process uses a GPU"
+    ),
     999: "the NVIDIA driver reports an unknown error; in a container, its devices may have been taken away",
 }
 

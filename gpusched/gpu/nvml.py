@@ -16,14 +16,23 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from gpusched.gpu import faults, visible
-from gpusched.gpu.device import FUNCTION_NOT_FOUND, Device, DriverGone
+from gpusched.gpu import faults, procinfo, visible
+from gpusched.gpu.device import SLOW_S, Device, DriverGone
+from gpusched.gpu.kernel_log import PATH, KernelLog
+from gpusched.gpu.library import LibraryFile, loaded_version
+from gpusched.gpu.modes import FUNCTION_NOT_FOUND
 from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.gpu.xids import XidEar
 from gpusched.model.cluster import GpuReading, GpuSample
 
 RETRY_S = 10.0
 """Between two attempts to initialise a library that failed."""
+
+_HIDDEN_MIB = 512
+"""Memory in use beyond what listed processes hold, from which on it is looked for who else has the card open."""
+
+_KEEPER = "nvidia-persist"
+"""NVIDIA's own daemon has every card open and uses none."""
 
 _INVALID_ARGUMENT, _LIBRARY_NOT_FOUND = 2, 12
 
@@ -66,7 +75,10 @@ class NvmlSource:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        kernel_log: str = PATH,
     ) -> None:
+        self._log_path = kernel_log
+        self._log: KernelLog | None = None
         self._limit = environ.get(visible.VARIABLE)
         self._clock = clock
         self._monotonic = monotonic
@@ -74,6 +86,9 @@ class NvmlSource:
         self._devices: list[Device] = []
         self._topology: Topology | None = None
         self._xids: XidEar | None = None
+        self._library: LibraryFile | None = None
+        self._openers: dict[str, tuple[int, ...]] = {}
+        self._openers_at = float("-inf")
         self._driver_version: str | None = None
         self._binding_note: str | None = None
         self._failure: int | str | None = None
@@ -88,12 +103,16 @@ class NvmlSource:
                 self._retry_at = now + RETRY_S
         if self._failure is not None:
             return _refusal(at, self._failure)
+        if self._library is not None and self._library.was_replaced(now):
+            # What is loaded goes on for a while, but no new process can use the GPUs: say so before one tries.
+            self.close()
+            return GpuReading(at, "nvml", error="the NVIDIA driver's library was replaced; it is asked anew")
         try:
             samples = tuple(device.read(now) for device in self._devices)
         except DriverGone:
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; it is asked again soon")
-        samples = self._with_faults(self._placed(samples, now), now)
+        samples = self._with_openers(self._with_faults(self._placed(samples, now), now), now)
         notes = []
         if self._limit is not None:
             chosen = visible.visible(self._limit, [device.uuid for device in self._devices])
@@ -101,7 +120,8 @@ class NvmlSource:
             notes.append(_limit_note(self._limit, chosen, len(self._devices)))
         if self._binding_note is not None:
             notes.append(self._binding_note)
-        return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes))
+        log_trouble = self._log.trouble if self._log else None
+        return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes), log_trouble)
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         """The samples with the links and the NUMA nodes of their cards."""
@@ -118,16 +138,48 @@ class NvmlSource:
         """The samples with the faults that were heard of; listening begins when the devices have been read once."""
         if self._xids is None:
             return samples
-        heard = self._xids.take(now, [found for device in self._devices if (found := device.present)])
-        return tuple(replace(sample, xids=heard[sample.uuid]) if sample.uuid in heard else sample for sample in samples)
+        if self._log is None:
+            self._log = KernelLog(self._log_path, clock=self._clock, monotonic=self._monotonic)
+        present = [found for device in self._devices if (found := device.present)]
+        # The log first: what happens in between is then heard twice, and not lost.
+        logged = self._log.take({sample.pci_bus_id: sample.uuid for sample in samples if sample.pci_bus_id})
+        heard = self._xids.take(now, present)
+        return tuple(
+            replace(sample, xids=(*logged.get(sample.uuid, ()), *heard.get(sample.uuid, ())))
+            if sample.uuid in logged or sample.uuid in heard
+            else sample
+            for sample in samples
+        )
+
+    def _with_openers(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
+        """The samples with those who may hold the memory that no listed process does."""
+        asked = {sample.uuid: f"/dev/nvidia{sample.minor}" for sample in samples if _has_hidden_use(sample)}
+        if not asked:
+            self._openers, self._openers_at = {}, float("-inf")
+            return samples
+        if now - self._openers_at >= SLOW_S or not asked.keys() <= self._openers.keys():
+            found = procinfo.openers(asked.values())
+            self._openers = {uuid: found[path] for uuid, path in asked.items()}
+            self._openers_at = now
+        told = []
+        for sample in samples:
+            listed = {process.pid for process in sample.processes or ()}
+            pids = [pid for pid in self._openers.get(sample.uuid, ()) if pid not in listed]
+            known = (procinfo.describe(pid, None) for pid in pids)
+            openers = tuple(one for one in known if not (one.name or "").startswith(_KEEPER))
+            told.append(replace(sample, openers=openers) if openers else sample)
+        return tuple(told)
 
     def close(self) -> None:
         """Let go of the driver."""
         xids, self._xids = self._xids, None
         if xids is not None:
             xids.close()
+        kernel_log, self._log = self._log, None
+        if kernel_log is not None:
+            kernel_log.close()
         nvml, self._nvml = self._nvml, None
-        self._devices, self._topology = [], None
+        self._devices, self._topology, self._library = [], None, None
         if nvml is not None:
             nvml.ask("nvmlShutdown")
 
@@ -149,8 +201,9 @@ class NvmlSource:
             return code
         self._nvml = nvml
         self._devices = [Device(nvml, index) for index in range(int(count))]
+        self._library = LibraryFile.of_this_process()
         self._topology = Topology(nvml)
-        self._xids = XidEar(nvml)
+        self._xids = XidEar(nvml, self._clock)
         version, _ = nvml.ask("nvmlSystemGetDriverVersion")
         self._driver_version = version.decode() if isinstance(version, bytes) else version
         if nvml.constant("nvmlMemory_v2") is None:
@@ -161,10 +214,21 @@ class NvmlSource:
         return None
 
 
+def _has_hidden_use(sample: GpuSample) -> bool:
+    if sample.vram_used_mib is None or sample.minor is None or sample.unified_memory:
+        return False
+    listed_mib = sum(process.vram_mib or 0 for process in sample.processes or ())
+    return sample.vram_used_mib - listed_mib > _HIDDEN_MIB
+
+
 def _refusal(at: float, failure: int | str) -> GpuReading:
     if failure in faults.NO_GPU_CODES:
         return GpuReading(at, "none")
-    return GpuReading(at, "nvml", error=failure if isinstance(failure, str) else faults.sentence(failure))
+    if isinstance(failure, str):
+        return GpuReading(at, "nvml", error=failure)
+    version = loaded_version() if failure == faults.VERSIONS_DIFFER else None
+    which = f" (loaded: {version})" if version else ""
+    return GpuReading(at, "nvml", error=faults.sentence(failure) + which)
 
 
 def _limit_note(value: str, chosen: frozenset[int], count: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Collection
+from contextlib import suppress
 
 from gpusched.model.cluster import GpuProcess
 
@@ -37,6 +39,28 @@ def describe(pid: int, vram_mib: int | None) -> GpuProcess:
     start_ticks = int(stat[stat.rindex(b")") + 2 :].split()[19])
     started_at = _boot_at() + start_ticks / os.sysconf("SC_CLK_TCK")
     return GpuProcess(pid, vram_mib, user, started_at, name)
+
+
+def openers(paths: Collection[str], root: str = "/proc") -> dict[str, tuple[int, ...]]:
+    """Pids of the processes that have each of these device files open, this one left out.
+
+    Those of other users are seen by root alone.
+    """
+    found: dict[str, set[int]] = {path: set() for path in paths}
+    me = os.getpid()
+    for entry in os.listdir(root):
+        if not entry.isdigit() or int(entry) == me:
+            continue
+        try:
+            names = os.listdir(f"{root}/{entry}/fd")
+        except OSError:
+            continue  # ended, or not ours to see
+        for name in names:
+            with suppress(OSError):
+                target = os.readlink(f"{root}/{entry}/fd/{name}")
+                if target in found:
+                    found[target].add(int(entry))
+    return {path: tuple(sorted(pids)) for path, pids in found.items()}
 
 
 def user_name(uid: int) -> str:

@@ -14,6 +14,7 @@ from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.units import format_size_mib
 
 CLEAN, WAITING, DIRTY = "clean", "waiting", "dirty"
+_NAMED = 3
 
 
 @dataclass(slots=True)
@@ -46,8 +47,7 @@ def remains(
     holder = _holder(release, sample, usage)
     if holder is not None:
         held = "an unknown amount" if holder.vram_mib is None else format_size_mib(holder.vram_mib)
-        name = f" ({holder.name})" if holder.name else ""
-        return f"process {holder.pid}{name} of run {release.run} still holds {held}"
+        return f"process {named(holder)} of run {release.run} still holds {held}"
     if sample.vram_used_mib is None:
         return "its memory in use cannot be read"
     if sample.unified_memory and sample.processes is not None:
@@ -60,7 +60,22 @@ def remains(
     if held_mib <= baseline_mib:
         return None
     held = format_size_mib(held_mib)
-    return f"{held} of its memory did not come back after run {release.run}; no process is seen to hold it"
+    text = f"{held} of its memory did not come back after run {release.run}; no process is seen to hold it"
+    return text + (f", but open: {openers}" if (openers := named_openers(sample)) else "")
+
+
+def named(process: GpuProcess) -> str:
+    """`4711 (python, of eva)`, as far as it is known."""
+    facts = [process.name or "", f"of {process.user}" if process.user else ""]
+    known = ", ".join(fact for fact in facts if fact)
+    return f"{process.pid} ({known})" if known else str(process.pid)
+
+
+def named_openers(sample: GpuSample) -> str:
+    """Those that have the card open without being listed by the driver; empty when nobody is known to."""
+    texts = [named(process) for process in sample.openers[:_NAMED]]
+    more = len(sample.openers) - _NAMED
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
 def _holder(release: Release, sample: GpuSample, usage: Usage) -> GpuProcess | None:

@@ -17,12 +17,17 @@ Keys of a GPU, all but `vram` optional: `name`, `vram`, `uuid`, `vram_used` (def
 hold; null: unknown), `utilisation` and `memory_utilisation` (0 to 1; null: unknown), `temperature_c`, `power_w`,
 `processes` (null: no list), `lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`,
 `display_active`, `unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the
-NUMA node), `xids` (a list of numbers of faults so far; those that are new in the file are told of once).
+NUMA node), `xids` (a list of faults so far; those that are new in the file are told of once: numbers as the driver
+tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
+`openers` (processes that
+have it open and are not in the list), `ecc_errors` and `slowdown_c` (numbers), `remap_pending`, `remap_failed` and
+`mig_pending` (all unknown at first).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
 pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
 
 Beside `gpus`: `driver_version`; `init_error` (an NVML code: 18 is a driver mismatch; 9, 12 and 28 mean
-that there are no GPUs); `read_delay_s` (each reading takes this long); `hang` (readings never end).
+that there are no GPUs); `read_delay_s` (each reading takes this long); `hang` (readings never end); `log_trouble`
+(a sentence: why the kernel's log cannot be read).
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from typing import Any
 
 from gpusched.errors import UsageError
 from gpusched.gpu import faults
-from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 from gpusched.model.units import parse_size_mib
 
 MAX_GPUS = 1024
@@ -92,14 +97,17 @@ class SimulatedSource:
         if world.init_error is not None:
             return GpuReading(at, "simulated", error=faults.sentence(world.init_error))
         note = f"the GPUs are simulated: {self._text}"
+        gpus = self._with_new_faults(world.gpus, at)
         return GpuReading(
-            at, "simulated", self._with_new_faults(world.gpus), self._broken, world.driver_version, (note,)
+            at, "simulated", gpus, self._broken, world.driver_version, (note,), log_trouble=world.log_trouble
         )
 
-    def _with_new_faults(self, gpus: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+    def _with_new_faults(self, gpus: tuple[GpuSample, ...], at: float) -> tuple[GpuSample, ...]:
         """Each fault in one reading alone, as the driver tells of it."""
         told, self._told = self._told, {gpu.uuid: len(gpu.xids) for gpu in gpus}
-        return tuple(replace(gpu, xids=gpu.xids[told.get(gpu.uuid, 0) :]) if gpu.xids else gpu for gpu in gpus)
+        return tuple(
+            replace(gpu, xids=_since(gpu.xids, told.get(gpu.uuid, 0), at)) if gpu.xids else gpu for gpu in gpus
+        )
 
     def close(self) -> None:
         """Nothing is held."""
@@ -128,12 +136,19 @@ class _World:
         init_error: int | None = None,
         read_delay_s: float = 0.0,
         hang: bool = False,
+        log_trouble: str | None = None,
     ) -> None:
         self.gpus = gpus
         self.driver_version = driver_version
         self.init_error = init_error
         self.read_delay_s = read_delay_s
         self.hang = hang
+        self.log_trouble = log_trouble
+
+
+def _since(xids: tuple[Xid, ...], told: int, at: float) -> tuple[Xid, ...]:
+    """The faults after the first `told`; events happen when they are told of."""
+    return tuple(xid if xid.sequence is not None else replace(xid, at=at) for xid in xids[told:])
 
 
 def simulated_uuid(number: int) -> str:
@@ -245,6 +260,7 @@ def _world(top: _Reader) -> _World:
         init_error=None if code is None else int(code),
         read_delay_s=top.number("read_delay_s") or 0.0,
         hang=top.flag("hang"),
+        log_trouble=top.text("log_trouble"),
     )
     top.end()
     return world
@@ -281,10 +297,14 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         error=entry.text("error"),
         link_group=entry.integer("link_group"),
         numa=entry.integer("numa"),
-        xids=tuple(entry.list_of("xids")),
+        xids=_xids(entry),
+        ecc_errors=entry.integer("ecc_errors"),
+        remap_pending=entry.flag_or_none("remap_pending"),
+        remap_failed=entry.flag_or_none("remap_failed"),
+        slowdown_c=entry.number("slowdown_c"),
+        mig_pending=entry.flag_or_none("mig_pending"),
+        openers=tuple(_process(_Reader(found, f"{entry.what}, opener")) for found in entry.list_of("openers")),
     )
-    if not all(type(xid) is int and xid > 0 for xid in sample.xids):
-        raise ValueError(f"'xids' of {entry.what} is not a list of numbers from 1")
     entry.end()
     if sample.is_lost or sample.error:
         # As with a real card in this state: its identity is remembered, nothing is measured.
@@ -301,6 +321,21 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
             xids=sample.xids,
         )
     return sample
+
+
+def _xids(entry: _Reader) -> tuple[Xid, ...]:
+    found = []
+    for place, value in enumerate(entry.list_of("xids")):
+        if isinstance(value, Mapping):
+            line = _Reader(value, f"{entry.what}, fault {place}")
+            number, at, sequence = line.integer("xid"), line.number("at", 0.0), place + 1
+            line.end()
+        else:
+            number, at, sequence = value, 0.0, None
+        if type(number) is not int or number < 1 or at is None:
+            raise ValueError(f"'xids' of {entry.what} is not a list of numbers from 1")
+        found.append(Xid(number, at, sequence))
+    return tuple(found)
 
 
 def _process(entry: _Reader) -> GpuProcess:
@@ -379,6 +414,9 @@ class _Reader:
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
+
+    def flag_or_none(self, key: str) -> bool | None:
+        return self.flag(key) if key in self._left and not self.is_null(key) else None
 
     def end(self) -> None:
         if self._left:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.gpu.device import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, Nvml, Present
+from gpusched.gpu.device import INVALID_ARGUMENT, Nvml, Present
+from gpusched.gpu.modes import FUNCTION_NOT_FOUND
 
 EVERY_S = 600.0
 """Between two readings; a card that comes or goes brings the next one forward."""

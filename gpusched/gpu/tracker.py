@@ -13,7 +13,7 @@ from gpusched.gpu.card import Card
 from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
-from gpusched.model.cluster import SUSPECT, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
+from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
@@ -28,6 +28,8 @@ class GpuStatus:
     why: str | None = None
     foreign: tuple[GpuProcess, ...] = ()
     sample: GpuSample | None = None
+    idle_since: float | None = None
+    """Since when the card has been seen to do nothing; None while it works or does not tell."""
 
 
 class GpuTracker:
@@ -39,6 +41,7 @@ class GpuTracker:
         self._early: dict[str, dict[str, Release]] = {}
         """Releases on cards that have not been read yet."""
         self._drains: Mapping[str, str] = {}
+        self._clearances: Mapping[str, Clearance] = {}
         self._meters: dict[str, Meter] = {}
         self._now = 0.0
 
@@ -67,6 +70,7 @@ class GpuTracker:
             seen.add(sample.uuid)
             if sample.uuid not in self._cards:
                 self._cards[sample.uuid] = Card(sample, self._settings)
+                self._cards[sample.uuid].clearance = self._clearances.get(sample.uuid)
                 self._cards[sample.uuid].releases.update(self._early.pop(sample.uuid, {}))
             self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()))
         for uuid, card in self._cards.items():
@@ -77,6 +81,12 @@ class GpuTracker:
     def set_drains(self, drains: Mapping[str, str]) -> None:
         """GPU UUID -> message of all drained GPUs; other keys are ignored."""
         self._drains = drains
+
+    def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
+        """By GPU UUID, what somebody has said is well."""
+        self._clearances = clearances
+        for uuid, card in self._cards.items():
+            card.clearance = clearances.get(uuid)
 
     def is_drained(self, uuid: str) -> bool:
         """Whether somebody or something has taken the card out."""
@@ -90,6 +100,11 @@ class GpuTracker:
         self._meters.pop(run, None)
 
     # --- what goes out --------------------------------------------------------------------------
+
+    def is_measured(self, uuid: str, now: float) -> bool:
+        """Whether the last sample of the card is good and not too old to be true now."""
+        card = self._cards.get(uuid)
+        return card is not None and card.fault(now, self._stale_after_s) is None
 
     def release_state(self, uuid: str, now: float, run: str | None = None) -> str:
         """`clean`, `waiting` or `dirty`, of one run or of the worst on this card.
@@ -142,6 +157,7 @@ class GpuTracker:
             is_present=not card.is_lost,
             link_group=card.sample.link_group,
             numa=card.sample.numa,
+            ecc_errors=card.sample.ecc_errors,
         )
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
@@ -156,7 +172,7 @@ class GpuTracker:
         if shares is None:
             shares = [share for _, share in card.booked]
         state, why = self._state(uuid, card, shares, self._now if now is None else now)
-        return GpuStatus(state, why, card.foreign, card.sample)
+        return GpuStatus(state, why, card.foreign, card.sample, card.idle_since)
 
     def _state(self, uuid: str, card: Card, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
         fault = card.fault(now, self._stale_after_s)
@@ -172,6 +188,7 @@ class GpuTracker:
         if suspicion is not None:
             return GpuState.SUSPECT, suspicion
         why = "; ".join(release.why for _, release in sorted(card.releases.items())) or card.intrusion(now)
+        why = why or (card.obstacle() if shares else None)
         if any(share.is_whole for share in shares):
             return GpuState.ALLOCATED, why
         if shares:
@@ -183,7 +200,7 @@ class GpuTracker:
         probation = card.probation()
         if probation is not None:
             return GpuState.UNKNOWN, probation
-        return (GpuState.IDLE, None) if why is None else (GpuState.MIXED, why)
+        return (GpuState.IDLE, card.remark()) if why is None else (GpuState.MIXED, why)
 
     # --- meters ---------------------------------------------------------------------------------
 

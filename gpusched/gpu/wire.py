@@ -10,11 +10,13 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 
 _PROCESS_FIELDS = tuple(field.name for field in fields(GpuProcess))
 _SAMPLE_FIELDS = tuple(field.name for field in fields(GpuSample))
 _SAMPLE_PROCESSES = _SAMPLE_FIELDS.index("processes")
+_SAMPLE_OPENERS = _SAMPLE_FIELDS.index("openers")
+_XID_FIELDS = tuple(field.name for field in fields(Xid))
 _SAMPLE_XIDS = _SAMPLE_FIELDS.index("xids")
 
 
@@ -40,6 +42,7 @@ def encode(answer: Answer) -> bytes:
         reading.error,
         reading.driver_version,
         reading.notes,
+        reading.log_trouble,
     ]
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
@@ -47,17 +50,19 @@ def encode(answer: Answer) -> bytes:
 def decode(line: bytes) -> Answer:
     """The answer in a line. Raises: ValueError when it is damaged."""
     try:
-        request, is_last, at, source, gpus, error, driver_version, notes = json.loads(line)
+        request, is_last, at, source, gpus, error, driver_version, notes, log_trouble = json.loads(line)
         samples = tuple(_unpack_sample(values) for values in gpus)
     except (TypeError, KeyError, IndexError) as problem:
         raise ValueError(f"not an answer: {problem}") from None
-    return Answer(request, GpuReading(at, source, samples, error, driver_version, tuple(notes)), is_last)
+    return Answer(request, GpuReading(at, source, samples, error, driver_version, tuple(notes), log_trouble), is_last)
 
 
 def _pack_sample(gpu: GpuSample) -> list[Any]:
     values = [getattr(gpu, name) for name in _SAMPLE_FIELDS]
     if gpu.processes is not None:
         values[_SAMPLE_PROCESSES] = [[getattr(process, name) for name in _PROCESS_FIELDS] for process in gpu.processes]
+    values[_SAMPLE_OPENERS] = [[getattr(process, name) for name in _PROCESS_FIELDS] for process in gpu.openers]
+    values[_SAMPLE_XIDS] = [[getattr(xid, name) for name in _XID_FIELDS] for xid in gpu.xids]
     return values
 
 
@@ -65,5 +70,6 @@ def _unpack_sample(values: list[Any]) -> GpuSample:
     listed = values[_SAMPLE_PROCESSES]
     if listed is not None:
         values[_SAMPLE_PROCESSES] = tuple(GpuProcess(*process) for process in listed)
-    values[_SAMPLE_XIDS] = tuple(values[_SAMPLE_XIDS])
+    values[_SAMPLE_OPENERS] = tuple(GpuProcess(*process) for process in values[_SAMPLE_OPENERS])
+    values[_SAMPLE_XIDS] = tuple(Xid(*xid) for xid in values[_SAMPLE_XIDS])
     return GpuSample(*values)

@@ -2,16 +2,18 @@
 
 Waiting is the only way to learn of them from NVML, and it must not hold up readings. Where events are not supported
 (some cards, WSL) nothing is heard, and nothing is concluded from that. What happened before the daemon started is in
-the kernel's log only.
+the kernel's log only: see `kernel_log`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpusched.gpu.device import SLOW_S, Nvml, Present
+from gpusched.model.cluster import Xid
 
 XID_EVENT = 8
 """nvmlEventTypeXidCriticalError."""
@@ -25,14 +27,15 @@ _MOST = 1000
 class XidEar:
     """Listens to the cards that are there: anew when others are, and when a lost card has ended the listening."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Nvml, clock: Callable[[], float] = time.time) -> None:
         self._nvml = nvml
+        self._clock = clock
         self._watch: XidWatch | None = None
         self._cards: frozenset[int] = frozenset()
         self._not_before = float("-inf")
 
-    def take(self, now: float, present: Sequence[Present]) -> dict[str, tuple[int, ...]]:
-        """Numbers by UUID since the last call, in order. Args: now: monotonic seconds."""
+    def take(self, now: float, present: Sequence[Present]) -> dict[str, tuple[Xid, ...]]:
+        """Faults by UUID since the last call, in order. Args: now: monotonic seconds."""
         heard = {} if self._watch is None else self._watch.take()
         cards = frozenset(card.index for card in present)
         is_deaf = self._watch is None or self._watch.has_failed or cards != self._cards
@@ -40,7 +43,10 @@ class XidEar:
             self._not_before = now + SLOW_S
             if self._watch is not None:
                 self._watch.leave()
-            self._watch, self._cards = XidWatch(self._nvml, [card.handle for card in present]), cards
+            self._watch, self._cards = (
+                XidWatch(self._nvml, [card.handle for card in present], self._clock),
+                cards,
+            )
         return heard
 
     def close(self) -> None:
@@ -52,10 +58,11 @@ class XidEar:
 class XidWatch:
     """Listens to all devices that support it, until closed or until the driver ends the waiting."""
 
-    def __init__(self, nvml: Nvml, handles: Sequence[Any]) -> None:
+    def __init__(self, nvml: Nvml, handles: Sequence[Any], clock: Callable[[], float] = time.time) -> None:
         self._nvml = nvml
+        self._clock = clock
         self._lock = threading.Lock()
-        self._heard: list[tuple[str, int]] = []
+        self._heard: list[tuple[str, Xid]] = []
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         events, code = nvml.ask("nvmlEventSetCreate")
@@ -74,11 +81,11 @@ class XidWatch:
         """Whether it listened once and does not any more."""
         return self._thread is not None and not self._thread.is_alive()
 
-    def take(self) -> dict[str, tuple[int, ...]]:
-        """Numbers by UUID since the last call, in order."""
+    def take(self) -> dict[str, tuple[Xid, ...]]:
+        """Faults by UUID since the last call, in order."""
         with self._lock:
             heard, self._heard = self._heard, []
-        found: dict[str, tuple[int, ...]] = {}
+        found: dict[str, tuple[Xid, ...]] = {}
         for uuid, xid in heard:
             found[uuid] = (*found.get(uuid, ()), xid)
         return found
@@ -107,5 +114,5 @@ class XidWatch:
             name = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
             with self._lock:
                 if len(self._heard) < _MOST:
-                    self._heard.append((name, int(data.eventData)))
+                    self._heard.append((name, Xid(int(data.eventData), self._clock())))
         self._nvml.ask("nvmlEventSetFree", self._events)

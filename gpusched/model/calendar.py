@@ -25,6 +25,13 @@ class CalendarEntry:
     """No occurrence begins at or after this instant; None for no end."""
     made_by: str = ""
     made_at: float = 0.0
+    message: str = ""
+    """Why, for all to see."""
+
+    @property
+    def is_maintenance(self) -> bool:
+        """Whether it is kept for nobody."""
+        return not (self.users or self.accounts)
 
 
 @dataclass(frozen=True, slots=True)

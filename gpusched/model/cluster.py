@@ -19,6 +19,26 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Xid:
+    """A fault that the driver told of by number. `at` is when it happened, as nearly as that is known."""
+
+    number: int
+    at: float
+    sequence: int | None = None
+    """Of the record in the kernel's log, the same whenever that is read again; None: heard as an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clearance:
+    """Somebody said that a GPU is well (`gctl undrain`): what was known by then does not speak against it."""
+
+    uuid: str
+    at: float
+    ecc_errors: int | None = None
+    """`GpuSample.ecc_errors` at that instant; None when it was unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """One GPU as measured at one instant. None is unknown, never zero and never free."""
 
@@ -55,8 +75,21 @@ class GpuSample:
     """NUMA node next to the card; None when unknown."""
     memory_utilisation: float | None = None
     """Share of time in which its memory was read or written, 0 to 1."""
-    xids: tuple[int, ...] = ()
-    """Numbers of the faults that the driver has told of since the last reading."""
+    xids: tuple[Xid, ...] = ()
+    """Faults told of since the last reading; a new reader tells of those in the kernel's log once more."""
+    ecc_errors: int | None = None
+    """Memory errors that could not be corrected, since the driver was loaded or the card reset."""
+    remap_pending: bool | None = None
+    """A memory row (or page) waits for a reset to be replaced."""
+    remap_failed: bool | None = None
+    """A broken memory row could not be replaced."""
+    slowdown_c: float | None = None
+    """Temperature from which the card slows itself down."""
+    mig_pending: bool | None = None
+    """MIG as it will be after a reset; None when the driver does not tell."""
+    openers: tuple[GpuProcess, ...] = ()
+    """Processes that have the device open and are not in the driver's list; looked for only when memory is in use that
+    the list does not explain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +105,8 @@ class GpuReading:
     driver_version: str | None = None
     notes: tuple[str, ...] = ()
     """Remarks for `ginfo` and `doctor`, such as a limit by CUDA_VISIBLE_DEVICES."""
+    log_trouble: str | None = None
+    """Why faults cannot be read from the kernel's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +166,8 @@ class GpuView:
     """Cards of one node with the same number are linked with each other (NVLink); None has no link."""
     numa: int | None = None
     """NUMA node of the card; None when unknown."""
+    ecc_errors: int | None = None
+    """As `GpuSample.ecc_errors`."""
 
 
 @dataclass(frozen=True, slots=True)

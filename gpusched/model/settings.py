@@ -133,6 +133,18 @@ class GpuSettings:
         30.0, "Longest wait for a card's memory to come back after a job; then the card is suspect."
     )
     baseline_mib: int = setting(256, "Memory in use that still counts as an empty card when a job has ended, in MiB.")
+    ecc_errors: int = setting(
+        1,
+        "Memory errors that could not be corrected, since the card's reset or `gctl undrain`, that make it suspect; "
+        "0: never.",
+    )
+    remap_failed: bool = setting(True, "Whether a card with a broken memory row that could not be replaced is suspect.")
+    remap_pending: bool = setting(False, "Whether one with a row that waits for a reset to be replaced is suspect.")
+    hot_s: float = setting(
+        60.0,
+        "A card is suspect after so long, in seconds, at the temperature from which it slows itself down, until it was "
+        "cooler for as long; 0: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +313,17 @@ class DaemonSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """How long the job table remembers."""
+
+    keep_days: float = setting(
+        365.0,
+        "Days after its end for which a job is remembered, unless an unfinished one needs it; 0 for ever. At least as "
+        "long as [life] checkpoint_keep_s.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class AlertSettings:
     """Whom to tell what, and how hard to try. Whom a user's own jobs tell is in the user's `notify.toml`."""
 
@@ -411,6 +434,7 @@ class Settings:
     fault: FaultSettings = field(default_factory=FaultSettings)
     idle: IdleSettings = field(default_factory=IdleSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    history: HistorySettings = field(default_factory=HistorySettings)
     interactive: InteractiveSettings = field(default_factory=InteractiveSettings)
     alert: AlertSettings = field(default_factory=AlertSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)

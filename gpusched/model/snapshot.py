@@ -95,6 +95,13 @@ class Window:
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     """Who may use it: these users and everybody under these accounts; empty both means nobody."""
+    message: str = ""
+    """Why, for all to see."""
+
+    @property
+    def is_maintenance(self) -> bool:
+        """Whether it is kept for nobody."""
+        return not (self.users or self.accounts)
 
     def admits(self, user: str, account: str) -> bool:
         """Whether a job of this user and account may run inside."""

@@ -27,6 +27,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
+from gpusched.policy.calendar.upkeep import Upkeep
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.explain import Explainer
@@ -65,6 +66,7 @@ class Cycle:
             self.layout.typical = typical_of(snapshot)
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)
+        self.upkeep = Upkeep(snapshot.windows, self.layout, self.now)
         outside = [held for held in snapshot.allocations if not self.inside.holds(held)]
         running = [*endings(self.layout, outside, self.now), *self.inside.now]
         for ending in running:
@@ -470,7 +472,9 @@ class Reasons(Mapping[ClassKey, Reason]):
 
     def __init__(self, cycle: Cycle) -> None:
         first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
-        self._explainer = Explainer(cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile, cycle.name_of)
+        self._explainer = Explainer(
+            cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile, cycle.name_of, cycle.upkeep
+        )
         self._blocked = cycle.blocked
         self._known = {
             key: Reason(ReasonCode.PRIORITY, "is next in line and about to be looked at") for key in cycle.line.rest()

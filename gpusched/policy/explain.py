@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
+from gpusched.policy.calendar.upkeep import Upkeep
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
@@ -31,6 +33,7 @@ class Explainer:
         first_blocked: Head | None,
         profile: Profile,
         name_of: Callable[[int], str],
+        upkeep: Upkeep,
     ) -> None:
         self._draft = draft
         self._idle = Draft(draft.layout)
@@ -39,17 +42,32 @@ class Explainer:
         self._first = first_blocked
         self._profile = profile
         self._name_of = name_of
+        self._upkeep = upkeep
         self._known: dict[object, Reason] = {}
 
     def reason(self, head: Head, kept: Kept | None = None) -> Reason:
         """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
         need = Need.of(head.key.request, head.key.uid)
+        if self._upkeep and (found := self._of_upkeep(head, need, kept)) is not None:
+            return found
         if kept is not None:
             return self._of_reserved(need, kept)
         found = self._known.get(need.signature)
         if found is None:
             found = self._known[need.signature] = self._of_other(need)
         return found
+
+    def _of_upkeep(self, head: Head, need: Need, kept: Kept | None) -> Reason | None:
+        """Maintenance, when it alone keeps the job from starting."""
+        planned_s = head.key.planned_s
+        end_at = inf if planned_s is None else self._now + planned_s
+        nodes = {place.node for place in pool(self._draft.layout, need).places}
+        free = {piece.node for option in options(self._draft, need) for piece in option.booking.pieces()}
+        text = self._upkeep.why_not(nodes, free, end_at)
+        if text is None:
+            return None
+        facts: dict[str, object] = {} if kept is None else {"expected_at": kept.start_at}
+        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, f"needs {describe(need.request)}; {text}", facts)
 
     def _of_reserved(self, need: Need, kept: Kept) -> Reason:
         missing, facts = self._look(need)

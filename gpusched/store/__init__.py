@@ -4,6 +4,8 @@ sqlite      the table on disk (protocol `ports.Store`); durable when `commit` re
 memory      the same promises without a file, for simulations and tests
 codec       how values become columns and come back
 statements  the SQL of the hot path, each statement with a name
+archive     how the table lets go of jobs that ended long ago
+backup      copies of the table, made and put back
 migrations  how a database of an older release is brought up to date
 sql/        the schema, one file per migration
 failures    what SQLite reports, as errors that say what to do

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import Clearance, GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
@@ -33,13 +33,14 @@ class MemoryStore:
         self._events: dict[int, list[JobEvent]] = {}
         self._payloads: dict[str, bytes] = {}
         self._drains: dict[str, str] = {}
+        self._clearances: dict[str, Clearance] = {}
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
         self._pipelines: dict[int, Pipeline] = {}
         self._alerts: dict[str, Alert] = {}
-        self._last_of: dict[int, int] = {}
         self._next_id = 1
+        self._next_pipeline = 1
 
     def load_active(self) -> tuple[list[Job], list[Run]]:
         """All jobs that are not final, and all runs that are not ENDED, by id."""
@@ -49,6 +50,10 @@ class MemoryStore:
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
         return dict(sorted(self._drains.items()))
+
+    def load_clearances(self) -> list[Clearance]:
+        """When each GPU was last said to be well, by UUID."""
+        return [self._clearances[uuid] for uuid in sorted(self._clearances)]
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
@@ -72,7 +77,7 @@ class MemoryStore:
 
     def next_pipeline(self) -> int:
         """One above the number of every pipeline ever recorded."""
-        return max(self._pipelines, default=0) + 1
+        return self._next_pipeline
 
     def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
         """Those of these pipelines that exist, by number."""
@@ -90,7 +95,6 @@ class MemoryStore:
             else:
                 self._active[job.id] = job
             self._next_id = max(self._next_id, job.last_id + 1)
-            self._last_of[job.uid] = max(self._last_of.get(job.uid, 0), job.id)
         for run in changes.runs.values():
             self._runs.setdefault(run.job_id, {})[run.number] = run
             if run.state is RunState.ENDED:
@@ -106,6 +110,7 @@ class MemoryStore:
                 self._drains.pop(target, None)
             else:
                 self._drains[target] = message
+        self._clearances.update(changes.clearances)
         self._usage.update(changes.usage)
         for name, entry in changes.reservations.items():
             if entry is None:
@@ -114,6 +119,7 @@ class MemoryStore:
                 self._reservations[name] = entry
         self._estimates.update(changes.estimates)
         self._pipelines.update(changes.pipelines)
+        self._next_pipeline = max(self._next_pipeline, max(changes.pipelines, default=0) + 1)
         for key, alert in changes.alerts.items():
             if alert is None:
                 self._alerts.pop(key, None)
@@ -255,12 +261,59 @@ class MemoryStore:
 
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
-        return self._last_of.get(uid)
+        return max((job.id for job in self._jobs.values() if job.uid == uid), default=None)
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
         """Newest job of this user that was submitted with this key."""
         found = (job for job in self._jobs.values() if (job.uid, job.spec.key, job.array_id) == (uid, key, None))
         return max(found, key=lambda job: job.id, default=None)
+
+    # --- letting go -------------------------------------------------------------------------------
+
+    def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
+        """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
+        ended = ((job.end_at, job.id, job) for job in self._jobs.values() if job.end_at is not None)
+        found = sorted(one for one in ended if one[0] < before and one[:2] > after)
+        return [job for _, _, job in found[:limit]]
+
+    def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
+        """Every job of a pipeline with its end, by id."""
+        return [(job.id, job.end_at) for job in self.jobs(JobFilter(pipelines=frozenset({pipeline})))]
+
+    def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
+        """Forget these jobs with all that is theirs, and these pipelines."""
+        for job_id in jobs:
+            self._jobs.pop(job_id, None)
+            self._active.pop(job_id, None)
+            self._events.pop(job_id, None)
+            self._estimates.pop(job_id, None)
+            for run in self._runs.pop(job_id, {}).values():
+                self._open.pop(run.id, None)
+            self._alerts = {key: one for key, one in self._alerts.items() if one.job_id != job_id}
+        for number in pipelines:
+            self._pipelines.pop(number, None)
+
+    def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
+        """What the next so many jobs behind this id need: the last id, None at the end, and SHA-256s."""
+        ids = sorted(job_id for job_id in self._jobs if job_id > after)[:limit]
+        launches = [self._jobs[job_id].spec.launch for job_id in ids]
+        shas = {sha for launch in launches for sha in (launch.script_sha, launch.env_sha) if sha is not None}
+        return (ids[-1] if ids else None), shas
+
+    def payload_shas(self, after: str, limit: int) -> list[str]:
+        """The next so many SHA-256s of stored scripts and environments."""
+        return sorted(sha for sha in self._payloads if sha > after)[:limit]
+
+    def drop_payloads(self, shas: Iterable[str]) -> None:
+        """Forget these scripts and environments."""
+        for sha in shas:
+            self._payloads.pop(sha, None)
+
+    def give_back(self, pages: int) -> bool:
+        """There is no disk to give anything back to."""
+        return False
+
+    # --- upkeep -----------------------------------------------------------------------------------
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory of a node."""

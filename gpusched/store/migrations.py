@@ -18,7 +18,7 @@ from gpusched.errors import NotReady
 from gpusched.store import failures
 
 SQL_FOLDER = Path(__file__).with_name("sql")
-MIGRATIONS = ("0001_job_table", "0002_policy", "0003_workflows")
+MIGRATIONS = ("0001_job_table", "0002_policy", "0003_workflows", "0004_gpu_clearances", "0005_operation")
 """In order; a released one never changes. The database's `user_version` is how many were applied."""
 
 LOCK_TIMEOUT_S = 60.0
@@ -70,6 +70,8 @@ def _migrate(path: str, names: tuple[str, ...]) -> None:
     # A connection of its own: sqlite-utils changes settings of the one that it is given.
     connection = sqlite3.connect(path)
     try:
+        # Counts for a table that is made now; of an older one the space is given back by `gpusched restore`.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         steps.apply(Database(connection, execute_plugins=False))

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
+from gpusched.model.cluster import Clearance
 from gpusched.model.job import GpuShare, JobEvent
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
@@ -26,10 +27,12 @@ RESERVATION_COLUMNS = (
     "accounts",
     "made_by",
     "made_at",
+    "message",
 )
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
 PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
 ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
+CLEARANCE_COLUMNS = tuple(Clearance.__dataclass_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 
@@ -46,6 +49,17 @@ def read_usage(row: Row) -> Usage:
     return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)
 
 
+def clearance_row(clearance: Clearance) -> tuple[Any, ...]:
+    """CLEARANCE_COLUMNS of a GPU that was said to be well."""
+    return (pack_text(clearance.uuid), clearance.at, clearance.ecc_errors)
+
+
+def read_clearance(row: Row) -> Clearance:
+    """The clearance of CLEARANCE_COLUMNS."""
+    uuid, at, ecc_errors = row
+    return Clearance(unpack_text(uuid), at, ecc_errors)
+
+
 def reservation_row(entry: CalendarEntry) -> tuple[Any, ...]:
     """RESERVATION_COLUMNS of an entry of the calendar."""
     return (
@@ -59,12 +73,13 @@ def reservation_row(entry: CalendarEntry) -> tuple[Any, ...]:
         pack(entry.accounts),
         pack_text(entry.made_by),
         entry.made_at,
+        pack_text(entry.message),
     )
 
 
 def read_reservation(row: Row) -> CalendarEntry:
     """The entry of RESERVATION_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
-    name, start_at, duration_s, every_s, until_at, held, users, accounts, made_by, made_at = row
+    name, start_at, duration_s, every_s, until_at, held, users, accounts, made_by, made_at, message = row
     return CalendarEntry(
         name=unpack_text(name),
         start_at=start_at,
@@ -76,6 +91,7 @@ def read_reservation(row: Row) -> CalendarEntry:
         until_at=until_at,
         made_by=unpack_text(made_by),
         made_at=made_at,
+        message=unpack_text(message),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import Clearance, GpuReading
 from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
@@ -24,6 +24,7 @@ from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures, packing, records
 from gpusched.store import statements as sql
+from gpusched.store.archive import SqliteArchive
 from gpusched.store.migrations import ensure_schema
 
 OLDEST_SQLITE = (3, 37, 0)
@@ -35,7 +36,7 @@ WAL_KEPT_BYTES = 64 << 20
 T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(SqliteArchive):
     """The job table on disk; `ports.Store` says what each method promises. For one thread."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
@@ -84,6 +85,10 @@ class SqliteStore:
         """Drained nodes and GPUs with their messages."""
         return dict(self._rows(_texts, sql.DRAINS))
 
+    def load_clearances(self) -> list[Clearance]:
+        """When each GPU was last said to be well, by UUID."""
+        return self._rows(records.read_clearance, sql.CLEARANCES)
+
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
         return sorted(self._rows(records.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
@@ -127,6 +132,8 @@ class SqliteStore:
                     db.execute(sql.UNDRAIN, (packing.pack_text(target),))
                 else:
                     db.execute(sql.DRAIN, (packing.pack_text(target), packing.pack_text(message)))
+            if changes.clearances:
+                db.executemany(sql.PUT_CLEARANCE, map(records.clearance_row, changes.clearances.values()))
             if changes.usage:
                 db.executemany(sql.PUT_USAGE, map(records.usage_row, changes.usage.values()))
             for name, entry in changes.reservations.items():

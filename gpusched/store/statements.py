@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpusched.store.codec import IDENTITY_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, STATE_COLUMNS
 from gpusched.store.records import (
     ALERT_COLUMNS,
+    CLEARANCE_COLUMNS,
     ESTIMATE_COLUMNS,
     EVENT_COLUMNS,
     PIPELINE_COLUMNS,
@@ -32,6 +33,7 @@ TELL = _insert("job_events", EVENT_COLUMNS)
 PUT_PAYLOAD = "INSERT INTO payloads (sha, body) VALUES (?, ?) ON CONFLICT (sha) DO NOTHING"
 DRAIN = _upsert("drains", ("target", "message"), ("target",))
 UNDRAIN = "DELETE FROM drains WHERE target = ?"
+PUT_CLEARANCE = _upsert("gpu_clearances", CLEARANCE_COLUMNS, CLEARANCE_COLUMNS[:1])
 
 PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
 PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
@@ -61,6 +63,7 @@ PAYLOAD_BYTES_OF_USER = """
         SELECT json_extract(launch, '$.script_sha') FROM jobs WHERE uid = :uid
         UNION SELECT json_extract(launch, '$.env_sha') FROM jobs WHERE uid = :uid)
 """
+CLEARANCES = f"SELECT {', '.join(CLEARANCE_COLUMNS)} FROM gpu_clearances ORDER BY uuid"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """
     SELECT array_id, state, count(*), max(exit_code) FROM jobs
@@ -74,6 +77,16 @@ LAST_JOB_OF_USER = "SELECT max(id) FROM jobs WHERE uid = ?"
 JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
 )
+ENDED_JOBS = f"{JOBS} WHERE end_at < ? AND (end_at, id) > (?, ?) ORDER BY end_at, id LIMIT ?"
+PIPELINE_ENDS = "SELECT id, end_at FROM jobs WHERE pipeline = ? ORDER BY id"
+PRUNE_JOBS = "DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+PRUNE_PIPELINES = "DELETE FROM pipelines WHERE number IN (SELECT value FROM json_each(?))"
+USED_PAYLOADS = """
+    SELECT id, json_extract(launch, '$.script_sha'), json_extract(launch, '$.env_sha')
+    FROM jobs WHERE id > ? ORDER BY id LIMIT ?
+"""
+PAYLOAD_SHAS = "SELECT sha FROM payloads WHERE sha > ? ORDER BY sha LIMIT ?"
+DROP_PAYLOADS = "DELETE FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 PIPELINES = (
     f"SELECT {', '.join(PIPELINE_COLUMNS)} FROM pipelines WHERE number IN (SELECT value FROM json_each(?)) "

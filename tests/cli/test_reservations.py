@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from shell import Shell
 from support import wait_until
+from test_terminals import on_terminal
 
+from gpusched.cli.notices import line
 from gpusched.cli.reserving import period
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -22,6 +24,31 @@ def reserve(sh: Shell, name: str, *words: str) -> dict[str, Any]:
     words = ("reserve", name, "--duration", "1h", "--users", ME, *words)
     found: dict[str, Any] = json.loads(sh.ok("gctl", *words, "--json"))
     return found
+
+
+def test_maintenance_is_announced_below_the_queue_to_people_alone(own: Shell) -> None:
+    own.ok("gctl", "drain", "1", "-m", "fan is broken")
+    told = own.ok("gctl", "reserve", "upgrade", "--maint", "--start", "now+1h", "--duration", "2h", "-m", "new driver")
+    assert told.startswith("reserved upgrade: node lab1, ")
+    waiting = own.submit("--", "true")
+    done = on_terminal(own, "gq", COLUMNS="200")
+    last = done.out.strip().splitlines()[-1]
+    assert last.startswith("GPU 1 is drained (fan is broken); maintenance upgrade of node lab1 from ")
+    assert last.endswith("(new driver)")
+    assert "fan is broken" not in own.ok("gq")
+    assert "notices" not in json.loads(own.ok("gq", "--json"))
+    assert "maintenance upgrade of node lab1 begins in" in own.ok("gq", "--why", waiting)
+    assert own.ok("gctl", "reserve").splitlines()[1].endswith(" node lab1 maintenance: new driver")
+    own.ok("gctl", "unreserve", "upgrade")
+    wait_until(lambda: state(own, waiting) == "COMPLETED", what="the job to run")
+
+
+def test_a_broken_line_is_cut_short() -> None:
+    drain = {"kind": "drain", "what": "GPU 0", "message": "a\x1bb"}
+    coming = {"kind": "maintenance", "what": "node n1", "name": "x", "message": "", "start_at": 0.0, "end_at": 9e5}
+    assert "\x1b" not in line([drain], 1.0)
+    assert line([drain] * 5, 1.0).endswith("; and 2 more, see ginfo")
+    assert line([coming], 1.0).startswith("maintenance x of node n1 until ")
 
 
 def state(sh: Shell, job_id: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.cluster import Clearance, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -367,6 +367,13 @@ def test_a_payload_is_kept_as_it_was_first_stored(store: Store) -> None:
     assert store.payload("d" * 64) == b""
     with pytest.raises(KeyError):
         store.payload("e" * 64)
+
+
+def test_the_last_clearance_of_a_gpu_is_kept(store: Store) -> None:
+    assert store.load_clearances() == []
+    store.commit(Changes(clearances={"GPU-b": Clearance("GPU-b", 5.0), "GPU-a": Clearance("GPU-a", 6.5, 3)}))
+    store.commit(Changes(clearances={"GPU-b": Clearance("GPU-b", 7.0, 0)}))
+    assert store.load_clearances() == [Clearance("GPU-a", 6.5, 3), Clearance("GPU-b", 7.0, 0)]
 
 
 def test_drains_are_set_replaced_and_lifted(store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Daemon
@@ -127,3 +128,38 @@ def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
     daemon.start()
     assert daemon.call("GET", "/v1/cluster")["gpus"][0]["state"] in ("suspect", "unknown")
     daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
+
+
+def test_what_a_card_says_of_itself_is_shown_and_acted_on(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.json"
+
+    def write(**card: object) -> None:
+        part = tmp_path / "part"
+        log = "the kernel's log (/dev/kmsg) cannot be read (Operation not permitted): GPU faults are ..."
+        part.write_text(json.dumps({"gpus": [{"vram": "24GiB", **card}], "log_trouble": log}))
+        part.rename(gpus)
+
+    def shown() -> dict[str, Any]:
+        found: dict[str, Any] = daemon.call("GET", "/v1/cluster")["gpus"][0]
+        return found
+
+    write(xids=[{"xid": 31, "at": 1.7e9}, {"xid": 79, "at": 1.7e9}])
+    daemon = make_daemon(fake_gpus=str(gpus), config="[daemon]\npoll_s = 0.1\n")
+    wait_until(lambda: shown()["state"] == "suspect", what="the fault of the log to take the card out")
+    assert [(fault["xid"], fault["is_hardware"]) for fault in shown()["faults"]] == [(31, False), (79, True)]
+    (node,) = daemon.call("GET", "/v1/cluster")["nodes"]
+    assert "cannot be read (Operation not permitted)" in node["notes"][-1]
+    (check,) = [check for check in daemon.call("GET", "/v1/doctor")["checks"] if check["check"] == "gpu faults"]
+    assert (check["level"], check["ok"]) == ("warn", True)
+    daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
+    wait_until(lambda: shown()["state"] == "idle", what="the card to come back")
+    daemon.kill()
+    daemon.start()
+    wait_until(lambda: shown()["state"] == "idle", what="the old fault to be passed over")
+    write(ecc_errors=3)
+    wait_until(lambda: shown()["state"] == "suspect", what="the errors to make it suspect")
+    assert shown()["why"].startswith("suspect: 3 memory errors that could not be corrected; reset it")
+    job_id = daemon.submit("/bin/true", gpus=1)
+    daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
+    (job,) = daemon.wait(job_id)
+    assert job["state"] == "COMPLETED"

@@ -110,3 +110,4 @@ def test_the_tasks_in_line_are_those_left_in_order(tasks: str, gone: set[int], r
     assert list(line) == [101 + everything.position(number) for number in waiting]
     assert line.first(3) == list(line)[:3]
     assert len(line) == len(waiting)
+    assert [line.position(number) for number in waiting] == list(range(len(waiting)))

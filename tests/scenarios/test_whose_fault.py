@@ -11,6 +11,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
+from gpusched.model.cluster import Xid
 from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -265,3 +266,43 @@ def test_a_disk_that_is_full_just_then_only_puts_it_off() -> None:
     lab.ask(Drain(ROOT, ("0",), None))
     lab.turn(1)
     assert lab.store.load_drains() == {}
+
+
+def test_a_fault_from_before_the_daemons_start_takes_the_card_out() -> None:
+    lab = Lab(gpus=2)
+    happened_at = lab.clock.now() - 7200
+    why = "suspect: XID 79 (fallen off the bus), found in the kernel's log 2:00:01 later; when it is well"
+    lab.logged[0] = (Xid(79, happened_at, 5),)
+    lab.turn(1)
+    assert lab.store.load_drains()["GPU-0"].startswith(why)
+    assert [fault.at for fault in lab.scheduler.gpu_faults.of("GPU-0")] == [happened_at]
+
+
+def test_what_was_cleared_does_not_come_back_when_the_log_is_read_again() -> None:
+    lab = Lab(gpus=1)
+    old = (Xid(79, lab.clock.now() - 7200, 5),)
+    lab.logged[0] = old
+    lab.turn(1)
+    lab.ask(Drain(ANN, ("0",), None))
+    # The reader of the GPUs was started again, then the daemon.
+    lab.logged[0] = old
+    lab.turn(1)
+    assert lab.store.load_drains() == {}
+    lab.logged[0] = old
+    lab.restart()
+    lab.turn(1)
+    assert lab.store.load_drains() == {}
+    assert lab.scheduler.tracker.status("GPU-0").state == "idle"
+    lab.logged[0] = (Xid(79, lab.clock.now() - 0.5, 6),)
+    lab.turn(1)
+    assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
+
+
+def test_a_card_without_events_has_its_victims_told_by_the_log() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=10, exit_code=1))
+    job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
+    lab.turn(5)
+    lab.turn(6)
+    lab.logged[0] = (Xid(94, lab.clock.now() - 2, 1),)
+    lab.turn(1)
+    assert lab.store.runs([job_id])[0].reason is ReasonCode.GPU_FAILED

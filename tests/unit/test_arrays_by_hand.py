@@ -522,3 +522,14 @@ def test_a_task_in_the_way_is_called_what_people_call_it() -> None:
     other = lab.submit(request=request(gpus=1, gpu_type="A100"))
     assert f"when job {array}_7 ends" in reason_text(lab, array)
     assert f"job {array}_8, which needs 1 GPU, goes first" in reason_text(lab, other)
+
+
+def test_a_task_without_a_row_waits_for_what_its_array_waits_for() -> None:
+    lab = Lab()
+    parent = lab.submit()
+    array = submit(lab, "0-3", dependency=f"afterok:{parent}")
+    task = lab.scheduler.world.find(array + 2)
+    assert task is not None
+    reason = lab.scheduler.reason_for(task)
+    assert reason is not None
+    assert (reason.code, reason.text) == (ReasonCode.DEPENDENCY, f"waits for job {parent} to complete")

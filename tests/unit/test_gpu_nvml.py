@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
 from support import wait_until
 
-from gpusched.gpu import device, xids
+from gpusched.gpu import device, procinfo, xids
+from gpusched.gpu.library import LibraryFile
 from gpusched.gpu.nvml import Gateway, NvmlSource
 from gpusched.gpu.topology import EVERY_S, sysfs_numa
 from gpusched.gpu.visible import visible
-from gpusched.model.cluster import GpuSample
+from gpusched.model.cluster import GpuSample, Xid
 
 ME = os.getpid()
 
@@ -33,7 +35,7 @@ class Bench:
         monkeypatch.setattr("gpusched.gpu.topology.sysfs_numa", lambda bus_id: None)
         self.nvml = nvml
         self.now = 0.0
-        self.source = NvmlSource(environ, clock=lambda: 1e9 + self.now, monotonic=lambda: self.now)
+        self.source = NvmlSource(environ, clock=lambda: 1e9 + self.now, monotonic=lambda: self.now, kernel_log="")
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_the_library_is_initialised_once_for_life(bench: Callable[..., Bench]) -
 def test_a_failed_initialisation_is_tried_again_later_only(bench: Callable[..., Bench]) -> None:
     made = bench(gpu(), init_code=18)
     for _ in range(5):
-        assert made.source.read().error == "NVML library and driver versions differ; reboot or reload the driver"
+        assert "the NVIDIA driver was updated, but its old kernel module is still loaded" in made.source.read().error
     assert made.nvml.calls["nvmlInit"] == 1
     made.nvml.init_code, made.now = 0, 10.0
     assert made.source.read().error is None
@@ -474,6 +476,120 @@ def test_faults_that_the_driver_tells_of_come_with_the_next_reading(
     assert one(made).xids == ()
     events.put(SimpleNamespace(device=card, eventType=8, eventData=79))
     heard: list[int] = []
-    wait_until(lambda: bool(heard.extend(one(made).xids) or heard), what="the fault")
+    wait_until(lambda: bool(heard.extend(xid.number for xid in one(made).xids) or heard), what="the fault")
     assert heard == [79]
     made.source.close()
+
+
+def test_what_the_memory_has_gone_through(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu(ecc_errors=2, rows=(5, 1, 1, 0), slowdown_c=92))
+    found = one(made)
+    assert (found.ecc_errors, found.remap_pending, found.remap_failed, found.slowdown_c) == (2, True, False, 92.0)
+    card = made.nvml.devices[0]
+    card.rows, card.ecc_errors = (5, 1, 0, 1), 3
+    # An answer that fails once says nothing new.
+    card.codes["nvmlDeviceGetTotalEccErrors"] = 999
+    made.now += device.SLOW_S
+    found = one(made)
+    assert (found.ecc_errors, found.remap_pending, found.remap_failed) == (2, False, True)
+    card.codes["nvmlDeviceGetRemappedRows"] = 999
+    card.rows = (0, 0, 0, 0)
+    made.now += device.SLOW_S
+    assert one(made).remap_failed is True
+
+
+def test_older_cards_retire_pages_and_others_tell_nothing(bench: Callable[..., Bench]) -> None:
+    found = one(bench(gpu(pages_pending=1)))
+    assert (found.remap_pending, found.remap_failed, found.ecc_errors, found.slowdown_c) == (True, None, None, None)
+    found = one(bench(gpu()))
+    assert (found.remap_pending, found.remap_failed) == (None, None)
+
+
+def test_mig_that_is_switched_on_is_seen_at_once(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu(mig_pending=True))
+    found = one(made)
+    assert (found.mig_enabled, found.mig_pending) == (False, True)
+    card = made.nvml.devices[0]
+    card.mig, card.codes = True, {"nvmlDeviceGetUtilizationRates": 3}
+    made.now += 1
+    assert one(made).mig_enabled
+    card.mig, card.mig_pending, card.codes = False, False, {}
+    made.now += 1
+    found = one(made)
+    assert (found.mig_enabled, found.mig_pending) == (False, False)
+
+
+def test_an_updated_driver_is_asked_anew_and_told_with_the_version_that_is_loaded(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    library.write_text("old")
+    stat = library.stat()
+    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    monkeypatch.setattr("gpusched.gpu.nvml.LibraryFile.of_this_process", lambda: LibraryFile(str(library), stamp))
+    monkeypatch.setattr("gpusched.gpu.nvml.loaded_version", lambda: "570.86.10")
+    made = bench(gpu())
+    assert made.source.read().error is None
+    library.unlink()
+    made.now += 100
+    assert made.source.read().error == "the NVIDIA driver's library was replaced; it is asked anew"
+    made.nvml.init_code = 18
+    error = made.source.read().error
+    assert error is not None
+    assert error.endswith("when no process uses a GPU (loaded: 570.86.10)")
+
+
+def test_the_kernels_log_is_read_with_the_devices(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, into = os.pipe2(os.O_DIRECT)
+    made = bench(gpu(minor=0x3B))
+    made.source = NvmlSource({}, clock=lambda: 1000.0, monotonic=lambda: 100.0, kernel_log=f"/proc/self/fd/{out}")
+    os.write(into, b"3,7,50000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n")
+    reading = made.source.read()
+    assert (reading.gpus[0].xids, reading.log_trouble) == ((Xid(79, 950.0, 7),), None)
+    made.source.close()
+    made.source = NvmlSource({}, kernel_log=str(tmp_path / "none"))
+    assert "cannot be read (No such file or directory)" in (made.source.read().log_trouble or "")
+    made.source.close()
+    for fd in (out, into):
+        os.close(fd)
+
+
+def test_who_holds_memory_that_no_listed_process_does(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def openers(paths: Any) -> dict[str, tuple[int, ...]]:
+        asked.append(sorted(paths))
+        return dict.fromkeys(paths, (ME, os.getppid()))
+
+    monkeypatch.setattr("gpusched.gpu.nvml.procinfo.openers", openers)
+    made = bench(gpu(minor=2, used_mib=9000, compute=[(ME, 1000)]), gpu(uuid="GPU-bbbb", used_mib=100))
+    for _ in range(3):
+        first, second = made.source.read().gpus
+        made.now += 1
+    assert asked == [["/dev/nvidia2"]]
+    assert [process.pid for process in first.openers] == [os.getppid()]
+    assert second.openers == ()
+    made.now += device.SLOW_S
+    made.source.read()
+    assert len(asked) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("gpusched.gpu.nvml._KEEPER", procinfo.describe(os.getppid(), None).name)
+        assert made.source.read().gpus[0].openers == ()
+    made.nvml.devices[0].used_mib = 1000
+    assert made.source.read().gpus[0].openers == ()
+
+
+def test_open_devices_are_found_by_their_holders(tmp_path: Path) -> None:
+    held = tmp_path / "nvidia0"
+    held.write_text("")
+    command = [sys.executable, "-c", "import sys; f = open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"]
+    with subprocess.Popen([*command, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"open\n"
+        with held.open():
+            assert procinfo.openers([str(held), "/dev/none"]) == {str(held): (child.pid,), "/dev/none": ()}
+        child.communicate()

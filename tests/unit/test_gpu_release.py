@@ -116,8 +116,19 @@ def test_a_card_that_stays_dirty_is_suspect_and_names_the_holder() -> None:
     assert after(tracker, held, at=140.0, owners={7: "1.1"}) == "dirty"
     assert after(tracker, held, at=141.0, owners={7: "1.1"}, booked={}) == "dirty"
     (view,) = tracker.views(141.0)
-    assert view.why_not == "suspect: process 7 (python) of run 1.1 still holds 7.8G"
+    assert view.why_not == "suspect: process 7 (python, of eva) of run 1.1 still holds 7.8G"
     assert tracker.status(UUID).state == "suspect"
+
+
+def test_who_has_the_card_open_is_named_when_the_driver_lists_nobody() -> None:
+    tracker = ended()
+    eva, others = GpuProcess(7, None, "eva", name="python"), [GpuProcess(pid, None) for pid in (8, 9, 10)]
+    for at, openers in ((140.0, (eva,)), (141.0, (eva, *others))):
+        assert after(tracker, sample(vram_used_mib=8000, openers=openers), at=at) == "dirty"
+        (view,) = tracker.views(at)
+        assert view.why_not is not None
+        assert "no process is seen to hold it, but open: 7 (python, of eva)" in view.why_not
+    assert view.why_not.endswith(", 8, 9 and 1 more")
 
 
 def test_a_dirty_card_is_well_again_when_it_is_measured_clean() -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import wait_until
 
 from gpusched.errors import UsageError
 from gpusched.gpu.device import Present
+from gpusched.gpu.kernel_log import KernelLog
 from gpusched.gpu.simulated import SimulatedSource
 from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch
+from gpusched.model.cluster import Xid
+from gpusched.policy.life.blame import GpuFault, taken_in
 
 
 class Library:
@@ -54,11 +61,15 @@ class Library:
         return object(), 0
 
 
+def numbers(found: dict[str, tuple[Xid, ...]]) -> dict[str, tuple[int, ...]]:
+    return {uuid: tuple(xid.number for xid in xids) for uuid, xids in found.items()}
+
+
 def heard(watch: XidWatch, count: int) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
 
     def enough() -> bool:
-        for uuid, xids in watch.take().items():
+        for uuid, xids in numbers(watch.take()).items():
             found[uuid] = (*found.get(uuid, ()), *xids)
         return sum(map(len, found.values())) >= count
 
@@ -95,7 +106,7 @@ def test_a_driver_that_fails_ends_the_listening_and_nothing_else() -> None:
     library.events.put(("a", XID_EVENT, 79))
     library.events.put(15)
     wait_until(lambda: watch.has_failed, what="the listening to end")
-    assert watch.take() == {"a": (79,)}
+    assert numbers(watch.take()) == {"a": (79,)}
     watch.close()
 
 
@@ -107,14 +118,16 @@ def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
     library.events.put(("a", XID_EVENT, 79))
     library.events.put(15)
     wait_until(lambda: library.freed == 1, what="the listening to end")
-    assert ear.take(1, cards[1:]) == {"a": (79,)}
+    assert numbers(ear.take(1, cards[1:])) == {"a": (79,)}
     # Not at once: what fails now will mostly fail again.
     assert library.registered == ["a", "b"]
     assert ear.take(31, cards[1:]) == {}
     assert library.registered == ["a", "b", "b"]
     library.events.put(("b", XID_EVENT, 48))
     found: dict[str, tuple[int, ...]] = {}
-    wait_until(lambda: bool(found.update(ear.take(32, cards[1:])) or found), what="the fault of the other card")
+    wait_until(
+        lambda: bool(found.update(numbers(ear.take(32, cards[1:]))) or found), what="the fault of the other card"
+    )
     assert found == {"b": (48,)}
     # The card that comes back is listened to as well.
     assert ear.take(62, cards) == {}
@@ -140,10 +153,166 @@ def write(path: Path, *xids: object) -> None:
 def test_simulated_faults_are_told_of_once(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     write(path, 31)
-    source = SimulatedSource(str(path))
-    assert [source.read().gpus[0].xids for _ in range(2)] == [(31,), ()]
-    write(path, 31, 79, 79)
-    assert [source.read().gpus[0].xids for _ in range(2)] == [(79, 79), ()]
-    with pytest.raises(UsageError, match="xids"):
-        write(path, "79")
-        SimulatedSource(str(path))
+    now = 100.0
+    source = SimulatedSource(str(path), clock=lambda: now)
+    assert [source.read().gpus[0].xids for _ in range(2)] == [(Xid(31, 100.0),), ()]
+    write(path, 31, 79, {"xid": 79, "at": 42})
+    now = 200.0
+    logged = Xid(79, 42, 3)
+    assert [source.read().gpus[0].xids for _ in range(2)] == [(Xid(79, 200.0), logged), ()]
+    assert logged in SimulatedSource(str(path)).read().gpus[0].xids
+    for wrong in ("79", {"at": 42}, {"xid": 79, "why": 1}, 0):
+        with pytest.raises(UsageError, match="xids|why"):
+            write(path, wrong)
+            SimulatedSource(str(path))
+
+
+# --- the kernel's log -------------------------------------------------------------------------------
+
+
+class Kernel:
+    """Stands for /dev/kmsg: a pipe of packets, of which each read takes one record."""
+
+    def __init__(self) -> None:
+        self.out, self.into = os.pipe2(os.O_DIRECT)
+        self.path = f"/proc/self/fd/{self.out}"
+        self.sequence = 0
+
+    def say(self, text: str, at: float = 50.0, facility: int = 0) -> None:
+        self.sequence += 1
+        head = f"{facility * 8 + 4},{self.sequence},{int(at * 1e6)},-"
+        os.write(self.into, f"{head};{text}\n DEVICE=+pci:0000:3b:00.0\n".encode())
+
+    def log(self) -> KernelLog:
+        return KernelLog(self.path, clock=lambda: 1000.0, monotonic=lambda: 100.0)
+
+    def close(self) -> None:
+        os.close(self.into)
+        os.close(self.out)
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    made = Kernel()
+    yield made
+    made.close()
+
+
+CARDS = {"00000000:3B:00.0": "a", "00000000:AF:00.0": "b"}
+FELL = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def test_what_was_logged_before_is_read_once_and_what_follows_after_it(kernel: Kernel) -> None:
+    kernel.say("usb 1-1: new device")
+    kernel.say(FELL, at=40)
+    kernel.say("NVRM: Xid (PCI:0000:af:00): 31, pid=4711, name=python, Ch 00000008", at=60)
+    log = kernel.log()
+    assert log.take(CARDS) == {"a": (Xid(79, 940.0, 2),), "b": (Xid(31, 960.0, 3),)}
+    assert log.take(CARDS) == {}
+    kernel.say("NVRM: Xid (0000:3b:00.0): 48, pid=1", at=99)
+    assert log.take(CARDS) == {"a": (Xid(48, 999.0, 4),)}
+    assert log.trouble is None
+    log.close()
+
+
+def test_only_the_kernel_is_believed(kernel: Kernel) -> None:
+    kernel.say(FELL, facility=1)
+    kernel.say(f"python[4711]: {FELL}")
+    kernel.say("NVRM: Xid (PCI:0000:3b:00): many")
+    kernel.say("NVRM: Xid (PCI:zz): 79")
+    os.write(kernel.into, b"nonsense\n")
+    os.write(kernel.into, b"a,b,c;NVRM: Xid (PCI:0000:3b:00): 79\n")
+    log = kernel.log()
+    assert log.take(CARDS) == {}
+    log.close()
+
+
+def test_a_fault_waits_until_its_card_is_known(kernel: Kernel) -> None:
+    kernel.say(FELL)
+    log = kernel.log()
+    assert log.take({}) == {}
+    assert numbers(log.take(CARDS)) == {"a": (79,)}
+    log.close()
+
+
+def test_the_kernel_itself_says_which_card_is_where(kernel: Kernel) -> None:
+    kernel.say("NVRM: GPU at PCI:0000:3b:00: GPU-0a1b-2c3d")
+    kernel.say(FELL)
+    log = kernel.log()
+    # The driver has lost it, and nobody knows its address but the log.
+    assert numbers(log.take({"unknown": "GPU-0a1b-2c3d"})) == {"GPU-0a1b-2c3d": (79,)}
+    log.close()
+
+
+def test_a_log_that_may_not_be_read_is_told_and_no_fault(tmp_path: Path) -> None:
+    log = KernelLog(str(tmp_path / "kmsg"))
+    assert log.take(CARDS) == {}
+    assert log.trouble is not None
+    assert "cannot be read (No such file or directory): GPU faults are only known" in log.trouble
+    log.close()
+
+
+def test_records_that_were_overwritten_are_passed_over(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.say(FELL)
+    log = kernel.log()
+    read, failures = os.read, [BrokenPipeError()]
+
+    def overwritten(fd: int, size: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return read(fd, size)
+
+    monkeypatch.setattr("gpusched.gpu.kernel_log.os.read", overwritten)
+    assert numbers(log.take(CARDS)) == {"a": (79,)}
+    failures.append(OSError(1, "Operation not permitted"))  # type: ignore[arg-type]
+    assert log.take(CARDS) == {}
+    assert log.trouble is not None
+
+
+# --- one fault, heard twice -------------------------------------------------------------------------
+
+
+def event(at: float, xid: int = 79) -> GpuFault:
+    return GpuFault("a", 0, xid, at)
+
+
+def line(at: float, sequence: int, xid: int = 79) -> GpuFault:
+    return GpuFault("a", 0, xid, at, sequence, is_event=False)
+
+
+HEARD = {
+    "an event and its line": ([event(10.2), line(10, 1)], 1),
+    "a line and its event": ([line(10, 1), event(10.2)], 1),
+    "two events": ([event(10), event(13)], 2),
+    "two faults, told of twice each, soon after each other": ([event(10), event(13), line(10, 1), line(13, 2)], 2),
+    "the same in turn": ([event(10), line(10, 1), event(13), line(13, 2)], 2),
+    "many lines about one fault": ([line(10, 1), line(10.1, 2), event(10.2), line(10.3, 3)], 1),
+    "the log, read again": ([line(10, 1), line(10.1, 2), line(90, 3), line(10.0001, 1), line(10.1, 2), line(90, 3)], 2),
+    "the log, read again with what was heard": ([event(10), line(10, 1), line(10, 1)], 1),
+    "different numbers at once": ([line(10, 1, 48), line(10, 2, 63), event(10, 48)], 2),
+    "an event long after a line": ([line(10, 1), event(20)], 2),
+}
+
+
+@pytest.mark.parametrize("name", HEARD)
+def test_a_fault_that_is_heard_twice_counts_once(name: str) -> None:
+    told, expected = HEARD[name]
+    known: tuple[GpuFault, ...] = ()
+    new = 0
+    for fault in told:
+        known, is_new = taken_in(known, fault)
+        new += is_new
+    assert (new, len(known)) == (expected, expected)
+
+
+@given(st.lists(st.floats(0, 100), max_size=8), st.permutations(range(8)), st.integers(0, 8))
+def test_reading_the_log_again_never_makes_a_new_fault(ats: list[float], order: list[int], events: int) -> None:
+    told = [line(at, number) for number, at in enumerate(ats)] + [event(at) for at in ats[:events]]
+    told = [told[place] for place in order if place < len(told)]
+    known: tuple[GpuFault, ...] = ()
+    for fault in told:
+        known, _ = taken_in(known, fault)
+    for fault in told:
+        if fault.sequence is not None:
+            known, is_new = taken_in(known, fault)
+            assert not is_new

@@ -60,7 +60,8 @@ def active(entry: CalendarEntry, now: float) -> Window | None:
 
 
 def _window(entry: CalendarEntry, start_at: float) -> Window:
-    return Window(entry.name, start_at, start_at + entry.duration_s, entry.held, entry.users, entry.accounts)
+    end_at = start_at + entry.duration_s
+    return Window(entry.name, start_at, end_at, entry.held, entry.users, entry.accounts, entry.message)
 
 
 def starts(entry: CalendarEntry, now: float) -> Iterator[float]:
@@ -163,6 +164,8 @@ def why_not_admitted(spec: JobSpec, user: str, calendar: Mapping[str, CalendarEn
         return Refusal(f"the requested reservation {name!r} is invalid: there is none of this name", _LIST)
     if next_window(entry, now) is None:
         return Refusal(f"the requested reservation {name!r} is over", _LIST)
+    if entry.is_maintenance:
+        return Refusal(f"reservation {name!r} is maintenance, in which nothing runs", "submit without --reservation")
     if user not in entry.users and spec.account not in entry.accounts:
         under = f" under account {spec.account}" if spec.account else ""
         admitted = (*entry.users, *(f"account {account}" for account in entry.accounts))

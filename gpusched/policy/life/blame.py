@@ -10,9 +10,10 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from gpusched.model.cluster import Clearance
 from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
@@ -39,6 +40,11 @@ MEANINGS = {
 
 _TOLD_LATE_S = 5.0
 """A fault may be told of so long after the run that it ended."""
+_COUNTERPART_S = 5.0
+"""Between the event and the line in the log at most."""
+_SAME_S = 1.0
+"""Lines of the log about one fault are not further apart."""
+_MOST_FAULTS = 1000
 _BLAMED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.TIMEOUT)
 _OWN_CODES = frozenset({2, 126, 127})
 """Wrong usage, a program that cannot be executed, one that is not there: nothing that a card could cause."""
@@ -46,18 +52,60 @@ _OWN_CODES = frozenset({2, 126, 127})
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """What the driver told of one card. `at` is when it was read."""
+    """What the driver told of one card. `at` is when it happened."""
 
     uuid: str
     index: int
     xid: int
     at: float
+    sequence: int | None = None
+    """Of its first record in the kernel's log; None while only the event was heard."""
+    is_event: bool = True
+    """It was heard as an event of the driver."""
 
     @property
     def text(self) -> str:
         """`XID 79 (fallen off the bus)`."""
         meaning = MEANINGS.get(self.xid)
         return f"XID {self.xid}" + (f" ({meaning})" if meaning else "")
+
+
+def taken_in(known: Sequence[GpuFault], heard: GpuFault) -> tuple[tuple[GpuFault, ...], bool]:
+    """What is known after a fault was heard of, and whether it is a new one.
+
+    Every fault is told of twice where both ways are open, as an event and in the kernel's log, in either order; one
+    fault may fill several lines of the log; and the log is read again whenever its reader is started again.
+    """
+    like = [other for other in known if other.uuid == heard.uuid and other.xid == heard.xid]
+    if heard.sequence is not None and any(other.sequence == heard.sequence for other in like):
+        return tuple(known), False
+    nearest = min(
+        (other for other in like if _is_counterpart(other, heard)),
+        key=lambda other: abs(other.at - heard.at),
+        default=None,
+    )
+    if nearest is None and any(abs(other.at - heard.at) <= _SAME_S for other in like):
+        return tuple(known), False
+    if nearest is None:
+        return (*known, heard)[-_MOST_FAULTS:], True
+    both = replace(nearest, is_event=True, sequence=heard.sequence if nearest.sequence is None else nearest.sequence)
+    return tuple(both if other is nearest else other for other in known), False
+
+
+def _is_counterpart(known: GpuFault, heard: GpuFault) -> bool:
+    """Whether the other way of hearing of a fault may now tell of one that is known from one way alone."""
+    is_missing = known.sequence is None if heard.sequence is not None else not known.is_event
+    return is_missing and abs(known.at - heard.at) <= _COUNTERPART_S
+
+
+def is_hardware(xid: int, settings: FaultSettings) -> bool:
+    """Whether faults of this number are the card's and not the program's."""
+    return xid in settings.xid_victim or xid in settings.xid_drain
+
+
+def takes_out(fault: GpuFault, settings: FaultSettings, clearance: Clearance | None) -> bool:
+    """Whether a fault makes its card suspect: not when somebody has cleared the card since."""
+    return fault.xid in settings.xid_drain and (clearance is None or fault.at > clearance.at)
 
 
 def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> Run:

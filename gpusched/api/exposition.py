@@ -1,0 +1,117 @@
+"""Pages of numbers for Prometheus: families, samples, and the two text formats that are read out there.
+
+OpenMetrics 1.0 is what Prometheus asks for over HTTP. The older text format, version 0.0.4, is all that node_exporter's
+textfile collector reads: it knows no `info`, no `# UNIT`, and calls a counter by the name of its sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+
+from gpusched.daemon.meters import Histogram, label
+from gpusched.errors import BrokenInvariant
+
+OPENMETRICS = "openmetrics"
+PROMETHEUS = "prometheus"
+FORMATS = (PROMETHEUS, OPENMETRICS)
+
+CONTENT_TYPES = {
+    PROMETHEUS: "text/plain; version=0.0.4; charset=utf-8",
+    OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a number is called, what it counts, and which labels tell its series apart."""
+
+    name: str
+    """Without `_total` or `_info`; with its unit, if it has one."""
+    kind: str
+    """`gauge`, `counter`, `histogram` or `info`."""
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+
+    @property
+    def sample(self) -> str:
+        """Name under which a counter or an info is queried; of a histogram that of its parts without their ends."""
+        return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
+
+
+class Page:
+    """Numbers of one instant. A family may be put at any time and in any order; equal labels may be put once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Family, dict[tuple[str, ...], float | Histogram]] = {}
+
+    def put(self, family: Family, value: float | Histogram | None, *labels: str) -> None:
+        """Add the value of one series; None is unknown and leaves it out. Raises: BrokenInvariant."""
+        if value is None:
+            return
+        marks = tuple(map(label, labels))
+        rows = self._rows.setdefault(family, {})
+        # A page with a mistake is refused as a whole by whoever reads it.
+        if (
+            len(marks) != len(family.labels)
+            or marks in rows
+            or isinstance(value, Histogram) != (family.kind == "histogram")
+        ):
+            raise BrokenInvariant(f"{family.name}{list(marks)} is no series, or one that is there already")
+        rows[marks] = value
+
+    def text(self, form: str) -> str:
+        """The page in one of FORMATS."""
+        is_open = form == OPENMETRICS
+        lines: list[str] = []
+        for family, rows in self._rows.items():
+            lines += _head(family, is_open)
+            for marks, value in rows.items():
+                lines += _samples(family, list(zip(family.labels, marks, strict=True)), value)
+        if is_open:
+            lines.append("# EOF")
+        return "\n".join(lines) + "\n"
+
+
+def _head(family: Family, is_open: bool) -> Iterable[str]:
+    name = family.name if is_open else family.sample
+    kind = family.kind if is_open or family.kind != "info" else "gauge"
+    yield f"# HELP {name} {_escape(family.help, quotes=is_open)}"
+    yield f"# TYPE {name} {kind}"
+    if is_open and family.unit:
+        yield f"# UNIT {name} {family.unit}"
+
+
+def _samples(family: Family, labels: Sequence[tuple[str, str]], value: float | Histogram) -> Iterable[str]:
+    if not isinstance(value, Histogram):
+        yield f"{family.sample}{_braces(labels)} {_number(value)}"
+        return
+    for bound, count in value.cumulated():
+        yield f"{family.name}_bucket{_braces([*labels, ('le', _bound(bound))])} {count}"
+    yield f"{family.name}_count{_braces(labels)} {value.count}"
+    yield f"{family.name}_sum{_braces(labels)} {_number(value.sum)}"
+
+
+def _braces(labels: Sequence[tuple[str, str]]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in labels) + "}"
+
+
+def _escape(text: str, quotes: bool = True) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == inf else repr(float(bound))
+
+
+def _number(value: float) -> str:
+    if isnan(value):
+        return "NaN"
+    if abs(value) == inf:
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

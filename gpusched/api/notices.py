@@ -1,0 +1,45 @@
+"""What everybody who looks at the queue should know: drained nodes and GPUs, and maintenance that is on or near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.daemon.tick import Scheduler
+from gpusched.policy.calendar.entries import next_window
+
+AHEAD_S = 7 * 86400.0
+"""How long before it begins maintenance is announced."""
+
+
+def notices(scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Drains, then maintenance by its begin, each with what it is of and its message."""
+    now, world = scheduler.now(), scheduler.world
+    node = scheduler.site.node
+    indices = {view.uuid: view.index for view in scheduler.tracker.views(now)}
+    found: list[dict[str, Any]] = [
+        {"kind": "drain", "what": _what(target, node, indices), "message": message}
+        for target, message in sorted(world.drains.items())
+    ]
+    coming = []
+    for entry in world.calendar.values():
+        window = next_window(entry, now) if entry.is_maintenance else None
+        if window is None or window.start_at > now + AHEAD_S:
+            continue
+        what = ", ".join(f"node {place.node}" for place in entry.held)
+        coming.append(
+            {
+                "kind": "maintenance",
+                "what": what,
+                "message": entry.message,
+                "name": entry.name,
+                "start_at": window.start_at,
+                "end_at": window.end_at,
+            }
+        )
+    return found + sorted(coming, key=lambda one: (one["start_at"], one["name"]))
+
+
+def _what(target: str, node: str, indices: dict[str, int]) -> str:
+    if target == node:
+        return f"node {target}"
+    return f"GPU {indices[target]}" if target in indices else f"GPU {target}"

@@ -1,0 +1,84 @@
+"""gpusched backup and gpusched restore: what they print, and what restoring waits for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+from filelock import FileLock, Timeout
+
+from gpusched import paths
+from gpusched.api.identity import user_name
+from gpusched.cli import output
+from gpusched.engine.spool import runs_in
+from gpusched.errors import DaemonBusy
+from gpusched.model.units import printable
+from gpusched.store.backup import backup, restore
+
+_NAMED = 20
+
+
+def make(file: str, as_json: bool) -> None:
+    """Copy the job table of this scheduler into a file, whether or not its daemon runs."""
+    made = backup(paths.database(), file)
+    if as_json:
+        output.print_json(
+            {"file": made.path, "size_bytes": made.size_bytes, "jobs": made.jobs, "unfinished": made.unfinished}
+        )
+        return
+    size = f"{made.size_bytes / (1 << 20):.1f} MiB"
+    sys.stdout.write(f"wrote {printable(made.path)}: {made.jobs} jobs, {made.unfinished} unfinished, {size}\n")
+
+
+def put_back(file: str, hold: bool, as_json: bool) -> None:
+    """Put a backup in the place of the job table, while no daemon runs and none can start.
+
+    Raises: DaemonBusy when one runs.
+    """
+    os.makedirs(paths.state_dir(), mode=0o700, exist_ok=True)
+    lock = FileLock(paths.lock_file(), mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DaemonBusy(
+            f"a daemon runs for {paths.state_dir()}, and would go on with the table that it knows",
+            "stop it first with: gpusched daemon stop; its jobs go on",
+        ) from None
+    try:
+        present = runs_in(paths.spool_dir()) if os.path.isdir(paths.spool_dir()) else set()
+        ids = [int(run.partition(".")[0]) for run in present]
+        found = restore(file, paths.database(), hold=hold, ids_in_use=ids, by=user_name(os.geteuid()))
+    finally:
+        lock.release()
+    unknown = sorted(present - found.open_runs)
+    if as_json:
+        output.print_json(
+            {
+                "database": found.path,
+                "kept": found.kept,
+                "jobs": found.jobs,
+                "held": [str(job_id) for job_id in found.held],
+                "unknown_runs": unknown,
+                "next_job_id": found.next_id,
+            }
+        )
+        return
+    sys.stdout.write(f"restored {found.jobs} jobs; the next one is job {found.next_id}\n")
+    if found.kept:
+        output.note("gpusched", f"the table that was there is kept as {printable(found.kept)}")
+    if found.held:
+        output.note(
+            "gpusched",
+            f"held, since they may have run since the backup was made: jobs {_some(map(str, found.held))}; "
+            "look at them (gq, their output), then: gctl release ID or gcancel ID",
+        )
+    if unknown:
+        output.note("gpusched", f"runs that the backup does not know, and that the daemon will end: {_some(unknown)}")
+    output.note("gpusched", "go on with: gpusched daemon start")
+
+
+def _some(words: Iterable[str]) -> str:
+    found = list(words)
+    rest = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ",".join(found[:_NAMED]) + rest

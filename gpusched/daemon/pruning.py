@@ -1,0 +1,163 @@
+"""Forgetting jobs that ended long ago, a few at a time, in moments in which nothing else is to be done.
+
+A round walks over the ended jobs, the oldest first; then scripts and environments that nobody needs any more go, and
+space is given back to the disk. Each bite is one transaction between two ticks, when the memory and the table say the
+same. A daemon that is killed meanwhile has lost nothing: the next round finds what is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from logging import getLogger
+
+from gpusched.errors import GpuschedError
+from gpusched.model.job import Job
+from gpusched.model.units import parse_pipeline_id
+from gpusched.policy.life.pruning import may_go, pipeline_may_go
+from gpusched.ports import JobFilter
+
+from .tick import Scheduler
+
+log = getLogger("gpusched.daemon")
+
+ROUND_S = 3600.0
+"""From the end of a round to the begin of the next."""
+SWEEP_S = 86400.0
+"""Looking which scripts are still needed takes a walk over the whole table."""
+BITE_S = 0.002
+"""What one bite is meant to take; its size follows what the one before took."""
+
+_DAY_S = 86400.0
+_LEAST, _MOST = 16, 512
+_WALKED_AT_ONCE = 8
+"""Rows are read so many times faster than they are deleted."""
+_FIRST = (float("-inf"), 0)
+
+
+class Pruner:
+    """Takes bites of the history until nothing is left that may go, then rests.
+
+    Args: drop_folder: takes away the checkpoint folder of a job that is forgotten.
+    """
+
+    def __init__(self, scheduler: Scheduler, drop_folder: Callable[[Job], None]) -> None:
+        self.pruned = 0
+        """Jobs forgotten since the daemon began."""
+        self._scheduler = scheduler
+        self._drop_folder = drop_folder
+        self._size = _LEAST
+        self._round: Iterator[None] | None = None
+        self._rest_until = 0.0
+        self._sweep_after = 0.0
+        self._has_left_payloads = False
+
+    def bite(self) -> bool:
+        """Do a little, if anything is to be done and the scheduler is quiet; whether to come again soon."""
+        began = time.perf_counter()
+        scheduler = self._scheduler
+        if scheduler.settings.history.keep_days <= 0:
+            self._round = None
+            return False
+        if not scheduler.is_quiet or (self._round is None and time.monotonic() < self._rest_until):
+            return False
+        if self._round is None:
+            self._round = self._steps()
+        try:
+            next(self._round)
+        except (StopIteration, GpuschedError) as stop:
+            if isinstance(stop, GpuschedError):
+                log.error("history: %s", stop.message)
+            self._round = None
+            self._rest_until = time.monotonic() + ROUND_S
+            return False
+        took_s = time.perf_counter() - began
+        if took_s > BITE_S:
+            self._size = max(_LEAST, self._size // 2)
+        elif took_s < BITE_S / 2:
+            self._size = min(_MOST, self._size * 2)
+        return True
+
+    def _steps(self) -> Generator[None, None, None]:
+        """One round, bite by bite."""
+        before = self.pruned
+        # What belongs to an array or a pipeline may go only once that has gone: then the walk is made again.
+        while (yield from self._walk()):
+            pass
+        if self.pruned > before:
+            self._has_left_payloads = True
+            log.info("history: %d jobs that ended long ago were forgotten", self.pruned - before)
+        if self._has_left_payloads and time.monotonic() >= self._sweep_after:
+            yield from self._sweep()
+            self._has_left_payloads = False
+            self._sweep_after = time.monotonic() + SWEEP_S
+        while self._scheduler.store.give_back(self._size):
+            yield
+
+    def _before(self) -> float:
+        settings = self._scheduler.settings
+        keep_s = max(settings.history.keep_days * _DAY_S, settings.life.checkpoint_keep_s)
+        return self._scheduler.now() - keep_s
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def _walk(self) -> Generator[None, None, bool]:
+        """Look at every job that is old enough; whether an array or a pipeline has gone."""
+        store = self._scheduler.store
+        after, opened = _FIRST, False
+        kept: set[str] = set()
+        while jobs := store.ended_jobs(self._before(), after, self._size):
+            after = (jobs[-1].end_at or 0.0, jobs[-1].id)
+            named = {job.spec.pipeline for job in jobs if job.spec.pipeline}
+            there = {one.id: one.number for one in store.pipelines(_numbers(named))}
+            going = {name for name in there if name not in kept and self._may_go_whole(name)}
+            kept.update(there.keys() - going)
+            gone = self._may_go(jobs, frozenset(there) - going)
+            for job in gone:
+                self._drop_folder(job)
+            if gone or going:
+                store.prune([job.id for job in gone], [there[name] for name in going])
+                self.pruned += len(gone)
+                opened = opened or bool(going) or any(job.is_array for job in gone)
+            yield
+        return opened
+
+    def _may_go(self, jobs: list[Job], pipelines: frozenset[str]) -> list[Job]:
+        scheduler = self._scheduler
+        ids = frozenset(job.array_id for job in jobs if job.array_id is not None)
+        arrays = {job.id for job in scheduler.store.jobs(JobFilter(ids=ids))} if ids else set()
+
+        def is_needed(job: Job) -> bool:
+            return scheduler.world.is_needed(job) or scheduler.alerts.concern(job.id)
+
+        return [job for job in jobs if may_go(job, self._before(), arrays, pipelines, is_needed)]
+
+    def _may_go_whole(self, pipeline: str) -> bool:
+        ends = self._scheduler.store.pipeline_ends(pipeline)
+        return pipeline_may_go(ends, self._before(), self._scheduler.world.is_named)
+
+    # --- scripts and environments -----------------------------------------------------------------
+
+    def _sweep(self) -> Generator[None, None, None]:
+        """Drop what no job needs. Not remembered over a restart: the next round that forgets a job sweeps again."""
+        store = self._scheduler.store
+        used: set[str] = set()
+        last = 0
+        while (found := store.used_payloads(last, self._size * _WALKED_AT_ONCE))[0] is not None:
+            last, shas = found[0], found[1]
+            used |= shas
+            yield
+        after = ""
+        while stored := store.payload_shas(after, self._size):
+            # Jobs that came meanwhile: their ids are higher, but for tasks, which run what their array runs.
+            while (found := store.used_payloads(last, _MOST))[0] is not None:
+                last, shas = found[0], found[1]
+                used |= shas
+            after = stored[-1]
+            if unused := [sha for sha in stored if sha not in used]:
+                store.drop_payloads(unused)
+            yield
+
+
+def _numbers(pipelines: set[str]) -> list[int]:
+    return [number for name in pipelines if (number := parse_pipeline_id(name)) is not None]

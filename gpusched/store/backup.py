@@ -1,0 +1,263 @@
+"""Copies of the job table: made while the daemon writes, and put back while none runs.
+
+A copy is one file, checked before it gets its name, so that a backup that exists is one that can be restored. What
+is put back is a copy too; the table that was there stays beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from gpusched import __version__
+from gpusched.errors import GpuschedError, NotFound, Refused, StoreBroken
+from gpusched.store import failures
+from gpusched.store.migrations import MIGRATIONS
+from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore, check_library
+
+SIDE_FILES = ("-wal", "-shm")
+"""What SQLite keeps beside a database in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a backup holds."""
+
+    path: str
+    size_bytes: int
+    jobs: int
+    unfinished: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was put back."""
+
+    path: str
+    kept: str | None
+    """Where the table that was there is now; None when there was none."""
+    jobs: int
+    held: tuple[int, ...]
+    """Unfinished jobs that were put on hold."""
+    open_runs: frozenset[str]
+    """Runs that had not ended when the backup was made."""
+    next_id: int
+
+
+def backup(database: str, target: str) -> Copied:
+    """Copy the table, as of one instant, into a file for its owner alone; a backup of that name is replaced.
+
+    Raises: NotFound when there is no table; Refused when the target is something else; StoreBroken when the copy is
+    damaged, as the table then is; StoreFull, NotReady.
+    """
+    check_library()
+    if not os.path.exists(database):
+        raise NotFound(f"there is no database {database} yet", "the first gsub makes it; see: gpusched doctor")
+    target = os.path.abspath(target)
+    _refuse_target(database, target)
+    part = f"{target}.part-{os.getpid()}"
+    with _explained(target):
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            with closing(_open(database, "ro")) as source, closing(sqlite3.connect(part)) as copy:
+                with _explained(database):
+                    _check_version(source, database)
+                # In one step: writers go on meanwhile, and their changes do not make it begin anew.
+                source.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+                _check_sound(copy, database)
+                jobs, unfinished = _counts(copy)
+            _sync(part)
+            os.replace(part, target)
+            _sync(os.path.dirname(target))
+        finally:
+            _remove(part, *(part + suffix for suffix in (*SIDE_FILES, "-journal")))
+        return Copied(target, os.path.getsize(target), jobs, unfinished)
+
+
+def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int] = (), by: str = "") -> Restored:
+    """Put a backup in the place of the table. The caller holds the daemon's lock.
+
+    The copy is brought up to the schema of this release; ids that were given since the backup are not given again.
+
+    Args: hold: put unfinished jobs on hold, since they may have run meanwhile. ids_in_use: ids that are known to be in
+    use from elsewhere. by: whom the story of those jobs names.
+    Raises: NotFound, Refused, StoreBroken when the backup is damaged, of a newer release or something else; StoreFull.
+    """
+    check_library()
+    source = os.path.abspath(source)
+    if not os.path.isfile(source):
+        raise NotFound(f"there is no file {source}", "name a backup that was made with: gpusched backup FILE")
+    if os.path.exists(database) and os.path.samefile(source, database):
+        raise Refused(f"{source} is the database itself, no backup of it", "name a backup")
+    part = f"{database}.restoring"
+    with _explained(source):
+        os.makedirs(os.path.dirname(database), mode=0o700, exist_ok=True)
+        _remove(part, *(part + suffix for suffix in SIDE_FILES))
+        try:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with closing(_open(source, "ro")) as backup_of, closing(sqlite3.connect(part)) as copy:
+                _check_version(backup_of, source)
+                backup_of.backup(copy)
+                _check_sound(copy, source)
+            SqliteStore.open(part).close()
+            with closing(_open(part, "rw")) as copy:
+                _use_ids_up(copy, database, ids_in_use)
+                held = _hold(copy, by) if hold else ()
+                copy.commit()
+                # One file again; what later jobs leave free can then be given back to the disk.
+                copy.execute("PRAGMA journal_mode = DELETE")
+                copy.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                copy.execute("VACUUM")
+                jobs, _ = _counts(copy)
+                runs = frozenset(
+                    f"{job_id}.{number}"
+                    for job_id, number in copy.execute("SELECT job_id, number FROM runs WHERE end_at IS NULL")
+                )
+                last = copy.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+            _sync(part)
+            kept = _put_aside(database)
+            os.replace(part, database)
+            _sync(os.path.dirname(database))
+        finally:
+            _remove(part, *(part + suffix for suffix in (*SIDE_FILES, "-journal")))
+    return Restored(database, kept, jobs, held, runs, 1 if last is None else int(last[0]) + 1)
+
+
+def _refuse_target(database: str, target: str) -> None:
+    """Neither the table itself nor what is no backup may be written over."""
+    if os.path.isdir(target):
+        raise Refused(f"{target} is a folder", f"name a file in it: gpusched backup {target.rstrip('/')}/gpusched.db")
+    own = {os.path.realpath(database + suffix) for suffix in ("", *SIDE_FILES)}
+    if os.path.realpath(target) in own:
+        raise Refused(f"{target} is the database itself", "name another file")
+    if os.path.lexists(target) and not _is_ours(target):
+        raise Refused(f"{target} is there already and is no backup of gpusched", "name another file, or remove it")
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        with closing(_open(path, "ro")) as db:
+            return "_sqlite_migrations" in _tables(db)
+    except (sqlite3.Error, OSError):
+        return False
+
+
+def _open(path: str, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S)
+
+
+def _tables(db: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+
+def _check_version(db: sqlite3.Connection, path: str) -> None:
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    tables = _tables(db)
+    if "_sqlite_migrations" not in tables or "jobs" not in tables:
+        raise failures.foreign(path, sorted(tables) or ["nothing"])
+    if found > len(MIGRATIONS):
+        raise failures.newer(path, found, len(MIGRATIONS), __version__)
+
+
+def _check_sound(db: sqlite3.Connection, path: str) -> None:
+    problems = [text for (text,) in db.execute("PRAGMA quick_check(3)")]
+    if problems != ["ok"]:
+        raise failures.corrupt(path, "; ".join(problems))
+    if db.execute("PRAGMA foreign_key_check").fetchone() is not None:
+        raise failures.corrupt(path, "it has records of jobs that are gone")
+
+
+def _counts(db: sqlite3.Connection) -> tuple[int, int]:
+    jobs, ended = db.execute("SELECT count(*), count(end_at) FROM jobs").fetchone()
+    return int(jobs), int(jobs - ended)
+
+
+def _use_ids_up(copy: sqlite3.Connection, database: str, ids_in_use: Iterable[int]) -> None:
+    """What the table that is replaced has given away, as far as it can be read, is not given again."""
+    last = {"jobs": max(ids_in_use, default=0), "pipelines": 0}
+    try:
+        if os.path.exists(database):
+            with closing(_open(database, "rw")) as old:
+                for name, seq in old.execute("SELECT name, seq FROM sqlite_sequence"):
+                    last[name] = max(last.get(name, 0), int(seq))
+    except (sqlite3.Error, ValueError, TypeError):
+        pass  # it is replaced because it is broken; the files of runs still tell some of its ids
+    for name, seq in last.items():
+        if (
+            seq
+            and not copy.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", (seq, name)).rowcount
+        ):
+            copy.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (name, seq))
+
+
+def _hold(copy: sqlite3.Connection, by: str) -> tuple[int, ...]:
+    """Nothing starts by itself that may have run since the backup was made."""
+    found = copy.execute("SELECT id FROM jobs WHERE end_at IS NULL AND hold IS NULL ORDER BY id").fetchall()
+    ids = tuple(int(job_id) for (job_id,) in found)
+    now = time.time()
+    text = f"held by {by or 'gpusched restore'}: the job table was restored, and this job may have run meanwhile"
+    copy.executemany("UPDATE jobs SET hold = 'user' WHERE id = ?", [(job_id,) for job_id in ids])
+    copy.executemany(
+        "INSERT INTO job_events (job_id, at, kind, text) VALUES (?, ?, 'held', ?)", [(one, now, text) for one in ids]
+    )
+    return ids
+
+
+def _put_aside(database: str) -> str | None:
+    """Give the table that is there a second name, with all of it in one file if it can be opened at all."""
+    if not os.path.exists(database):
+        _remove(*(database + suffix for suffix in SIDE_FILES))
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    kept, again = f"{database}.before-restore-{stamp}", 1
+    while os.path.lexists(kept):
+        again += 1
+        kept = f"{database}.before-restore-{stamp}-{again}"
+    try:
+        with closing(_open(database, "rw")) as old:
+            old.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error:
+        pass  # damaged: its log of changes goes along as it is
+    # The new table must not meet the log of the old one: SQLite would apply it.
+    for suffix in SIDE_FILES:
+        if os.path.lexists(database + suffix):
+            os.replace(database + suffix, kept + suffix)
+    os.link(database, kept)
+    _sync(os.path.dirname(database))
+    return kept
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except GpuschedError:
+        raise
+    except (sqlite3.Error, OSError) as error:
+        where = getattr(error, "filename", None) or path
+        found = failures.explain(error, str(where))
+        if isinstance(found, StoreBroken):
+            raise StoreBroken(found.message, "name another backup") from error
+        raise found from error
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(*paths: str) -> None:
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # it was never made

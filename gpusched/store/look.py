@@ -1,0 +1,60 @@
+"""A look at the table for the doctor, from outside: nothing is written, whether or not the daemon runs."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from gpusched.errors import GpuschedError
+from gpusched.store import failures
+from gpusched.store.migrations import MIGRATIONS
+from gpusched.store.sqlite import BUSY_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found. With a problem the rest may be unknown."""
+
+    problem: str | None = None
+    hint: str = ""
+    schema: int | None = None
+    newest_at: float | None = None
+    """The last submission or end that is recorded."""
+    jobs_up_to: int | None = None
+    """The highest id."""
+
+    @property
+    def is_older(self) -> bool:
+        """Whether the daemon will bring it up to date when it starts."""
+        return self.schema is not None and self.schema < len(MIGRATIONS)
+
+
+def look(path: str, *, thoroughly: bool) -> Look | None:
+    """What is there; None when there is no table. Args: thoroughly: also look for damage, which reads all of it."""
+    if not os.path.exists(path) or not os.path.getsize(path):
+        return None
+    try:
+        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as db:
+            return _look(db, path, thoroughly)
+    except (sqlite3.Error, OSError) as error:
+        return _problem(failures.explain(error, path))
+
+
+def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> Look:
+    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if "jobs" not in tables:
+        return _problem(failures.foreign(path, sorted(tables) or ["nothing"]))
+    if thoroughly and (problems := [text for (text,) in db.execute("PRAGMA quick_check(3)")]) != ["ok"]:
+        return _problem(failures.corrupt(path, "; ".join(problems)))
+    (schema,) = db.execute("PRAGMA user_version").fetchone()
+    last = db.execute("SELECT id, submit_at FROM jobs ORDER BY id DESC LIMIT 1").fetchone()
+    (end_at,) = db.execute("SELECT max(end_at) FROM jobs").fetchone()
+    instants = [at for at in (end_at, last and last[1]) if at is not None]
+    return Look(schema=schema, newest_at=max(instants, default=None), jobs_up_to=last and last[0])
+
+
+def _problem(error: GpuschedError) -> Look:
+    return Look(error.message, error.hint)

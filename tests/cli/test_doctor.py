@@ -1,0 +1,142 @@
+"""gpusched doctor: what it finds in a machine, and what it says to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell import Shell
+
+from gpusched.cli import doctor_machine
+from gpusched.store.look import look
+from gpusched.store.sqlite import SqliteStore
+
+
+def checks(sh: Shell) -> dict[str, dict[str, Any]]:
+    done = sh.type("gpusched", "doctor", "--json")
+    return {one["check"]: one for one in json.loads(done.out)["checks"]}
+
+
+def test_all_is_looked_at_with_and_without_a_daemon(own: Shell) -> None:
+    names = {
+        "versions",
+        "config",
+        "folders",
+        "disk",
+        "permissions",
+        "control groups",
+        "clock",
+        "nvml",
+        "daemon",
+        "database",
+    }
+    assert names <= checks(own).keys()
+    own.submit("--", "true")
+    with_daemon = checks(own)
+    assert names | {"bookings", "gpus", "pace"} <= with_daemon.keys()
+    assert all(one["ok"] for one in with_daemon.values()), with_daemon
+    assert all(one["hint"] for one in with_daemon.values() if one["level"] != "ok")
+
+
+def test_a_table_is_looked_at_after_the_daemon_was_killed(own: Shell) -> None:
+    own.submit("--", "true")
+    status = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]
+    os.kill(status["pid"], signal.SIGKILL)
+    found = checks(own)["database"]
+    assert (found["ok"], "is sound" in found["text"]) == (True, True), found
+    database = Path(status["database"])
+    whole = database.read_bytes()
+    for side in ("-wal", "-shm"):
+        Path(f"{database}{side}").unlink(missing_ok=True)
+    database.write_bytes(whole[:4096] + b"\xa5" * (len(whole) - 4096))
+    found = checks(own)["database"]
+    assert found["ok"] is False
+    assert "damaged" in found["text"]
+    assert "gpusched restore FILE" in found["hint"]
+    database.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "text"), [(0o666, "fail", "can be changed by others"), (0o644, "warn", "read")]
+)
+def test_what_others_may_do_is_told(own: Shell, mode: int, level: str, text: str) -> None:
+    own.submit("--", "true")
+    own.ok("gpusched", "daemon", "stop")
+    (database,) = own.home.rglob("gpusched.db")
+    database.chmod(mode)
+    found = checks(own)["permissions"]
+    assert (found["level"], text in found["text"]) == (level, True), found
+    assert found["hint"] == f"chmod {'go-w' if level == 'fail' else 'go-rwx'} {database}"
+
+
+@pytest.mark.parametrize(
+    ("newest_at", "is_kept", "level", "text"),
+    [
+        (None, None, "ok", "plausible"),
+        (900.0, True, "ok", "synchronised"),
+        (1030.0, True, "ok", "synchronised"),
+        (900.0, False, "warn", "unsynchronised"),
+        (4600.0, True, "fail", "1:00:00 behind the last job"),
+    ],
+)
+def test_the_clock(newest_at: float | None, is_kept: bool | None, level: str, text: str) -> None:
+    found = doctor_machine.judge_clock(1000.0, newest_at, is_kept)
+    assert (found["level"], text in found["text"]) == (level, True), found
+    assert bool(found["hint"]) == (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("controllers", "level", "text"),
+    [
+        (None, "warn", "no cgroup v2"),
+        ("cpuset cpu io memory hugetlb pids", "ok", "cgroup v2 with"),
+        ("cpu pids", "warn", "without memory"),
+    ],
+)
+def test_control_groups(tmp_path: Path, controllers: str | None, level: str, text: str) -> None:
+    if controllers is not None:
+        (tmp_path / "cgroup.controllers").write_text(controllers + "\n")
+    found = doctor_machine.control_groups(str(tmp_path))
+    assert (found["level"], text in found["text"]) == (level, True), found
+    assert bool(found["hint"]) == (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("code", "ok", "text"),
+    [
+        ("print('550.54', 4)", True, "driver 550.54, 4 GPUs"),
+        ("print('550.54', 0)", False, "0 GPUs"),
+        ("raise RuntimeError('Driver/library version mismatch')", False, "Driver/library version mismatch"),
+        ("import os; os.abort()", False, "it says nothing"),
+    ],
+)
+def test_the_driver(monkeypatch: pytest.MonkeyPatch, code: str, ok: bool, text: str) -> None:
+    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ("dev/nvidiactl",))
+    monkeypatch.setattr(doctor_machine, "_READ_NVML", code)
+    found = doctor_machine.nvml()
+    assert (found["ok"], text in found["text"]) == (ok, True), found
+    assert bool(found["hint"]) != ok
+    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ())
+    assert doctor_machine.nvml()["text"] == "no NVIDIA GPU here"
+
+
+def test_a_table_of_something_else_or_of_an_older_release(tmp_path: Path) -> None:
+    assert look(str(tmp_path / "nothing"), thoroughly=True) is None
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE songs (title TEXT)")
+    found = look(str(other), thoroughly=True)
+    assert found is not None
+    assert "holds songs" in (found.problem or "")
+    path = tmp_path / "x.db"
+    SqliteStore.open(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    older = look(str(path), thoroughly=True)
+    assert older is not None
+    assert (older.problem, older.is_older, older.newest_at) == (None, True, None)

@@ -1,0 +1,66 @@
+"""ginfo --foreign, typed against a real daemon with strangers on its simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell import Shell
+from support import wait_until
+
+SINCE = time.time() - 7200
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[Shell]:
+    """Two cards: on the first are an idle stranger and a smaller one, on the second works the first stranger."""
+    eva = {"pid": 4711, "vram": "15GiB", "user": "eva", "name": "python", "started_at": SINCE}
+    bob = {"pid": 4712, "vram": "2GiB", "user": "bob", "name": "jupyter"}
+    cards: list[dict[str, Any]] = [
+        {"vram": "24GiB", "processes": [eva, bob]},
+        {"vram": "24GiB", "processes": [eva], "utilisation": 0.9},
+    ]
+    for folder in ("work", "home"):
+        (tmp_path / folder).mkdir()
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps({"gpus": cards}))
+    shell = Shell(tmp_path / "home", tmp_path / "work", GPUSCHED_FAKE_GPUS=str(path))
+    yield shell
+    shell.type("gpusched", "daemon", "stop")
+
+
+def test_who_is_there_and_what_they_cost(crowded: Shell) -> None:
+    for _ in range(2):
+        crowded.submit("-g", "1", "--", "true")
+
+    def found() -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(crowded.ok("ginfo", "--foreign", "--json"))
+        return answer
+
+    wait_until(lambda: found()["jobs_kept_waiting"] == 2, what="the cards to be read")
+    rows = found()["foreign"]
+    assert [(row["gpu"], row["pid"], row["user"], row["vram_mib"]) for row in rows] == [
+        (0, 4711, "eva", 15360),
+        (0, 4712, "bob", 2048),
+        (1, 4711, "eva", 15360),
+    ]
+    # Without eva the second card is free; on the first there is still bob, who alone costs nothing.
+    assert [row["jobs_kept_waiting"] for row in rows] == [1, 0, 1]
+    assert rows[0]["age_s"] == pytest.approx(time.time() - SINCE, abs=60)
+    assert rows[0]["gpu_idle_s"] is not None
+    assert rows[0]["gpu_idle_s"] < 120
+    assert rows[2]["gpu_idle_s"] is None
+    assert rows[1]["age_s"] is None
+    lines = crowded.ok("ginfo", "--foreign").splitlines()
+    assert lines[0].split() == ["GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT"]
+    assert lines[1].split()[:5] == ["0", "4711", "eva", "python", "15G"]
+    assert lines[-1] == "2 waiting jobs would start now without all of them"
+    assert crowded.ok("ginfo", "--foreign", "--quiet") == "4711\n4712\n"
+
+
+def test_where_nobody_else_is_it_says_so(own: Shell) -> None:
+    assert own.ok("ginfo", "--foreign") == "no process is on a GPU without a job\n"

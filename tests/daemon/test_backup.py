@@ -1,0 +1,224 @@
+"""Backups made while the daemon writes, and what is there after they were put back."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+from gpusched.errors import NotFound, Refused, StoreBroken
+from gpusched.ports import Changes, JobFilter
+from gpusched.store.backup import backup, restore
+from gpusched.store.sqlite import SqliteStore
+from gpusched.testing import job
+
+TABLES = ("jobs", "runs", "job_events", "payloads", "usage", "reservations", "estimates", "pipelines", "alerts")
+
+
+def gpusched(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'gpusched'; from gpusched.cli.admin import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *words], env=daemon.env, capture_output=True, text=True)
+
+
+def content(path: str | Path) -> dict[str, list[tuple[object, ...]]]:
+    db = sqlite3.connect(path)
+    try:
+        return {table: sorted(db.execute(f"SELECT * FROM {table}").fetchall(), key=repr) for table in TABLES}
+    finally:
+        db.close()
+
+
+def database(daemon: Daemon) -> Path:
+    return Path(str(daemon.call("GET", "/v1/status")["daemon"]["database"]))
+
+
+def test_a_backup_under_heavy_writes_is_one_instant_of_the_table(daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "copies" / "copy.db"
+    file.parent.mkdir()
+    done = threading.Event()
+    sent: list[str] = []
+
+    def submit() -> None:
+        while not done.is_set():
+            sent.append(daemon.submit("/bin/true", stdout="/dev/null"))
+
+    writer = threading.Thread(target=submit)
+    writer.start()
+    try:
+        for count in (10, 40, 80):
+            wait_until(lambda count=count: len(sent) >= count, what="some jobs")
+            before = len(sent)
+            made = gpusched(daemon, "backup", str(file))
+            assert made.returncode == 0, made.stderr
+            store = SqliteStore.open(file)
+            try:
+                jobs = {one.id: one for one in store.jobs(JobFilter())}
+                runs = store.runs(jobs)
+            finally:
+                store.close()
+            # All that was acknowledged before is in it, without a gap, and every run is that of a job in it.
+            assert set(jobs) == set(range(1, max(jobs) + 1))
+            assert len(jobs) >= before
+            assert all(jobs[run.job_id].run >= run.number for run in runs)
+            assert all(any(run.job_id == one.id for run in runs) for one in jobs.values() if one.run)
+    finally:
+        done.set()
+        writer.join()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [name for name in os.listdir(file.parent) if "part" in name] == []
+
+
+def test_what_was_backed_up_is_what_is_restored(daemon: Daemon, tmp_path: Path) -> None:
+    where, file = database(daemon), tmp_path / "copy.db"
+    ended = [daemon.submit("/bin/true", stdout="/dev/null") for _ in range(5)]
+    waiting = daemon.submit("/bin/true", stdout="/dev/null", begin_at=4e9)
+    daemon.wait(*ended)
+    assert gpusched(daemon, "backup", str(file)).returncode == 0
+    saved = content(file)
+    later = daemon.submit("/bin/true", stdout="/dev/null")
+    daemon.wait(later)
+
+    refused = gpusched(daemon, "restore", str(file))
+    assert refused.returncode == 1
+    assert "a daemon runs" in refused.stderr
+    assert "gpusched daemon stop" in refused.stderr
+
+    daemon.kill()
+    done = gpusched(daemon, "restore", "--no-hold", str(file))
+    assert done.returncode == 0, done.stderr
+    assert content(where) == saved
+    kept = next(where.parent.glob("*.before-restore-*"))
+    assert str(kept) in done.stderr
+    assert int(later) in [row[0] for row in content(kept)["jobs"]]
+    assert stat.S_IMODE(where.stat().st_mode) == 0o600
+    daemon.start()
+    assert daemon.job(waiting)["state"] == "PENDING"
+    # No id is given twice, though the restored table has never heard of the later job.
+    assert int(daemon.submit("/bin/true", stdout="/dev/null")) == int(later) + 1
+
+
+def test_jobs_that_ran_after_the_backup_do_not_run_again(daemon: Daemon, tmp_path: Path) -> None:
+    file, witness = tmp_path / "copy.db", tmp_path / "witness"
+    gate = tmp_path / "gate"
+    script = f"echo ran >> {witness}; while [ ! -e {gate} ]; do sleep 0.02; done"
+    running = daemon.submit("/bin/sh", "-c", script, stdout="/dev/null")
+    wait_until(witness.exists, what="the job to run")
+    waiting = daemon.submit(
+        "/bin/sh", "-c", f"echo ran >> {witness}", stdout="/dev/null", dependency=f"afterok:{running}"
+    )
+    assert gpusched(daemon, "backup", str(file)).returncode == 0
+    gate.touch()
+    daemon.wait(running, waiting)
+    assert witness.read_text().count("ran") == 2
+    spool = Path(str(daemon.call("GET", "/v1/status")["daemon"]["spool"]))
+    wait_until(lambda: not list(spool.glob(f"{running}.1.*")), what="the files of the run to go")
+
+    daemon.kill()
+    done = gpusched(daemon, "restore", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"jobs {running},{waiting}" in done.stderr
+    daemon.start()
+    daemon.wait(daemon.submit("/bin/true", stdout="/dev/null"))
+    held = {"state": "PENDING", "reason": "JobHeldUser"}
+    for one in (running, waiting):
+        wait_until(lambda one=one: held.items() <= daemon.job(one).items(), what=f"job {one} to wait, held")
+    assert witness.read_text().count("ran") == 2
+
+
+def test_a_run_that_goes_on_is_taken_over_after_a_restore(daemon: Daemon, tmp_path: Path) -> None:
+    file, gate = tmp_path / "copy.db", tmp_path / "gate"
+    running = daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.02; done", stdout="/dev/null")
+    wait_until(lambda: daemon.job(running)["state"] == "RUNNING", what="the job to run")
+    assert gpusched(daemon, "backup", str(file)).returncode == 0
+    stranger = daemon.submit("/bin/sleep", "1000", stdout="/dev/null")
+    wait_until(lambda: daemon.job(stranger)["state"] == "RUNNING", what="the other job to run")
+    daemon.kill()
+    done = gpusched(daemon, "restore", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"the daemon will end: {stranger}.1" in done.stderr
+    daemon.start()
+    assert daemon.job(running)["state"] == "RUNNING"
+    gate.touch()
+    (ended,) = daemon.wait(running)
+    assert (ended["state"], len(ended["runs"])) == ("COMPLETED", 1)
+
+
+def test_a_backup_works_after_the_daemon_was_killed(daemon: Daemon, tmp_path: Path) -> None:
+    ids = [daemon.submit("/bin/true", stdout="/dev/null") for _ in range(20)]
+    daemon.wait(*ids)
+    daemon.kill()
+    made = gpusched(daemon, "backup", str(tmp_path / "copy.db"))
+    assert made.returncode == 0, made.stderr
+    assert {row[0] for row in content(tmp_path / "copy.db")["jobs"]} == {int(one) for one in ids}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "state" / "gpusched.db"
+    store = SqliteStore.open(path)
+    store.commit(Changes(jobs={1: job(1), 2: job(2)}))
+    store.close()
+    return path
+
+
+def test_what_is_no_backup_is_not_written_over(table: Path, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("years of work")
+    for target, words in ((thesis, "no backup"), (table, "the database itself"), (tmp_path, "is a folder")):
+        with pytest.raises(Refused, match=words):
+            backup(str(table), str(target))
+    assert thesis.read_text() == "years of work"
+    with pytest.raises(NotFound, match="no database"):
+        backup(str(tmp_path / "nothing.db"), str(tmp_path / "copy.db"))
+
+
+def test_what_is_damaged_newer_or_foreign_is_not_restored(table: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    before = content(table)
+    backup(str(table), str(copy))
+    whole = copy.read_bytes()
+    middle = len(whole) // 2
+    copy.write_bytes(whole[:4096] + os.urandom(middle) + whole[4096 + middle :])
+    with pytest.raises(StoreBroken, match="damaged"):
+        restore(str(copy), str(table), hold=True)
+    copy.write_bytes(whole)
+    db = sqlite3.connect(copy)
+    db.execute("PRAGMA user_version = 999")
+    db.close()
+    with pytest.raises(StoreBroken, match="schema version 999"):
+        restore(str(copy), str(table), hold=True)
+    other = tmp_path / "other.db"
+    db = sqlite3.connect(other)
+    db.execute("CREATE TABLE songs (title TEXT)")
+    db.close()
+    with pytest.raises(StoreBroken, match="holds songs"):
+        restore(str(other), str(table), hold=True)
+    with pytest.raises(NotFound, match="no file"):
+        restore(str(tmp_path / "nothing"), str(table), hold=True)
+    assert content(table) == before
+    assert sorted(os.listdir(table.parent)) == ["gpusched.db", "gpusched.db.lock"]
+
+
+def test_a_damaged_table_is_replaced_and_kept(table: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    backup(str(table), str(copy))
+    table.write_bytes(b"no database at all" * 1000)
+    found = restore(str(copy), str(table), hold=True, ids_in_use=[7])
+    assert found.kept is not None
+    assert Path(found.kept).read_bytes().startswith(b"no database")
+    assert (found.jobs, found.held, found.next_id) == (2, (1, 2), 8)
+    store = SqliteStore.open(table)
+    try:
+        assert store.check() is None
+        assert [one.hold for one in store.jobs(JobFilter())] == ["user", "user"]
+        assert "may have run meanwhile" in store.events(1)[-1].text
+    finally:
+        store.close()

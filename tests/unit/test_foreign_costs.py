@@ -1,0 +1,54 @@
+"""What processes of no job cost the queue, and since when their cards do nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_builders import UUID, reading, sample
+
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.settings import GpuSettings, Settings
+from gpusched.policy.ahead.foreign import starts_without
+from gpusched.testing import gpu_uuid, gpu_view, job, node, request, snapshot
+
+FIRST, SECOND = gpu_uuid("n1", 0), gpu_uuid("n1", 1)
+SETTINGS = Settings()
+
+
+def test_a_job_that_waits_for_a_stranger_counts() -> None:
+    taken = {"why_not_whole": "foreign use of 20G: pid 7 (eva, 20G)", "foreign_mib": 20480}
+    cards = [gpu_view(0, **taken), gpu_view(1, **taken)]
+    jobs = [job(number, request=request(gpus=1)) for number in (1, 2, 3)]
+    lab = snapshot(node(gpus=cards), waiting=jobs)
+    cases = [{FIRST: 0}, {FIRST: 0, SECOND: 0}, {FIRST: 4096}, {}]
+    assert starts_without(lab, SETTINGS, cases) == (1, 2, 0, 0)
+
+
+def test_only_what_would_start_beyond_the_present_counts() -> None:
+    taken = gpu_view(0, why_not_whole="foreign use of 20G: pid 7 (eva, 20G)", foreign_mib=20480)
+    jobs = [job(1, request=request(gpus=1))]
+    lab = snapshot(node(gpus=[taken, gpu_view(1)]), waiting=jobs)
+    assert starts_without(lab, SETTINGS, [{FIRST: 0}]) == (0,)
+    assert starts_without(snapshot(node(gpus=[taken])), SETTINGS, [{FIRST: 0}]) == (0,)
+
+
+def test_slices_that_a_stranger_leaves_no_room_for_count() -> None:
+    taken = gpu_view(0, vram_total_mib=24576, foreign_mib=20480, why_not_whole="foreign use")
+    jobs = [job(number, request=request(gpus=1, vram_mib=6144)) for number in (1, 2)]
+    lab = snapshot(node(gpus=[taken]), waiting=jobs)
+    assert starts_without(lab, SETTINGS, [{FIRST: 0}, {FIRST: 12288}, {FIRST: 20480}]) == (2, 1, 0)
+
+
+def test_a_drained_card_stays_drained_without_its_stranger() -> None:
+    taken = gpu_view(0, why_not="drained: fan", why_not_whole="foreign use", foreign_mib=20480)
+    lab = snapshot(node(gpus=[taken]), waiting=[job(1, request=request(gpus=1))])
+    assert starts_without(lab, SETTINGS, [{FIRST: 0}]) == (0,)
+
+
+def test_a_card_is_idle_since_it_was_first_seen_to_do_nothing() -> None:
+    tracker = GpuTracker(replace(GpuSettings(), free_polls=1))
+    shown = []
+    for at, load in ((1.0, 0.9), (2.0, 0.0), (3.0, 0.02), (4.0, 0.5), (5.0, 0.01), (6.0, None), (7.0, 0.0), (8.0, 0.0)):
+        tracker.observe(reading(at, sample(utilisation=load)), {}, {})
+        shown.append(tracker.status(UUID).idle_since)
+    assert shown == [None, 2.0, 2.0, None, 5.0, None, 7.0, 7.0]

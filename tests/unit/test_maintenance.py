@@ -1,0 +1,114 @@
+"""Maintenance windows: nothing runs into them, and who waits for that is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lab import ANN, Lab
+
+from gpusched.api.notices import notices
+from gpusched.daemon.commands import Caller, Drain
+from gpusched.daemon.reserving import Reserve
+from gpusched.errors import Refused
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.testing import request
+
+ROOT = Caller(0, "root")
+HOUR = 3600.0
+
+
+def maintain(lab: Lab, in_s: float = HOUR, duration_s: int = 7200, **parts: Any) -> Any:
+    start_at = lab.clock.now() + in_s
+    parts = {"is_maintenance": True, "message": "new driver", **parts}
+    (answer,) = lab.ask(Reserve(ROOT, "upgrade", start_at, duration_s, **parts))
+    return answer
+
+
+def why(lab: Lab, job_id: int) -> str:
+    reason = lab.scheduler.reason_for(lab.job(job_id))
+    assert reason is not None
+    assert reason.code is ReasonCode.REQ_NODE_NOT_AVAIL
+    return reason.text
+
+
+def test_no_job_runs_into_it_and_each_is_told_why() -> None:
+    lab = Lab()
+    entry = maintain(lab)["entry"]
+    assert (entry.is_maintenance, entry.held[0].is_exclusive, len(entry.held[0].gpus)) == (True, True, 2)
+    short = lab.submit(time_limit_s=600, request=request(gpus=1))
+    long = lab.submit(time_limit_s=7200, request=request(gpus=1))
+    endless = lab.submit(request=request(cpus=1))
+    lab.turn()
+    assert lab.job(short).state is JobState.RUNNING
+    text = why(lab, long)
+    assert "maintenance upgrade of node n1 begins in" in text
+    assert "time limit is longer (new driver)" in text
+    assert "the job has no time limit (new driver)" in why(lab, endless)
+    lab.turn(HOUR)
+    assert "maintenance upgrade of node n1 ends in" in why(lab, long)
+    tiny = lab.submit(time_limit_s=1, request=request(cpus=1))
+    assert "ends in" in why(lab, tiny)
+    lab.turn(7200)
+    lab.turn(1)
+    assert {lab.job(one).state for one in (long, endless)} == {JobState.RUNNING}
+
+
+def test_it_is_kept_over_a_restart_with_its_message() -> None:
+    lab = Lab()
+    maintain(lab)
+    lab.restart()
+    (entry,) = lab.scheduler.world.calendar.values()
+    assert (entry.is_maintenance, entry.message) == (True, "new driver")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"users": ("ann",)}, "nobody runs jobs in a maintenance window"),
+        ({"accounts": ("lab",)}, "nobody runs jobs in a maintenance window"),
+        ({"gpus": 1}, "of the whole node"),
+        ({"cards": ("0",)}, "of the whole node"),
+        ({"cpus": 2.0}, "of the whole node"),
+        ({"message": "x" * 2001}, "longer than"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(parts: dict[str, Any], message: str) -> None:
+    found = maintain(Lab(), **parts)
+    assert isinstance(found, Refused)
+    assert message in found.message
+    assert found.hint
+
+
+def test_nobody_can_ask_for_it() -> None:
+    lab = Lab()
+    maintain(lab)
+    with pytest.raises(Refused, match="maintenance, in which nothing runs"):
+        lab.submit(time_limit_s=60, reservation="upgrade")
+
+
+def test_a_job_that_runs_into_it_is_in_the_way() -> None:
+    lab = Lab()
+    lab.submit(request=request(gpus=1))
+    lab.turn()
+    found = maintain(lab)
+    assert isinstance(found, Refused)
+    assert "no time limit" in found.message
+    assert "--ignore-jobs" in found.hint
+    assert "left alone" in maintain(lab, ignore_jobs=True)["notes"][0]
+
+
+def test_everybody_is_told_of_drains_and_of_maintenance_that_is_near() -> None:
+    lab = Lab()
+    assert notices(lab.scheduler) == []
+    maintain(lab, in_s=8 * 86400)
+    assert notices(lab.scheduler) == []
+    lab.turn(86400 + HOUR)
+    lab.ask(Drain(Caller(0, "root"), ("0",), "fan is broken"))
+    drain, coming = notices(lab.scheduler)
+    assert (drain["kind"], drain["what"], drain["message"]) == ("drain", "GPU 0", "fan is broken")
+    assert (coming["kind"], coming["name"], coming["what"]) == ("maintenance", "upgrade", "node n1")
+    assert coming["end_at"] - coming["start_at"] == 7200
+    lab.turn(9 * 86400)
+    assert [one["kind"] for one in notices(lab.scheduler)] == ["drain"]
+    assert ANN.uid
