@@ -283,7 +283,7 @@ def test_what_was_cleared_does_not_come_back_when_the_log_is_read_again() -> Non
     old = (Xid(79, lab.clock.now() - 7200, 5),)
     lab.logged[0] = old
     lab.turn(1)
-    lab.ask(Drain(ANN, ("0",), None))
+    lab.ask(Drain(ROOT, ("0",), None))
     # The reader of the GPUs was started again, then the daemon.
     lab.logged[0] = old
     lab.turn(1)
