@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 START_TIMEOUT_S = 30.0
+PATIENCE_S = 120.0
+"""So long is a request repeated that the daemon puts off because its user asks for too much at once."""
+MAX_WAIT_S = 30.0
 _LOOK_AGAIN_S = 0.05
 _TRY_AGAIN_S = 1.0
 """Each try is a process that finds the lock taken."""
@@ -31,6 +34,8 @@ _BY_CODE = {
         errors.Refused,
         errors.NotFound,
         errors.Forbidden,
+        errors.TooMany,
+        errors.TooSlow,
         errors.NotReady,
         errors.DaemonBusy,
         errors.StoreBroken,
@@ -48,6 +53,7 @@ class Client:
         self.socket_path = socket_path
         self._socket: _socket.socket | None = None
         self._buffer = b""
+        self._retry_after_s = 1.0
 
     def call(self, method: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
         """Send one request and return the answer's document.
@@ -55,7 +61,7 @@ class Client:
         Raises: the error of gpusched.errors that the daemon answered with; DaemonUnreachable when nobody
         listens; OSError when the connection breaks under the request, which may or may not have been carried out.
         """
-        status, answer = self._ask(method, path, body, timeout_s)
+        status, answer = self._patiently(method, path, body, timeout_s)
         document = quickjson.loads(answer)
         if status != 200:
             raise error_from(document.get("error", {}))
@@ -63,10 +69,20 @@ class Client:
 
     def text(self, path: str, timeout_s: float | None = None) -> str:
         """Ask for what is no JSON document. Raises: as `call`."""
-        status, answer = self._ask("GET", path, None, timeout_s)
+        status, answer = self._patiently("GET", path, None, timeout_s)
         if status != 200:
             raise error_from(quickjson.loads(answer).get("error", {}))
         return answer.decode()
+
+    def _patiently(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
+        """The status and the answer; what the daemon puts off, as its user asks for too much, is asked again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            status, answer = self._ask(method, path, body, timeout_s)
+            if status != errors.TooMany.http_status or time.monotonic() + self._retry_after_s > deadline:
+                return status, answer
+            # Nothing was done.
+            time.sleep(self._retry_after_s)
 
     def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
         content = b"" if body is None else quickjson.dumps(body).encode()
@@ -110,6 +126,9 @@ class Client:
         self._socket = sock
 
     def _exchange(self, request: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        if self._socket is not None and _is_closed(self._socket):
+            # The daemon gives up connections on which nothing was asked for a while, and tells nobody.
+            self.close()
         self.open()
         sock = self._socket
         assert sock is not None
@@ -124,6 +143,8 @@ class Client:
                 name, _, value = line.partition(b":")
                 if name.lower() == b"content-length":
                     length = int(value)
+                elif name.lower() == b"retry-after":
+                    self._retry_after_s = min(MAX_WAIT_S, max(0.05, float(value)))
             pieces, have = [self._buffer], len(self._buffer)
             while have < length:
                 piece = sock.recv(1 << 20)
@@ -144,6 +165,17 @@ class Client:
         if not piece:
             raise ConnectionResetError("the daemon closed the connection")
         self._buffer += piece
+
+
+def _is_closed(sock: _socket.socket) -> bool:
+    """Whether the other end of a connection on which nothing is under way has closed it."""
+    try:
+        sock.settimeout(0.0)
+        return not sock.recv(1, _socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def error_from(words: dict[str, Any]) -> errors.GpuschedError:

@@ -6,6 +6,8 @@
         Refused              it is readable but cannot be granted
         NotFound             it names something that does not exist
         Forbidden            it names something that belongs to another user
+        TooMany              it comes too soon after others of the same user
+        TooSlow              it did not arrive in time
       NotReady             the surroundings are not ready: daemon, disk, database, driver
         DaemonUnreachable    no daemon answers on the socket
         DaemonBusy           one that does not answer yet, or any more, is there
@@ -75,6 +77,21 @@ class Forbidden(UserError):
 
     code = "forbidden"
     http_status = 403
+
+
+class TooMany(UserError):
+    """A user asks for more at once than others leave to one; nothing was done, and later it will be."""
+
+    code = "too_many"
+    http_status = 429
+    retry_after_s = 1.0
+
+
+class TooSlow(UserError):
+    """The request was begun and its rest did not come."""
+
+    code = "too_slow"
+    http_status = 408
 
 
 class NotReady(GpuschedError):

@@ -1,4 +1,4 @@
-"""Where a scheduler keeps what: one root with GPUSCHED_HOME, else the XDG folders.
+"""Where a scheduler keeps what: one root with GPUSCHED_HOME, else XDG's folders; of the system, fixed ones.
 
 Strings in, strings out: commands at the prompt import this. Nothing is created here.
 """
@@ -7,7 +7,28 @@ from __future__ import annotations
 
 import os
 
+SYSTEM_CONFIG = "/etc/gpusched"
+SYSTEM_STATE = "/var/lib/gpusched"
 SYSTEM_SOCKET = "/run/gpusched/api.sock"
+
+_root: str | None = None
+"""Set in a system daemon, and in nothing else: what its paths begin with, empty for the machine's own root."""
+
+
+def serve_system(root: str = "") -> None:
+    """From now on the paths of this process are those of the system's daemon; below `root` to try it out there."""
+    global _root
+    _root = os.path.abspath(root) if root.strip("/") else ""
+
+
+def is_system() -> bool:
+    """Whether this process is the system's daemon."""
+    return _root is not None
+
+
+def finds_system() -> bool:
+    """Whether commands talk to the system's daemon: its socket is there, and no variable says otherwise."""
+    return not os.environ.get("GPUSCHED_SOCKET") and home() is None and os.path.exists(SYSTEM_SOCKET)
 
 
 def home() -> str | None:
@@ -26,11 +47,15 @@ def _xdg(variable: str, *default: str) -> str:
 
 def state_dir() -> str:
     """Root of the database, the spool and the log."""
+    if _root is not None:
+        return _root + SYSTEM_STATE
     return home() or _xdg("XDG_STATE_HOME", ".local", "state")
 
 
 def runtime_dir() -> str:
     """Folder of the socket and the locks."""
+    if _root is not None:
+        return os.path.dirname(_root + SYSTEM_SOCKET)
     if home() is None and os.environ.get("XDG_RUNTIME_DIR", "").startswith("/"):
         return os.path.join(os.environ["XDG_RUNTIME_DIR"], "gpusched")
     return os.path.join(state_dir(), "run")
@@ -62,7 +87,7 @@ def daemon_output() -> str:
 
 
 def socket_path() -> str:
-    """The personal daemon's socket."""
+    """The socket of this daemon; for a client the personal one's."""
     return os.path.join(runtime_dir(), "api.sock")
 
 
@@ -79,8 +104,7 @@ def start_lock() -> str:
 
 def notify_file() -> str:
     """The user's own TOML file with whom to tell; it need not exist."""
-    root = home()
-    return os.path.join(root if root else _xdg("XDG_CONFIG_HOME", ".config"), "notify.toml")
+    return os.path.join(_config_dir(), "notify.toml")
 
 
 def config_file() -> str:
@@ -88,5 +112,12 @@ def config_file() -> str:
     chosen = os.environ.get("GPUSCHED_CONFIG")
     if chosen:
         return os.path.abspath(os.path.expanduser(chosen))
-    root = home()
-    return os.path.join(root if root else _xdg("XDG_CONFIG_HOME", ".config"), "config.toml")
+    if _root is None and finds_system():
+        return os.path.join(SYSTEM_CONFIG, "config.toml")
+    return os.path.join(_config_dir(), "config.toml")
+
+
+def _config_dir() -> str:
+    if _root is not None:
+        return _root + SYSTEM_CONFIG
+    return home() or _xdg("XDG_CONFIG_HOME", ".config")

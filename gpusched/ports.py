@@ -187,6 +187,14 @@ class Store(Archive, Protocol):
     def array_around(self, job_id: int) -> Job | None:
         """The array that this id belongs to as that of a task, whether or not the task has a row."""
 
+    def known_payloads(self, shas: Iterable[str]) -> set[str]:
+        """Those of these texts, by SHA-256, that are stored."""
+        ...
+
+    def payload_bytes_of(self, uid: int) -> int:
+        """Bytes of the scripts and environments of a user's jobs, ended ones included; equal ones count once."""
+        ...
+
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
 

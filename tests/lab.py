@@ -23,6 +23,7 @@ from gpusched.testing import FakeClock, launch, spec
 
 ANN = Caller(1000, "ann")
 BOB = Caller(1001, "bob")
+ROOT = Caller(0, "root")
 ENV = pack_environment({"PATH": "/bin"})
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
 from gpusched.api.validate import Submission, check_fields, read_object, read_spec, store_environment
+from gpusched.daemon.access import Act, Caller, check
 from gpusched.daemon.launch import unpack_environment
-from gpusched.daemon.selection import Caller, own
 from gpusched.errors import Refused, UsageError
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
@@ -42,7 +42,7 @@ def read_resubmission(
     payloads: dict[str, bytes] = {}
     specs: list[JobSpec] = []
     for job in jobs:
-        own(caller, job)
+        check(caller, Act.REPEAT, job, settings)
         if job.spec.interactive is not None:
             raise Refused(f"job {job.shown_id} was in the foreground of a command", "start it again with: grun")
         specs.append(_spec(job, raw, changes, settings, store, payloads))

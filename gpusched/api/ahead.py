@@ -9,11 +9,11 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.identity import caller_of
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.render import plain
 from gpusched.api.render_ahead import accuracy_json, alternative_json, range_json
 from gpusched.api.service import Service, service_of
+from gpusched.api.sight import viewer_of
 from gpusched.daemon.outlook import Outlook
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
@@ -27,20 +27,27 @@ async def why(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}/why"""
     service = service_of(request)
     scheduler = service.scheduler
-    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    viewer = viewer_of(request)
+    job = viewer.read(request.match_info["id"])
     reason = scheduler.reason_for(job)
     key = scheduler.world.class_of(job.id)
     parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
-    document = {
+    document: dict[str, Any] = {
         "id": str(job.id),
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
-        "text": reason.text if reason else (job.reason_text or f"is {job.state}"),
-        "facts": plain(reason.facts) if reason else {},
+        "text": viewer.text(reason.text if reason else (job.reason_text or f"is {job.state}")),
+        "facts": viewer.facts(plain(reason.facts)) if reason else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
         "position": scheduler.position(job) if key is not None else None,
     }
-    return respond(why={**document, **await _ahead_of(service, job)})
+    document.update(await _ahead_of(service, job))
+    if viewer.is_restricted:
+        # How many others wait is not to be counted by asking.
+        document.update(place=None, of=None)
+        for alternative in document["alternatives"]:
+            alternative["text"] = viewer.text(alternative["text"])
+    return respond(why=document)
 
 
 async def _ahead_of(service: Service, job: Job) -> dict[str, Any]:
@@ -67,8 +74,9 @@ async def starts(request: web.Request) -> web.Response:
     """GET /v1/starts"""
     service = service_of(request)
     scheduler = service.scheduler
-    wanted = filter_of(request, service, caller_of(request))
-    jobs = [job for job in selected(service, wanted) if job.state is JobState.PENDING]
+    viewer = viewer_of(request)
+    wanted = filter_of(request, service, viewer.caller)
+    jobs = [job for job in selected(viewer, wanted) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
     facts = service.facts_of(jobs)
     ids = [job.id for job in jobs]
@@ -79,14 +87,14 @@ async def starts(request: web.Request) -> web.Response:
         found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)
         row = {
             "id": str(job.id),
-            "name": job.spec.name,
+            "name": job.spec.name if viewer.sees_all_of(job) else "-",
             "user": job.user,
             "state": job.state.value,
             "start_low_at": found.low_at,
             "start_high_at": found.high_at,
             "nodes": _nodes(place),
             "reason": None if reason is None else str(reason.code),
-            "reason_text": None if reason is None else reason.text,
+            "reason_text": viewer.text(reason.text) if reason is not None and viewer.sees_all_of(job) else None,
         }
         rows.append((_soonest(found), job.id, row))
     rows.sort(key=lambda entry: entry[:2])

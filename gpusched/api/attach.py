@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gpusched.api.identity import caller_of, pid_of
+from gpusched.api.identity import pid_of
 from gpusched.api.jobs import respond
 from gpusched.api.service import service_of
-from gpusched.daemon.selection import own
+from gpusched.api.sight import viewer_of
+from gpusched.daemon.access import Act
 from gpusched.engine.spool import attach_path
 from gpusched.model.job import run_id, split_run_id
 from gpusched.model.states import JobState
@@ -15,9 +16,8 @@ from gpusched.model.states import JobState
 
 async def attach(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}/attach"""
-    service, caller = service_of(request), caller_of(request)
-    job = service.find(service.job_id(request.match_info["id"], caller))
-    own(caller, job)
+    service = service_of(request)
+    job = viewer_of(request).read(request.match_info["id"], Act.ATTACH)
     foreground = job.spec.interactive
     path = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
@@ -36,12 +36,12 @@ async def attach(request: web.Request) -> web.Response:
 async def inside(request: web.Request) -> web.Response:
     """GET /v1/inside"""
     service = service_of(request)
-    caller = caller_of(request)
+    viewer = viewer_of(request)
     pid = pid_of(request)
     handle = None if pid is None else service.scheduler.engine.owners([pid]).get(pid)
     if handle is None:
         return respond(inside=None)
     job_id, number = split_run_id(handle)
     job = service.find(job_id)
-    own(caller, job)
+    viewer.check(job, Act.ATTACH)
     return respond(inside={"id": job.shown_id, "run": number})

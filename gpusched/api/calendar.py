@@ -10,8 +10,10 @@ from aiohttp import web
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.schema import MAX_CPUS, MAX_GPUS, MAX_INSTANT, Field
-from gpusched.api.service import Service, service_of
+from gpusched.api.service import service_of
+from gpusched.api.sight import Viewer, viewer_of
 from gpusched.api.validate import check_fields
+from gpusched.daemon.access import is_private
 from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.errors import UsageError
 from gpusched.model.calendar import CalendarEntry
@@ -41,17 +43,32 @@ _NEEDED = ("name", "start_at", "duration_s")
 _LISTS = ("cards", "users", "accounts")
 
 
-def reservations(service: Service) -> list[dict[str, Any]]:
-    """All entries of the calendar that are not over, by their next window and name."""
+def reservations(viewer: Viewer) -> list[dict[str, Any]]:
+    """The entries of the calendar that are not over and that the caller may see, by their next window and name."""
+    service = viewer.service
     world = service.scheduler.world
     now = service.scheduler.now()
     jobs: dict[str, list[str]] = {}
     for job in world.jobs.values():
-        if job.spec.reservation:
+        if job.spec.reservation and viewer.sees(job):
             jobs.setdefault(job.spec.reservation, []).append(str(job.id))
-    found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in world.calendar.values()]
+    entries = list(world.calendar.values())
+    if is_private("reservations", viewer.caller, service.settings):
+        entries = [entry for entry in entries if _is_for(entry, viewer)]
+    found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]
     live = [one for one in found if one["next"] is not None]
     return sorted(live, key=lambda one: (one["next"]["start_at"], one["name"]))
+
+
+def _is_for(entry: CalendarEntry, viewer: Viewer) -> bool:
+    """Whether the caller may use it: as a named user, or in an account that names them or that they have a job of."""
+    user = viewer.caller.user
+    service = viewer.service
+    if entry.is_maintenance or user in entry.users:
+        return True
+    own = {job.spec.account for job in service.scheduler.world.jobs.values() if job.uid == viewer.caller.uid}
+    own |= {name for name, account in service.settings.account.items() if user in account.users}
+    return not own.isdisjoint(entry.accounts)
 
 
 def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, Any]:
@@ -86,8 +103,7 @@ def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, An
 
 async def listing(request: web.Request) -> web.Response:
     """GET /v1/reservations"""
-    caller_of(request)
-    return respond(reservations=reservations(service_of(request)))
+    return respond(reservations=reservations(viewer_of(request)))
 
 
 async def reserve(request: web.Request) -> web.Response:

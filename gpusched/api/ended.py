@@ -10,28 +10,48 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.identity import caller_of
 from gpusched.api.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import number, service_of
+from gpusched.api.sight import viewer_of
 from gpusched.model.job import Job
 
 KEPT = 100_000
-"""How many ends are remembered."""
+"""How many ends of each user are remembered."""
 _MOST = 5000
 """Ends in one answer."""
 
 
 class Feed:
-    """Ids of jobs in the order of their ends, numbered without gaps."""
+    """The ends of each user's jobs, apart from those of others: a cursor must not tell how many these have."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self.token = f"{os.getpid():x}-{time.time_ns():x}"
+    def __init__(self) -> None:
+        self._token = f"{os.getpid():x}-{time.time_ns():x}"
+        self._of: dict[int, Ends] = {}
+
+    def of(self, uid: int) -> Ends:
+        """Those of one user."""
+        return self._of.setdefault(uid, Ends(self._token))
+
+    def announce(self, jobs: Mapping[int, Job], active: Mapping[int, object]) -> None:
+        """Take in the jobs whose row has changed; those that are no longer active have ended."""
+        ended: dict[int, list[int]] = {}
+        for job_id, job in jobs.items():
+            if job_id not in active:
+                ended.setdefault(job.uid, []).append(job_id)
+        for uid, ids in ended.items():
+            self.of(uid).add(ids)
+
+
+class Ends:
+    """Ids of one user's jobs in the order of their ends, numbered without gaps."""
+
+    def __init__(self, token: str, kept: int = KEPT) -> None:
+        self.token = token
         """Tells this feed from that of the daemon before."""
         self._ids: deque[int] = deque(maxlen=kept)
         self._last = 0
@@ -41,13 +61,11 @@ class Feed:
         """Where the feed is now, or so many ends before."""
         return f"{self.token}.{self._last - behind}"
 
-    def announce(self, job_ids: Iterable[int], active: Mapping[int, object]) -> None:
-        """Take in the jobs whose row has changed; those that are no longer active have ended."""
-        ended = [job_id for job_id in job_ids if job_id not in active]
-        if ended:
-            self._ids.extend(ended)
-            self._last += len(ended)
-            self._news.set()
+    def add(self, ended: Sequence[int]) -> None:
+        """Take in jobs that have just ended."""
+        self._ids.extend(ended)
+        self._last += len(ended)
+        self._news.set()
 
     def after(self, cursor: str) -> list[int] | None:
         """Ids that ended after a cursor, oldest first; None when that is no longer known."""
@@ -73,7 +91,9 @@ FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
 
 async def ended(request: web.Request) -> web.Response:
     """GET /v1/ended"""
-    service, caller, feed = service_of(request), caller_of(request), request.app[FEED]
+    service, viewer = service_of(request), viewer_of(request)
+    caller = viewer.caller
+    feed = request.app[FEED].of(caller.uid)
     after = request.query.get("after")
     timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
     if after is None:
@@ -88,20 +108,10 @@ async def ended(request: web.Request) -> web.Response:
         jobs = [found[job_id] for job_id in ids[:_MOST] if job_id in found and found[job_id].uid == caller.uid]
         left_s = deadline - loop.time()
         if jobs or left_s <= 0:
-            return respond(cursor=feed.cursor(len(ids[_MOST:])), missed=False, jobs=[_outcome(job) for job in jobs])
+            return respond(
+                cursor=feed.cursor(len(ids[_MOST:])), missed=False, jobs=[viewer.outcome(job) for job in jobs]
+            )
         # Others' ends need not be looked at again.
         after = feed.cursor(len(ids[_MOST:]))
         if not ids[_MOST:]:
             await feed.wait(left_s)
-
-
-def _outcome(job: Job) -> dict[str, Any]:
-    return {
-        "id": job.shown_id,
-        "state": job.state.value,
-        "exit_code": job.exit_code,
-        "signal": job.signal,
-        "run": job.run,
-        "reason": job.reason and str(job.reason),
-        "reason_text": job.reason_text,
-    }

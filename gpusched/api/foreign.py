@@ -6,9 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.identity import caller_of
 from gpusched.api.jobs import respond
-from gpusched.api.service import service_of
+from gpusched.api.sight import viewer_of
 from gpusched.daemon.outlook import Outlook
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.cluster import GpuView
@@ -20,8 +19,8 @@ _TRIED = 50
 
 async def foreign(request: web.Request) -> web.Response:
     """GET /v1/foreign"""
-    caller_of(request)
-    service = service_of(request)
+    viewer = viewer_of(request)
+    service = viewer.service
     scheduler = service.scheduler
     now = scheduler.now()
     found = [
@@ -43,7 +42,11 @@ async def foreign(request: web.Request) -> web.Response:
     costs = dict(zip(tried, each, strict=True))
     for row in rows:
         row["jobs_kept_waiting"] = costs.get(row["pid"])
-    return respond(foreign=rows, jobs_kept_waiting=together)
+    if viewer.is_restricted:
+        # How many others wait is not to be counted by asking.
+        for row in rows:
+            row["jobs_kept_waiting"] = None
+    return respond(foreign=rows, jobs_kept_waiting=None if viewer.is_restricted else together)
 
 
 def _rows(node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:

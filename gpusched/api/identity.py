@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import socket
@@ -9,10 +10,14 @@ import struct
 
 from aiohttp import web
 
-from gpusched.daemon.selection import Caller
+from gpusched.daemon.access import Caller
 from gpusched.errors import Forbidden
 
 _UCRED = struct.Struct("3i")
+_CALLER = "caller"
+
+SERVES_ALL: web.AppKey[bool] = web.AppKey("serves_all", bool)
+"""Whether the daemon is the system's, which answers everybody, or somebody's own."""
 
 
 def user_name(uid: int) -> str:
@@ -25,24 +30,40 @@ def user_name(uid: int) -> str:
 
 def pid_of(request: web.Request) -> int | None:
     """The kernel's word on which process connected; None when it is gone or not visible from here."""
-    transport = request.transport
+    peer = peer_of(request.transport)
+    return None if peer is None else peer[1]
+
+
+def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int | None] | None:
+    """The kernel's word on uid and process at the other end; None when it is gone."""
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None:
         return None
-    pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid or None
+    try:
+        pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    except OSError:
+        return None
+    return uid, pid or None
+
+
+def known_caller(request: web.Request) -> Caller | None:
+    """Who asks, once `caller_of` has let them in."""
+    return request.get(_CALLER)
 
 
 def caller_of(request: web.Request) -> Caller:
-    """The kernel's word on who connected. Raises: Forbidden for anybody but the owner of this daemon."""
-    transport = request.transport
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None:
+    """The kernel's word on who connected. Raises: Forbidden, of a personal daemon for anybody but its owner."""
+    known = request.get(_CALLER)
+    if known is not None:
+        return known  # type: ignore[no-any-return]
+    peer = peer_of(request.transport)
+    if peer is None:
         raise Forbidden("the connection is gone", "try again")
-    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    if uid != os.geteuid():
+    uid, pid = peer
+    if uid != os.geteuid() and not request.app[SERVES_ALL]:
         raise Forbidden(
             f"this scheduler belongs to {user_name(os.geteuid())}, not to {user_name(uid)}",
             "unset GPUSCHED_SOCKET and GPUSCHED_HOME to use your own",
         )
-    return Caller(uid, user_name(uid))
+    caller = request[_CALLER] = Caller(uid, user_name(uid), pid)
+    return caller

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -16,12 +17,15 @@ from gpusched.api.foreground import foreground_json
 from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
-from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, event_json, job_json, plain, run_json
+from gpusched.api.pace import whole_body
+from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, plain
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
+from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands, keys, yielding
-from gpusched.daemon.forecast import forecast
-from gpusched.daemon.selection import Caller, Selection
+from gpusched.daemon.access import Act, Caller
+from gpusched.daemon.forecast import Forecast, forecast
+from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
@@ -34,9 +38,10 @@ MAX_WAIT_S = 300.0
 
 async def read_body(request: web.Request) -> dict[str, Any]:
     """The request's JSON object. Raises: UsageError."""
+    content = await whole_body(request)
     try:
         # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
-        body = json.loads(await request.read() or b"{}")
+        body = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
     return validate.read_object(body, "the request")
@@ -52,16 +57,17 @@ def check_keys(body: dict[str, Any], *known: str) -> None:
 async def submit(request: web.Request) -> web.Response:
     """POST /v1/jobs"""
     service = service_of(request)
-    caller = caller_of(request)
+    viewer = viewer_of(request)
+    caller = viewer.caller
     body = await read_body(request)
     check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit")
     key_again = _key_again(body)
     origins: list[str] = []
     if "resubmit" in body:
-        submission, origins = _repeated(service, caller, body)
+        submission, origins = _repeated(viewer, body)
     else:
         submission = validate.read_submission(
-            with_task_ids(body.get("spec"), service),
+            with_task_ids(body.get("spec"), viewer),
             body.get("batch"),
             service.settings,
             caller.user,
@@ -69,7 +75,10 @@ async def submit(request: web.Request) -> web.Response:
         )
     if body.get("dry_run"):
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
-        return respond(dry_run=forecast_json(outlook))
+        return respond(dry_run=_forecast(viewer, outlook))
+    service.pace.submission(
+        caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
+    )
     specs = submitted_by(submission.specs, pid_of(request), service.scheduler.host.boot_id)
     answer = await service.ask(commands.Submit(caller, specs, submission.payloads, key_again, origins))
     if body.get("batch") is not None or len(origins) > 1:
@@ -77,7 +86,7 @@ async def submit(request: web.Request) -> web.Response:
     job = service.find(answer["ids"][0])
     # With a key one must be able to tell the job that was made from the one that was found.
     found = {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
-    return respond(job=job_json(job, service.facts_of([job])(job)), **found)
+    return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found)
 
 
 def _key_again(body: dict[str, Any]) -> str:
@@ -89,61 +98,74 @@ def _key_again(body: dict[str, Any]) -> str:
     return str(word)
 
 
-def _repeated(service: Service, caller: Caller, body: dict[str, Any]) -> tuple[validate.Submission, list[str]]:
+def _forecast(viewer: Viewer, outlook: Forecast) -> dict[str, Any]:
+    found = forecast_json(outlook)
+    found["text"] = viewer.text(found["text"])
+    found["facts"] = viewer.facts(found["facts"])
+    for alternative in found["alternatives"]:
+        alternative["text"] = viewer.text(alternative["text"])
+    return found
+
+
+def _repeated(viewer: Viewer, body: dict[str, Any]) -> tuple[validate.Submission, list[str]]:
     """The submission that repeats the jobs under `resubmit`, and their ids."""
     if body.get("batch") is not None:
         raise UsageError("a batch and jobs to repeat were both given", "give one thing to run")
-    jobs = [service.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
-    spec = with_task_ids(body.get("spec", {}), service)
+    service, caller = viewer.service, viewer.caller
+    jobs = [viewer.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
+    spec = with_task_ids(body.get("spec", {}), viewer)
     submission = read_resubmission(jobs, spec, caller, service.settings, service.scheduler.store)
     return submission, [job.shown_id for job in jobs]
 
 
-def with_task_ids(spec: Any, service: Service) -> Any:
-    """A submission or change whose dependency has the ids of the tasks that it names. Raises: NotFound, UsageError."""
+def with_task_ids(spec: Any, viewer: Viewer) -> Any:
+    """A submission or change whose dependency has the ids of the tasks that it names.
+
+    Raises: NotFound, Refused, UsageError.
+    """
     if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str):
-        return {**spec, "dependency": resolve_tasks(dependency, service.find)}
+        dependency = resolve_tasks(dependency, viewer.find)
+        viewer.check_dependency(dependency)
+        return {**spec, "dependency": dependency}
     return spec
 
 
 async def listing(request: web.Request) -> web.Response:
     """GET /v1/jobs"""
     service = service_of(request)
-    caller = caller_of(request)
-    wanted = filter_of(request, service, caller)
-    jobs = selected(service, wanted)
-    extra = _missing(service, sorted(wanted.ids))
+    viewer = viewer_of(request)
+    wanted = filter_of(request, service, viewer.caller)
+    jobs = selected(viewer, wanted)
+    extra = _missing(viewer, sorted(wanted.ids))
     names = request.query.get("fields")
     brings_progress = request.query.get("progress") == "1"
     if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
         await service.look_at_progress(jobs)
     if brings_progress:
-        moving = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING)
+        moving = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING and viewer.sees_all_of(job))
         extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
     if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
         extra["notices"] = found
     facts = service.facts_of(jobs)
     if names is None:
-        return respond(jobs=[job_json(job, facts(job)) for job in jobs], **extra)
+        return respond(jobs=[viewer.job_json(job, facts(job)) for job in jobs], **extra)
     fields = [name for name in names.split(",") if name]
     for name in fields:
         if name not in JOB_FIELDS:
             raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(JOB_FIELDS))
-    makers = [JOB_FIELDS[name] for name in fields]
-    rows = []
-    for job in jobs:
-        context = facts(job)
-        rows.append([make(job, context) for make in makers])
+    rows = [viewer.row(job, facts(job), fields) for job in jobs]
     return respond(fields=fields, rows=rows, **extra)
 
 
-def _missing(service: Service, ids: list[int]) -> dict[str, Any]:
+def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
     """Ids that were named and are not there, and those of them that were once. Raises: NotFound for one alone."""
-    known = service.find_all(ids)
+    known = viewer.find_all(ids)
     missing = [job_id for job_id in ids if job_id not in known]
     if missing and len(ids) == 1:
-        raise service.no_job(missing[0])
-    pruned = [job_id for job_id in missing if job_id < service.scheduler.world.next_id]
+        raise viewer.missing(missing[0])
+    # Where jobs are hidden, those that were pruned are not told from them.
+    next_id = 0 if viewer.is_restricted else viewer.service.scheduler.world.next_id
+    pruned = [job_id for job_id in missing if job_id < next_id]
     found = {"missing": [str(one) for one in missing], "pruned": [str(one) for one in pruned]}
     return {name: those for name, those in found.items() if those}
 
@@ -167,8 +189,22 @@ def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilt
     )
 
 
-def selected(service: Service, wanted: JobFilter) -> list[Job]:
-    """Those jobs, by id."""
+def selected(viewer: Viewer, wanted: JobFilter) -> list[Job]:
+    """Those of these jobs that the caller may know of, by id; of jobs by name those whose name they may see."""
+    if viewer.is_restricted and not viewer.is_operator:
+        # Only their own: the table need not be read for the rest.
+        own = viewer.caller.user
+        if wanted.users and own not in wanted.users:
+            return []
+        wanted = replace(wanted, users=frozenset({own}))
+    if not (viewer.is_restricted or wanted.names):
+        return _selected(viewer.service, wanted)
+    is_seen = viewer.sees_all_of if wanted.names else viewer.sees
+    jobs = [job for job in _selected(viewer.service, replace(wanted, limit=None)) if is_seen(job)]
+    return jobs if wanted.limit is None else jobs[-wanted.limit :]
+
+
+def _selected(service: Service, wanted: JobFilter) -> list[Job]:
     if wanted.states and wanted.states <= ACTIVE_STATES and not wanted.ids:
         jobs = [
             job
@@ -201,47 +237,54 @@ def selected(service: Service, wanted: JobFilter) -> list[Job]:
 async def history(request: web.Request) -> web.Response:
     """GET /v1/history"""
     service = service_of(request)
-    wanted = filter_of(request, service, caller_of(request))
-    jobs = selected(service, wanted)
-    extra = _missing(service, sorted(wanted.ids))
+    viewer = viewer_of(request)
+    wanted = filter_of(request, service, viewer.caller)
+    jobs = selected(viewer, wanted)
+    extra = _missing(viewer, sorted(wanted.ids))
     facts = service.facts_of(jobs)
+    known = {job.id: job for job in jobs}
     runs: dict[int, list[dict[str, Any]]] = {}
-    for run in service.scheduler.store.runs([job.id for job in jobs]):
-        runs.setdefault(run.job_id, []).append(run_json(run))
-    return respond(jobs=[{**job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs], **extra)
+    for run in service.scheduler.store.runs(list(known)):
+        runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
+    return respond(jobs=[{**viewer.job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs], **extra)
 
 
 async def show(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}"""
     service = service_of(request)
-    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    viewer = viewer_of(request)
+    job = viewer.find(service.job_id(request.match_info["id"], viewer.caller))
+    is_whole = viewer.sees_all_of(job)
     store = service.scheduler.store
     runs = {run.number: run for run in store.runs([job.id])}
     runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
     spec = {**plain(job.spec), "dependency": as_typed(job.spec.dependency)}
-    await service.look_at_progress([job])
+    if is_whole:
+        await service.look_at_progress([job])
     return respond(
         job={
-            **job_json(job, service.facts_of([job])(job)),
+            **viewer.job_json(job, service.facts_of([job])(job)),
             "tasks": service.states_of_tasks(job) if job.is_array else None,
-            "runs": [run_json(runs[number]) for number in sorted(runs)],
-            "events": [event_json(event) for event in store.events(job.id)],
-            "related": _related(job, service),
-            "foreground": await foreground_json(job, service),
+            "runs": [viewer.run_json(job, runs[number]) for number in sorted(runs)],
+            "events": viewer.story(job, store.events(job.id)),
+            "related": _related(job, viewer) if is_whole else [],
+            "foreground": await foreground_json(job, service) if is_whole else None,
             "request": spec.pop("request"),
-            "spec": spec,
+            # What runs and whom it tells is for those whose job it is.
+            "spec": spec if is_whole else None,
         }
     )
 
 
-def _related(job: Job, service: Service) -> list[dict[str, Any]]:
-    """The fallback of a job, and the job that it is the fallback of, as far as there are any."""
+def _related(job: Job, viewer: Viewer) -> list[dict[str, Any]]:
+    """The fallback of a job, and the job that it is the fallback of, as far as there are any; both are its owner's."""
+    service = viewer.service
     named = {"fallback": job.fallback_id, "fallback_of": job.spec.fallback_of}
     known = service.find_all([job_id for job_id in named.values() if job_id is not None])
     facts = service.facts_of(known.values())
     keys = ("id", "state", "reason", "reason_text", "exit_code", "stdout_path")
     return [
-        {"relation": relation, **{key: JOB_FIELDS[key](known[job_id], facts(known[job_id])) for key in keys}}
+        {"relation": relation, **dict(zip(keys, viewer.row(known[job_id], facts(known[job_id]), keys), strict=True))}
         for relation, job_id in named.items()
         if job_id in known
     ]
@@ -250,7 +293,7 @@ def _related(job: Job, service: Service) -> list[dict[str, Any]]:
 async def script(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}/script"""
     service = service_of(request)
-    job = service.find(service.job_id(request.match_info["id"], caller_of(request)))
+    job = viewer_of(request).read(request.match_info["id"], Act.SCRIPT)
     launch = job.spec.launch
     body = None
     if launch.script_sha is not None:
@@ -355,14 +398,15 @@ async def update(request: web.Request) -> web.Response:
     """POST /v1/jobs/update"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
-    changes = validate.read_changes(with_task_ids(body.get("changes"), service), service.settings)
+    changes = validate.read_changes(with_task_ids(body.get("changes"), viewer_of(request)), service.settings)
     return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
 
 
 async def wait(request: web.Request) -> web.Response:
     """GET /v1/wait"""
     service = service_of(request)
-    caller = caller_of(request)
+    viewer = viewer_of(request)
+    caller = viewer.caller
     named = {word: service.named(word, caller) for word in split_ids(request.query.get("ids", ""))}
     ids = _each_once(named)
     if not ids:
@@ -373,10 +417,10 @@ async def wait(request: web.Request) -> web.Response:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
-        jobs = service.find_all(ids)
+        jobs = viewer.find_all(ids)
         for job_id in ids:
             if job_id not in jobs:
-                raise service.no_job(job_id)
+                raise viewer.missing(job_id)
         done = all(job.state.is_final for job in jobs.values())
         if done and (now := _each_once(_as_now(named, service, caller))) != ids:
             ids = now
@@ -390,18 +434,7 @@ async def wait(request: web.Request) -> web.Response:
     return respond(
         done=done,
         **({"not_needed": spared} if spared else {}),
-        jobs=[
-            {
-                "id": job.shown_id,
-                "state": job.state.value,
-                "exit_code": job.exit_code,
-                "signal": job.signal,
-                "run": job.run,
-                "reason": job.reason and str(job.reason),
-                "reason_text": job.reason_text,
-            }
-            for job in (jobs[job_id] for job_id in ids)
-        ],
+        jobs=[viewer.outcome(jobs[job_id]) for job_id in ids],
     )
 
 

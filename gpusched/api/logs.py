@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.ended import FEED, Feed
-from gpusched.api.identity import caller_of
+from gpusched.api.ended import FEED, Ends
 from gpusched.api.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import Service, number, service_of
+from gpusched.api.sight import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState
@@ -50,7 +50,8 @@ class Known:
 async def logs(request: web.Request) -> web.Response:
     """GET /v1/logs"""
     service, feed = service_of(request), request.app[FEED]
-    ids = service.job_ids(request.query.get("ids", ""), caller_of(request))
+    viewer = viewer_of(request)
+    ids = service.job_ids(request.query.get("ids", ""), viewer.caller)
     if not ids:
         raise UsageError("no jobs are named", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 0.0, 0, MAX_WAIT_S) or 0.0
@@ -59,14 +60,16 @@ async def logs(request: web.Request) -> web.Response:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
-        named = _find(service, ids)
+        named = _find(viewer, ids)
         arrays = [job for job in named if job.is_array]
         # What has not ended is looked at each time, what has ended once.
         active = [
             task for array in arrays for task in service.scheduler.world.tasks_of(array) if task.id not in are_named
         ]
         mark = _mark((*named, *active), _runs_of(service, [job for job in (*named, *active) if job.run]))
-        tasks, after = _tasks(service, arrays, active, known, mark, feed)
+        tasks, after = _tasks(
+            service, arrays, active, known, mark, feed.of(arrays[0].uid if arrays else viewer.caller.uid)
+        )
         left_s = deadline - loop.time()
         has_news = mark != known.mark or known.place is not None or len(tasks) > len(active)
         if has_news or left_s <= 0:
@@ -84,22 +87,23 @@ async def logs(request: web.Request) -> web.Response:
         version=str(after),
         more=not is_current,
         done=are_over and is_current,
-        arrays=[_head(service, job) for job in arrays],
-        jobs=[_job_json(service, job, runs.get(job.id, [])) for job in shown],
+        arrays=[_head(viewer, job) for job in arrays],
+        jobs=[_job_json(viewer, job, runs.get(job.id, [])) for job in shown],
     )
 
 
-def _find(service: Service, ids: list[int]) -> list[Job]:
-    """The named jobs in the order given. Raises: NotFound."""
-    found = service.find_all(ids)
+def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
+    """The named jobs in the order given. Raises: NotFound; Forbidden for those whose output is not the caller's."""
+    found = viewer.find_all(ids)
     for job_id in ids:
         if job_id not in found:
-            raise service.no_job(job_id)
+            raise viewer.missing(job_id)
+        viewer.check(found[job_id])
     return [found[job_id] for job_id in ids]
 
 
 def _tasks(
-    service: Service, arrays: list[Job], active: list[Job], known: Known, mark: str, feed: Feed
+    service: Service, arrays: list[Job], active: list[Job], known: Known, mark: str, feed: Ends
 ) -> tuple[list[Job], Known]:
     """The tasks to tell of, by array and number, and what is known then."""
     now = feed.cursor()
@@ -166,24 +170,24 @@ def _has_more(array: Job) -> bool:
     return bool(array.tasks_left) and not array.state.is_final
 
 
-def _head(service: Service, job: Job) -> dict[str, Any]:
+def _head(viewer: Viewer, job: Job) -> dict[str, Any]:
     reason = str(job.reason) if job.reason else None
     text = job.reason_text
     if job.state is JobState.PENDING:
-        waits = service.scheduler.reason_for(job)
+        waits = viewer.service.scheduler.reason_for(job)
         reason, text = (None, None) if waits is None else (str(waits.code), waits.text)
     return {
         "id": job.shown_id,
         "name": job.spec.name,
         "state": job.state.value,
         "reason": reason,
-        "reason_text": text,
+        "reason_text": viewer.text(text),
     }
 
 
-def _job_json(service: Service, job: Job, runs: list[Run]) -> dict[str, Any]:
+def _job_json(viewer: Viewer, job: Job, runs: list[Run]) -> dict[str, Any]:
     return {
-        **_head(service, job),
+        **_head(viewer, job),
         "exit_code": job.exit_code,
         "signal": job.signal,
         "run": job.run,
@@ -195,7 +199,7 @@ def _job_json(service: Service, job: Job, runs: list[Run]) -> dict[str, Any]:
                 "outcome": None if run.outcome is None else run.outcome.value,
                 "exit_code": run.exit_code,
                 "signal": run.signal,
-                "reason_text": run.reason_text,
+                "reason_text": viewer.text(run.reason_text),
                 "stdout_path": run.stdout_path,
                 "stderr_path": run.stderr_path or run.stdout_path,
             }

@@ -15,6 +15,7 @@ from gpusched.api import series
 from gpusched.api.exposition import CONTENT_TYPES, FORMATS, PROMETHEUS, Page
 from gpusched.api.identity import caller_of
 from gpusched.api.service import Service, service_of
+from gpusched.daemon.access import check_admin, is_private
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS, label
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import UsageError
@@ -30,7 +31,9 @@ _GPU_STATES = tuple(word for name, word in vars(GpuState).items() if name.isuppe
 
 async def metrics(request: web.Request) -> web.Response:
     """GET /v1/metrics"""
-    caller_of(request)
+    caller, settings = caller_of(request), service_of(request).settings
+    if any(is_private(what, caller, settings) for what in ("jobs", "usage")):
+        check_admin(caller, "see the numbers of all users", settings)
     form = request.query.get("format", PROMETHEUS)
     if form not in FORMATS:
         raise UsageError(f"format is {printable(form, 40)!r}; it must be one of {', '.join(FORMATS)}", "leave it out")

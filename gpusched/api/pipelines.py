@@ -11,12 +11,13 @@ from aiohttp import web
 from gpusched.api import validate
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import check_keys, read_body, respond, with_task_ids
-from gpusched.api.render import job_json
 from gpusched.api.schema import MAX_NAME, SPEC_FIELDS, Field
-from gpusched.api.service import Service, service_of, words
+from gpusched.api.service import service_of, words
+from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import pipelines as daemon
+from gpusched.daemon.access import Hidden, is_admin
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
-from gpusched.errors import GpuschedError, NotFound, Refused, UsageError, UserError
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
@@ -58,8 +59,11 @@ async def submit(request: web.Request) -> web.Response:
         )
         for environment in environments
     ]
-    reader = _Reader(service, caller.user, shas, payloads)
+    reader = _Reader(viewer_of(request), shas, payloads)
     steps = reader.read(body.get("steps"))
+    if body.get("dry_run") is not True:
+        texts = len(source) + sum(map(len, payloads.values()))
+        service.pace.submission(caller, [step.spec for step in steps], texts, service.settings.limit)
     answer = await service.ask(SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True))
     return respond(**answer)
 
@@ -74,11 +78,10 @@ def _text(body: Mapping[str, Any], key: str) -> str:
 class _Reader:
     """Reads the steps of one submission; nothing in them is trusted."""
 
-    def __init__(self, service: Service, user: str, shas: Sequence[str], payloads: dict[str, bytes]) -> None:
-        self._service = service
-        self._settings: Settings = service.settings
-        self._requests = service.requests
-        self._user = user
+    def __init__(self, viewer: Viewer, shas: Sequence[str], payloads: dict[str, bytes]) -> None:
+        self._viewer = viewer
+        self._settings: Settings = viewer.service.settings
+        self._requests = viewer.service.requests
         self._shas = shas
         self._payloads = payloads
 
@@ -130,7 +133,7 @@ class _Reader:
         except ValueError as error:
             raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
         try:
-            spec = with_task_ids(validate.read_object(spec, "spec"), self._service)
+            spec = with_task_ids(validate.read_object(spec, "spec"), self._viewer)
             made = self._spec(spec, checked.get("environment", 0))
         except Refused as error:
             raise Refused(f"{where}: {error.message}", error.hint) from None
@@ -160,9 +163,10 @@ async def resume(request: web.Request) -> web.Response:
 
 async def show(request: web.Request) -> web.Response:
     """GET /v1/pipelines/{id}"""
-    caller_of(request)
-    service = service_of(request)
+    viewer = viewer_of(request)
+    service = viewer.service
     pipeline = daemon.find(_number(request.match_info["id"]), service.scheduler.store)
+    _check(pipeline, viewer)
     jobs = daemon.jobs_of(pipeline.number, service.scheduler.world, service.scheduler.store)
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
     fallbacks = policy.fallbacks_of(jobs)
@@ -171,7 +175,7 @@ async def show(request: web.Request) -> web.Response:
     spared = policy.standing(jobs).not_needed
     shown = [
         {
-            **job_json(job, facts(job)),
+            **viewer.job_json(job, facts(job)),
             # By the last job of each step: what was resumed has others than those that were waited for.
             "depends_on": list(dict.fromkeys(str(now.get(one, one)) for one in policy.conditions_of(job).job_ids)),
             "needs": _needs_json(job, names),
@@ -184,9 +188,26 @@ async def show(request: web.Request) -> web.Response:
             **_summary(pipeline, jobs),
             "source": pipeline.source,
             "steps": shown,
-            "fallbacks": [job_json(job, facts(job)) for job in fallbacks],
+            "fallbacks": [viewer.job_json(job, facts(job)) for job in fallbacks],
         }
     )
+
+
+def _check(pipeline: Pipeline, viewer: Viewer) -> None:
+    """Refuse to show another's pipeline, whose text and commands are theirs. Raises: Forbidden, NotFound."""
+    if _is_whole(pipeline, viewer):
+        return
+    if viewer.is_restricted:
+        hidden = daemon.unknown(pipeline.number)
+        raise Hidden(hidden.message, hidden.hint)
+    raise Forbidden(
+        f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {viewer.caller.user}",
+        "list your own jobs with: gq --me",
+    )
+
+
+def _is_whole(pipeline: Pipeline, viewer: Viewer) -> bool:
+    return pipeline.uid == viewer.caller.uid or is_admin(viewer.caller, viewer.service.settings)
 
 
 def _needs_json(job: Job, names: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -200,17 +221,20 @@ def _needs_json(job: Job, names: Mapping[int, str]) -> list[dict[str, Any]]:
 
 async def listing(request: web.Request) -> web.Response:
     """GET /v1/pipelines"""
-    caller_of(request)
-    service = service_of(request)
-    scheduler = service.scheduler
+    viewer = viewer_of(request)
+    scheduler = viewer.service.scheduler
     named = words(request, "ids")
     wanted = {_number(word) for word in named}
     if not named:
         active = {job.spec.pipeline for job in scheduler.world.jobs.values() if job.spec.pipeline is not None}
         wanted = {number for word in active if (number := parse_pipeline_id(word)) is not None}
-    found = scheduler.store.pipelines(wanted)
+    found = [one for one in scheduler.store.pipelines(wanted) if not viewer.is_restricted or _is_whole(one, viewer)]
     jobs = {one.number: daemon.jobs_of(one.number, scheduler.world, scheduler.store) for one in found}
-    return respond(pipelines=[_summary(one, jobs[one.number]) for one in found])
+    rows = [_summary(one, jobs[one.number]) for one in found]
+    for one, row in zip(found, rows, strict=True):
+        if not _is_whole(one, viewer):
+            row["name"] = "-"
+    return respond(pipelines=rows)
 
 
 def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:

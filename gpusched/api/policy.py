@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import isinf
 from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.identity import caller_of
 from gpusched.api.jobs import filter_of, respond, selected
-from gpusched.api.service import Service, number, service_of, states_of, words
+from gpusched.api.service import number, states_of, words
+from gpusched.api.sight import Viewer, viewer_of
+from gpusched.daemon.access import Caller, is_admin, is_private
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.history import GROUPS, UsageSum
@@ -39,9 +40,14 @@ _WEIGHT = "weight_"
 
 async def priorities(request: web.Request) -> web.Response:
     """GET /v1/priorities"""
-    service = service_of(request)
-    wanted = filter_of(request, service, caller_of(request))
-    rows = priority_rows(service.scheduler, selected(service, wanted))
+    viewer = viewer_of(request)
+    service = viewer.service
+    jobs = selected(viewer, filter_of(request, service, viewer.caller))
+    rows = priority_rows(service.scheduler, jobs)
+    masked = {str(job.id) for job in jobs if not viewer.sees_all_of(job)}
+    for row in rows:
+        if row["id"] in masked:
+            row.update(name="-", parts={})
     return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
 
 
@@ -81,7 +87,8 @@ def weights_of(settings: Settings) -> dict[str, float]:
 
 async def usage(request: web.Request) -> web.Response:
     """GET /v1/usage"""
-    service, caller = service_of(request), caller_of(request)
+    viewer = viewer_of(request)
+    service, caller = viewer.service, viewer.caller
     scheduler = service.scheduler
     by = request.query.get("by", GROUPS[0])
     if by not in GROUPS:
@@ -95,9 +102,23 @@ async def usage(request: web.Request) -> web.Response:
         names=words(request, "names"),
         queues=words(request, "queues"),
     )
-    found = scheduler.store.usage_sums(by, wanted, since, now)
+    if wanted.names or wanted.ids or viewer.is_restricted or is_private("usage", caller, service.settings):
+        # Sums of jobs that were picked out, or are hidden, would tell of these.
+        own = _own_of(wanted, caller, service.settings)
+        found = [] if own is None else scheduler.store.usage_sums(by, own, since, now)
+    else:
+        found = scheduler.store.usage_sums(by, wanted, since, now)
     found.sort(key=lambda one: (-one.gpu_s, -one.cpu_s, one.name))
     return respond(usage=[_sum_json(by, one) for one in found], by=by, since=since, until=now)
+
+
+def _own_of(wanted: JobFilter, caller: Caller, settings: Settings) -> JobFilter | None:
+    """The same of the caller's own jobs; None when others' were asked for, of which nothing is told."""
+    if is_admin(caller, settings):
+        return wanted
+    if wanted.users and caller.user not in wanted.users:
+        return None
+    return replace(wanted, users=frozenset({caller.user}))
 
 
 def _sum_json(by: str, found: UsageSum) -> dict[str, Any]:
@@ -117,9 +138,11 @@ def _sum_json(by: str, found: UsageSum) -> dict[str, Any]:
 
 async def accounts(request: web.Request) -> web.Response:
     """GET /v1/accounts"""
-    caller_of(request)
-    service = service_of(request)
+    viewer = viewer_of(request)
+    service, caller = viewer.service, viewer.caller
     rows = account_rows(service.scheduler)
+    if is_private("accounts", caller, service.settings) or is_private("usage", caller, service.settings):
+        rows = _on_the_way_to(caller.user, rows)
     name = request.query.get("name")
     if name is not None:
         rows = _below_account(rows, name)
@@ -154,6 +177,32 @@ def _standing_json(one: Standing) -> dict[str, Any]:
     }
 
 
+def _on_the_way_to(user: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A user's own rows and the accounts above them, without what others have used in these."""
+    kept: dict[int, dict[str, Any]] = {}
+    above: list[int] = []
+    for at, row in enumerate(rows):
+        del above[row["depth"] :]
+        above.append(at)
+        if row["user"] == user:
+            kept.update({place: rows[place] for place in above})
+    return [row if row["user"] == user else {**row, **_NO_USAGE} for _, row in sorted(kept.items())]
+
+
+_NO_USAGE = dict.fromkeys(
+    (
+        "gpu_hours",
+        "vram_gib_hours",
+        "core_hours",
+        "mem_gib_hours",
+        "usage_s",
+        "effective_usage",
+        "level_fs",
+        "fairshare",
+    )
+)
+
+
 def _below_account(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """One account with all below it. Raises: NotFound."""
     for at, row in enumerate(rows):
@@ -173,8 +222,7 @@ def _below_account(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]
 
 async def queues(request: web.Request) -> web.Response:
     """GET /v1/queues"""
-    caller_of(request)
-    rows, loans = queues_and_loans(service_of(request))
+    rows, loans = queues_and_loans(viewer_of(request))
     name = request.query.get("name")
     if name is None:
         return respond(queues=rows, loans=loans)
@@ -187,8 +235,9 @@ async def queues(request: web.Request) -> web.Response:
     )
 
 
-def queues_and_loans(service: Service) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Every queue that is configured or in use, each before those below it, and who has lent what to whom."""
+    service = viewer.service
     scheduler, settings = service.scheduler, service.settings
     snapshot = scheduler.snapshot(scheduler.now())
     layout = Layout(snapshot.nodes, settings)
@@ -196,7 +245,7 @@ def queues_and_loans(service: Service) -> tuple[list[dict[str, Any]], list[dict[
     for held in held_by_job(layout, snapshot.allocations).values():
         quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
     nodes = plant(settings.queue)
-    counts = _counts(service, nodes)
+    counts = _counts(viewer, nodes)
     lent, borrowed, loans = _loans(quotas)
     rows = [
         {
@@ -237,10 +286,13 @@ def _loans(quotas: Quotas) -> tuple[dict[str, Resources], dict[str, Resources], 
     return lent, borrowed, rows
 
 
-def _counts(service: Service, nodes: dict[str, QueueNode]) -> dict[str, tuple[int, int]]:
-    """Waiting and running jobs of each queue, with those of the queues below it."""
+def _counts(viewer: Viewer, nodes: dict[str, QueueNode]) -> dict[str, tuple[int, int]]:
+    """Waiting and running jobs of each queue that the caller may know of, with those of the queues below it."""
+    service = viewer.service
     own: dict[str, list[int]] = {}
     for job in service.scheduler.world.jobs.values():
+        if not viewer.sees(job):
+            continue
         counts = own.setdefault(job.spec.queue, [0, 0])
         counts[0 if job.state is JobState.PENDING else 1] += 1
     default = service.settings.default.queue

@@ -9,24 +9,27 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api.ended import FEED, Feed
+from gpusched.api.gate import GATE, Gate, retry_after
+from gpusched.api.identity import SERVES_ALL, caller_of, known_caller
 from gpusched.api.jobs import respond
 from gpusched.api.openapi import build
+from gpusched.api.pace import MAX_BODY, PACE
 from gpusched.api.routes import ROUTES
-from gpusched.api.service import DOCUMENT, SERVICE, Service
-from gpusched.errors import BrokenInvariant, GpuschedError, NotFound, UsageError
+from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
+from gpusched.daemon.access import Hidden
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")
-
-MAX_BODY = 96 << 20
-"""A script at its limit can grow sixfold as JSON escapes; beyond this nothing is read."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(service: Service) -> web.Application:
     """The application with all routes."""
-    app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
+    app[SERVES_ALL] = service.serves_all
+    app[PACE] = service.pace
     app[DOCUMENT] = build()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
@@ -41,6 +44,8 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except GpuschedError as error:
+        if isinstance(error, (Forbidden, Hidden, TooMany)):
+            _record(request, error)
         return _error(error)
     except web.HTTPNotFound:
         return _error(NotFound(f"there is no {request.method} {request.path}", "see GET /v1/openapi.json"))
@@ -55,10 +60,40 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         return _error(BrokenInvariant("the daemon met an error of its own", "the log has it: gpusched daemon status"))
 
 
+@web.middleware
+async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Nobody unknown gets further, and nobody too often."""
+    service = service_of(request)
+    service.pace.request(caller_of(request), service.settings.limit)
+    gate = request.app.get(GATE)
+    if gate is None:
+        return await handler(request)
+    with gate.in_use(request):
+        return await handler(request)
+
+
+def _record(request: web.Request, error: GpuschedError) -> None:
+    audit = service_of(request).audit
+    if audit is not None and (caller := known_caller(request)) is not None:
+        audit.refused(caller, f"{request.method} {request.path}", error.message)
+
+
+def gate_for(app: web.Application, runner: web.AppRunner) -> Gate:
+    """The door through which this application's connections come."""
+    service = app[SERVICE]
+    assert runner.server is not None
+    audit = service.audit
+    refused = audit.refused if audit is not None else lambda caller, what, why: None
+    app[GATE] = gate = Gate(runner.server, lambda: service.settings.limit, refused)
+    return gate
+
+
 def _error(error: GpuschedError) -> web.Response:
     words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
     if error.mistakes:
         words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
     response = respond(error=words)
     response.set_status(error.http_status)
+    if isinstance(error, TooMany):
+        response.headers["Retry-After"] = retry_after(error)
     return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,15 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpusched.api.arrays import task_ids
+from gpusched.api.pace import Pace
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
+from gpusched.daemon.access import Caller, hides, is_private, unknown
+from gpusched.daemon.audit import Audit
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
-from gpusched.daemon.selection import Caller, no_job
+from gpusched.daemon.selection import no_job
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
@@ -40,6 +44,11 @@ class Service:
     stop: Callable[[], None]
     facts: dict[str, Any]
     """Fixed facts for /v1/status: version, pid, paths."""
+    serves_all: bool = False
+    """Whether this is the system's daemon, for everybody on the machine."""
+    pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
+    audit: Audit | None = None
+    """The record of refusals; a personal daemon, which refuses nobody anything, has none."""
     progress: ProgressReader | None = None
     """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
@@ -118,6 +127,7 @@ class Service:
         """
         if (pipeline := parse_pipeline_id(text)) is not None:
             jobs = pipelines.jobs_of(pipeline, self.scheduler.world, self.scheduler.store)
+            jobs = [job for job in jobs if not hides(caller, job, self.settings)]
             return pipelines.step_ids(pipeline, jobs, unfinished=unfinished)
         if text == "@":
             last = self.scheduler.store.last_job_id(caller.uid)
@@ -125,7 +135,18 @@ class Service:
                 raise NotFound(f"{caller.user} has not submitted a job yet", "submit one with: gsub script.sh")
             job = self.find(last)
             return [last if job.array_id is None else job.array_id]
-        tasks = task_ids(text, self.find)
+
+        def find(job_id: int) -> Job:
+            if not is_private("jobs", caller, self.settings):
+                return self.find(job_id)
+            job = self.find_all([job_id]).get(job_id)
+            if job is None:
+                raise no_job(job_id, 0)
+            if hides(caller, job, self.settings):
+                raise unknown(str(job_id))
+            return job
+
+        tasks = task_ids(text, find)
         if tasks is not None:
             return tasks
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -13,10 +14,13 @@ from gpusched.api.identity import caller_of, user_name
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.policy import queues_and_loans
 from gpusched.api.render import plain
-from gpusched.api.service import DOCUMENT, Service, recent_percentiles_ms, service_of
+from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
+from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands
+from gpusched.daemon.access import check_admin
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
+from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
 from gpusched.model.cluster import GpuReading, GpuView
 from gpusched.model.units import printable
@@ -28,8 +32,8 @@ _SHOWN_FAULTS = 20
 
 async def cluster(request: web.Request) -> web.Response:
     """GET /v1/cluster"""
-    caller_of(request)
-    service = service_of(request)
+    viewer = viewer_of(request)
+    service = viewer.service
     scheduler = service.scheduler
     now = scheduler.now()
     (node,) = scheduler.nodes(now)
@@ -55,13 +59,13 @@ async def cluster(request: web.Request) -> web.Response:
             "notes": _notes(reading),
         }
     ]
-    queues, loans = queues_and_loans(service)
+    queues, loans = queues_and_loans(viewer)
     return respond(
         nodes=nodes,
-        gpus=[_gpu(service, node.name, view) for view in node.gpus],
+        gpus=[_gpu(viewer, node.name, view) for view in node.gpus],
         queues=queues,
         loans=loans,
-        reservations=reservations(service),
+        reservations=reservations(viewer),
     )
 
 
@@ -72,8 +76,8 @@ def _notes(reading: GpuReading | None) -> list[str]:
     return [*reading.notes, *([reading.log_trouble] if reading.log_trouble else [])]
 
 
-def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
-    scheduler = service.scheduler
+def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
+    scheduler = viewer.service.scheduler
     world = scheduler.world
     runs = [
         (run, share)
@@ -87,13 +91,14 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
     booked = view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
     if whole and view.vram_total_mib is None:
         booked = None
+    shown = [(run, share) for run, share in runs if viewer.sees(world.jobs[run.job_id])]
     return {
         "node": node,
         "index": view.index,
         "uuid": view.uuid,
         "name": view.name,
         "state": status.state,
-        "why": status.why,
+        "why": viewer.text(status.why),
         "vram_total_mib": sample.vram_total_mib if sample else None,
         "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,
@@ -109,7 +114,7 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
         "link_group": view.link_group,
         "numa": view.numa,
         "pci_bus_id": sample.pci_bus_id if sample else None,
-        "jobs": sorted({str(run.job_id) for run, _ in runs}, key=int),
+        "jobs": sorted({str(run.job_id) for run, _ in shown}, key=int),
         "booked_by": [
             {
                 "job": str(run.job_id),
@@ -117,7 +122,7 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
                 "vram_mib": share.vram_mib,
                 "fraction": share.fraction,
             }
-            for run, share in runs
+            for run, share in shown
         ],
         "foreign": [
             {
@@ -135,7 +140,7 @@ def _gpu(service: Service, node: str, view: GpuView) -> dict[str, Any]:
                 "at": fault.at,
                 "xid": fault.xid,
                 "meaning": MEANINGS.get(fault.xid),
-                "is_hardware": is_hardware(fault.xid, service.settings.fault),
+                "is_hardware": is_hardware(fault.xid, viewer.service.settings.fault),
             }
             for fault in scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
         ],
@@ -173,8 +178,8 @@ async def reload(request: web.Request) -> web.Response:
 
 async def status(request: web.Request) -> web.Response:
     """GET /v1/status"""
-    caller_of(request)
-    service = service_of(request)
+    viewer = viewer_of(request)
+    service = viewer.service
     scheduler = service.scheduler
     last_ms, p95_ms = recent_percentiles_ms(scheduler.recent_tick_s)
     reading = scheduler.reading
@@ -188,7 +193,7 @@ async def status(request: web.Request) -> web.Response:
         daemon={
             **service.facts,
             "now": time.time(),
-            "jobs": scheduler.world.counts(),
+            "jobs": _counts(viewer),
             "gpu_source": reading.source if reading else None,
             "warnings": warnings,
             "limits": plain(service.settings.limit),
@@ -197,11 +202,23 @@ async def status(request: web.Request) -> web.Response:
     )
 
 
+def _counts(viewer: Viewer) -> dict[str, int]:
+    """Unfinished jobs that the caller may know of, by state."""
+    world = viewer.service.scheduler.world
+    counts = world.counts()
+    if not viewer.is_restricted:
+        return counts
+    seen = Counter(job.state.value for job in world.jobs.values() if viewer.sees(job))
+    return {state: seen[state] for state in counts}
+
+
 async def shutdown(request: web.Request) -> web.Response:
     """POST /v1/shutdown"""
-    caller_of(request)
+    service, caller = service_of(request), caller_of(request)
+    check_admin(caller, "stop the daemon", service.settings)
+    service.scheduler.witness(Deed(caller, "shutdown", "the daemon"))
     # After the answer is out: the loop ends when the server has sent it.
-    asyncio.get_running_loop().call_later(0.01, service_of(request).stop)
+    asyncio.get_running_loop().call_later(0.01, service.stop)
     return respond(stopping=True)
 
 
@@ -218,11 +235,12 @@ async def doctor(request: web.Request) -> web.Response:
 
 async def snapshot(request: web.Request) -> web.Response:
     """GET /v1/snapshot"""
-    caller_of(request)
     scheduler = service_of(request).scheduler
+    check_admin(caller_of(request), "see the policy's whole input", scheduler.settings)
     return respond(snapshot=plain(scheduler.snapshot(scheduler.now())))
 
 
 async def openapi(request: web.Request) -> web.Response:
     """GET /v1/openapi.json"""
+    caller_of(request)
     return web.json_response(request.app[DOCUMENT])

@@ -54,18 +54,19 @@ def body(words: list[str]) -> int:
     if values.get("json"):
         output.print_json({"jobs": jobs})
         return 0
-    sys.stdout.write("\n".join(_describe(job) for job in jobs))
+    sys.stdout.write("\n".join(describe(job) for job in jobs))
     return 0
 
 
-def _describe(job: dict[str, Any]) -> str:
+def describe(job: dict[str, Any]) -> str:
+    """All about one job, as people read it."""
     pairs = [
         ("Job", f"{job['id']} ({job['name']})"),
         ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}{_terms(job)}"),
         ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
-        ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"])),
+        ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"]) if job["spec"] else "-"),
         ("Requested", _requested(job)),
         ("Submitted", instant(job["submit_at"])),
         ("Started", instant(job["start_at"])),
@@ -73,7 +74,7 @@ def _describe(job: dict[str, Any]) -> str:
         ("Exit", _exit(job)),
         ("Retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else "none"),
     ]
-    if job["stderr_path"] != job["stdout_path"]:
+    if job["stderr_path"] != job["stdout_path"]:  # of others' jobs neither is told
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
@@ -97,7 +98,7 @@ def _describe(job: dict[str, Any]) -> str:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
-    if job["spec"]["alerting"] is not None:
+    if job["spec"] and job["spec"]["alerting"] is not None:
         pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
     if job["foreground"] is not None:
@@ -112,6 +113,9 @@ def _describe(job: dict[str, Any]) -> str:
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))
+    if job["spec"] is None:
+        lines.append(f"It is a job of {job['user']}: what it runs, and its story, are not told to others.")
+        return "\n".join(lines) + "\n"
     lines.append("Story:")
     lines.extend(
         f"  {instant(event['at'])}  {printable(event['text'])}" + (f" (run {event['run']})" if event["run"] else "")

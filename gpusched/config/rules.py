@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusched.model.settings import ORDERS, STRATEGIES
+from gpusched.model.settings import ORDERS, PRIVATE_DATA, STRATEGIES
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 
 
@@ -90,6 +90,20 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
+class SomeOf:
+    """A list of some of these words."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "a list of some of " + ", ".join(self.words)
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether each is one of them."""
+        return all(word in self.words for word in value)
+
+
+@dataclass(frozen=True, slots=True)
 class Cells:
     """A list of cells, `SIZE` or `NODE:SIZE`."""
 
@@ -135,7 +149,7 @@ class Numbers:
         return all(self.low <= number <= self.high for number in value)
 
 
-Rule = Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts
+Rule = SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts
 
 _WEIGHT = Range(0, 1e12)
 _FRACTION = Range(0, 1, above=True)
@@ -195,6 +209,18 @@ RULES: dict[str, Rule] = {
     "limit.environment_mib": Range(0, 1024, above=True),
     "limit.jobs": _COUNT,
     "limit.batch": _COUNT,
+    "limit.jobs_per_user": _COUNT,
+    "limit.submitted_mib_per_user": Range(1, 1 << 30),
+    "limit.stored_mib_per_user": Range(1, 1 << 30),
+    "limit.requests_per_s": Range(1, 1e6),
+    "limit.requests_burst": Range(10, 10**6),
+    "limit.connections": Range(10, 10**6),
+    "limit.connections_per_user": Range(4, 10**6),
+    "access.admin_group": _WORD,
+    "access.private_data": SomeOf(PRIVATE_DATA),
+    # Without a size and one old file, the record would grow without end.
+    "access.audit_mib": Range(0.01, MAX_MIB),
+    "access.audit_files": Range(1, 1000),
     "limit.array": Range(1, 4_000_000),
     "limit.snapshot_mib": Range(0, 1 << 20, above=True),
     "limit.snapshot_files": _COUNT,
@@ -269,6 +295,7 @@ RULES: dict[str, Rule] = {
     "queue.max_jobs_per_user": _COUNT,
     "queue.users": _NAMES,
     "queue.accounts": _NAMES,
+    "queue.operators": _NAMES,
     "qos.tier": Range(-1000, 1000),
     "qos.factor": _PART,
     "qos.preempts": _NAMES,

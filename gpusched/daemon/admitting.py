@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpusched.errors import Refused
+from gpusched.errors import Forbidden, Refused
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
@@ -16,6 +16,7 @@ from gpusched.policy.life.dependencies import find_cycle, parse_dependency
 from gpusched.policy.sharing.admission import default_account, qos_of, time_limit, why_refused
 from gpusched.policy.sharing.alone import slice_refusal
 
+from .access import Caller, admins, is_admin, operates
 from .turn import Turn
 
 
@@ -62,6 +63,25 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
         check_deadline(alike[0], max(turn.now, alike[0].begin_at or turn.now))
     for dependency in {spec.dependency for spec in specs if spec.dependency}:
         check_dependency(dependency, turn)
+
+
+def check_nice(
+    nice: int | None, queue: str | None, caller: Caller, settings: Settings, jobs: Sequence[Job] = ()
+) -> None:
+    """Refuse a nice value that puts a job before those of others, unless the caller has a say in their queue.
+
+    Args: jobs: those that are changed; their queues count unless they are moved. Raises: Forbidden.
+    """
+    if nice is None or nice >= 0 or is_admin(caller, settings):
+        return
+    queues = [queue] if queue is not None else [job.spec.queue for job in jobs]
+    for name in queues:
+        if not operates(caller, name, settings):
+            raise Forbidden(
+                f"nice {nice} would put the job before those of others, and {caller.user} is neither an admin nor an "
+                f"operator of queue {name}",
+                f"use 0 or more, or ask {admins(settings)}",
+            )
 
 
 def jobs_in(spec: JobSpec) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGCONT
 from typing import Any
 
-from gpusched.errors import Refused
+from gpusched.errors import Forbidden, Refused
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.cluster import Clearance
 from gpusched.model.execution import LimitOrder, SignalOrder
@@ -25,10 +25,11 @@ from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 from . import deserting, keys, pipelines, reserving, yielding
-from .admitting import check_submission, check_update, complete_all, completed
-from .making import check_room, new_job, record
-from .selection import Caller, Selection, named, no_job, own, select, with_tasks
-from .turn import Turn
+from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
+from .admitting import check_nice, check_submission, check_update, complete_all, completed
+from .making import check_room, check_stored, new_job, record
+from .selection import Caller, Selection, named, no_job_for, select, with_tasks
+from .turn import Deed, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ Command = (
 UPDATABLE_WHILE_RUNNING = frozenset(
     {"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle", "notify", "notify_to"}
 )
+REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
+"""Changes of what runs as the owner, where it writes, and who is told of it."""
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
@@ -143,9 +146,12 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         found = keys.existing(command.specs[0], command.key_again, command.caller, turn)
         if found is not None:
             return found
-    check_room(len(command.specs), turn)
+    check_room(len(command.specs), command.caller, turn)
+    for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
+        check_nice(nice, queue, command.caller, settings)
     specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
+    check_stored(command.payloads, command.caller, turn)
     ids = []
     for spec in specs:
         job = new_job(world.next_id, command.caller, spec, now)
@@ -158,15 +164,19 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
-    selection = _with_steps(command.selection, turn)
-    jobs, missing = select(selection, turn)
+    selection = _with_steps(command.selection, command.caller, turn)
+    caller, act = command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL
+    jobs, missing = select(selection, turn, caller)
     if selection.ids:
         for job in jobs:
-            own(command.caller, job)
+            check(caller, act, job, turn.settings)
         if missing and len(selection.ids) == 1:
-            raise no_job(missing[0], turn.world.next_id)
+            raise no_job_for(caller, missing[0], turn)
     else:
-        jobs = [job for job in jobs if job.uid == command.caller.uid]
+        jobs = _in_reach(jobs, selection, act, caller, turn)
+    if not command.dry_run:
+        for job in jobs:
+            turn.note(caller, act, job)
     answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": [str(one) for one in missing]}
     for job in jobs:
         if job.state.is_final:
@@ -195,11 +205,31 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
     return answer
 
 
-def _with_steps(selection: Selection, turn: Turn) -> Selection:
+def _in_reach(jobs: list[Job], selection: Selection, act: Act, caller: Caller, turn: Turn) -> list[Job]:
+    """Those that a filter is about: the caller's own, or of the users it names those that the caller may do this to.
+
+    Raises: Forbidden when it names others and the caller has no rights over anybody's jobs.
+    """
+    others = sorted(selection.users - {caller.user})
+    if not others:
+        return [job for job in jobs if job.uid == caller.uid]
+    settings = turn.settings
+    if not (is_admin(caller, settings) or is_operator(caller, settings)):
+        raise Forbidden(
+            f"only an admin or an operator may {act} jobs of {printable(others[0], 60)}, not {caller.user}",
+            "leave -u out for your own jobs",
+        )
+    return [job for job in jobs if may(caller, act, job, settings)]
+
+
+def _with_steps(selection: Selection, caller: Caller, turn: Turn) -> Selection:
     """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
     ids = list(selection.ids)
     for number in sorted(selection.pipelines):
         jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        for job in [job for job in jobs if hides(caller, job, turn.settings)]:
+            turn.hid(caller, job)
+            jobs.remove(job)
         ids += pipelines.step_ids(number, jobs, unfinished=True)
     return replace(selection, ids=tuple(dict.fromkeys(ids)))
 
@@ -218,17 +248,24 @@ def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str],
 
 
 def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
-    jobs = named(caller, ids, turn)
+    jobs = named(caller, Act.HOLD if hold else Act.RELEASE, ids, turn)
     changed, unchanged = [], []
     for job in jobs:
         if job.state.is_final:
             raise _has_ended(job)
+        if not hold and job.hold == "admin" and caller.uid == job.uid and not _overrules(caller, job, turn):
+            raise Forbidden(
+                f"job {job.shown_id} was held by an admin or operator, and {caller.user} cannot release it",
+                f"see who it was with: gshow {job.shown_id}",
+            )
     for job in with_tasks(jobs, turn):
         if hold == (job.hold is not None):
             unchanged.append(job.shown_id)
             continue
         after, event = (
-            lifecycle.hold(job, turn.now, caller.user) if hold else lifecycle.release(job, turn.now, caller.user)
+            lifecycle.hold(job, turn.now, caller.user, admin=caller.uid != job.uid)
+            if hold
+            else lifecycle.release(job, turn.now, caller.user)
         )
         turn.put_job(after)
         turn.tell(event)
@@ -236,8 +273,16 @@ def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -
     return {"changed": changed, "unchanged": unchanged}
 
 
+def _overrules(caller: Caller, job: Job, turn: Turn) -> bool:
+    return is_admin(caller, turn.settings) or operates(caller, job.spec.queue, turn.settings)
+
+
 def _update(command: Update, turn: Turn) -> dict[str, Any]:
-    jobs = named(command.caller, command.ids, turn)
+    jobs = named(command.caller, Act.UPDATE, command.ids, turn)
+    if not REWRITING.isdisjoint(command.changes):
+        for job in jobs:
+            check(command.caller, Act.REWRITE, job, turn.settings)
+    check_nice(command.changes.get("nice"), command.changes.get("queue"), command.caller, turn.settings, jobs)
     updated = []
     named_ids = {job.id for job in jobs}
     for job in jobs:
@@ -363,6 +408,7 @@ def _alerting(job: Job, on: tuple[str, ...] | None, targets: tuple[str, ...] | N
 
 
 def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
+    check_admin(command.caller, "drain nodes and GPUs, or let work back", turn.settings)
     changed = []
     for target in command.targets:
         name = turn.resolve_device(target)
@@ -376,4 +422,5 @@ def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
         else:
             turn.world.drains[name] = command.message
         changed.append(name)
+        turn.deeds.append(Deed(command.caller, "undrain" if command.message is None else "drain", name))
     return {"changed": changed}

@@ -13,7 +13,10 @@ from logging import getLogger
 
 from aiohttp import web
 
+from gpusched.api.gate import Gate
+from gpusched.api.server import gate_for
 from gpusched.daemon.activity import ActivityReader
+from gpusched.daemon.audit import Audit
 from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
@@ -55,6 +58,7 @@ class Loop:
         self._clients = ClientWatch(scheduler)
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
+        self.audit: Audit | None = None
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -77,16 +81,19 @@ class Loop:
         """End the loop; runs go on without it."""
         self._stopping.set()
 
-    async def run(self, app: web.Application, socket_path: str, ready: Callable[[], None]) -> None:
-        """Serve until stopped."""
+    async def run(
+        self, app: web.Application, socket_path: str, ready: Callable[[], None], *, serves_all: bool = False
+    ) -> None:
+        """Serve until stopped; everybody on the machine when it `serves_all`."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
+        server: asyncio.Server | None = None
         try:
-            await _listen(runner, socket_path)
+            server = await _listen(gate_for(app, runner), socket_path, 0o666 if serves_all else 0o600)
             self._scheduler.engine.set_waker(self.wake)
             loop.add_reader(self._worker.fileno(), self._take_reading)
             self._dispatcher.watch = self._watch_courier
@@ -99,6 +106,8 @@ class Loop:
                     timer.cancel()
             self._scheduler.engine.set_waker(None)
             self._checkpoints.close()
+            if server is not None:
+                server.close()
             await runner.cleanup()
             loop.remove_reader(self._worker.fileno())
             _unlink(socket_path)
@@ -176,6 +185,8 @@ class Loop:
         self._clients.poll()
         self._checkpoints.poll()
         self._poll_alerts()
+        if self.audit is not None:
+            self.audit.poll()
         if self._bite is None:
             self._bite = loop.call_later(_BITE_GAP_S, self._prune)
         self.wake()
@@ -225,18 +236,18 @@ class Loop:
             self.wake()
 
 
-async def _listen(runner: web.AppRunner, socket_path: str) -> None:
-    """Bind the socket, for the owner alone. A file left by a dead daemon is in the way: we hold the lock."""
+async def _listen(gate: Gate, socket_path: str, mode: int) -> asyncio.Server:
+    """Bind the socket with this mode. A file left by a dead daemon is in the way: we hold the lock."""
     _unlink(socket_path)
     folder, name = os.path.split(socket_path)
-    before = os.umask(0o177)
+    before = os.umask(0o777 & ~mode)
     try:
         # A path in a deep home can pass the 107 bytes that a socket address holds; a short one through
         # the folder's descriptor never does.
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             path = socket_path if len(os.fsencode(socket_path)) < 100 else f"/proc/self/fd/{fd}/{name}"
-            await web.UnixSite(runner, path, backlog=1024).start()
+            return await asyncio.get_running_loop().create_unix_server(gate, path, backlog=1024)
         finally:
             os.close(fd)
     finally:

@@ -9,6 +9,7 @@ import json
 import logging
 import logging.handlers
 import os
+import resource
 import sys
 import time
 
@@ -19,6 +20,7 @@ from gpusched.api.identity import user_name
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import load_settings
+from gpusched.daemon.audit import Audit
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
@@ -28,7 +30,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.local import LocalEngine
-from gpusched.errors import DaemonBusy, GpuschedError, NotReady
+from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
@@ -38,6 +40,9 @@ from gpusched.policy.life.admin_alerting import News
 from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
+
+_OWN_FILES = 4096
+"""Files that the daemon may need beside connections: a few for each run."""
 
 
 class SystemClock:
@@ -59,6 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ready-fd", type=int, metavar="N", help="write one line to this descriptor when the socket answers"
     )
+    parser.add_argument(
+        "--system",
+        action="store_true",
+        help=f"serve everybody on this machine, as root: settings in {paths.SYSTEM_CONFIG}, state in "
+        f"{paths.SYSTEM_STATE}, socket {paths.SYSTEM_SOCKET}",
+    )
+    parser.add_argument("--root", metavar="DIR", help="with --system: keep all of that below DIR, to try it out")
     return parser
 
 
@@ -67,6 +79,15 @@ def main(argv: list[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     report = _Report(options.ready_fd)
     try:
+        if options.root is not None and not options.system:
+            raise UsageError(f"--root {options.root} is for the system's daemon", "add --system")
+        if options.system:
+            if os.geteuid() != 0:
+                raise NotReady(
+                    f"the system's daemon runs as root, not as {user_name(os.geteuid())}",
+                    "start your own, without --system: gpuschedd",
+                )
+            paths.serve_system(options.root or "")
         _run(report, foreground=options.ready_fd is None)
     except GpuschedError as error:
         log.error("%s", error.message)
@@ -110,13 +131,7 @@ class _Report:
 
 def _run(report: _Report, foreground: bool) -> None:
     os.umask(0o077)
-    for folder in (
-        paths.state_dir(),
-        paths.spool_dir(),
-        os.path.dirname(paths.log_file()),
-        paths.runtime_dir(),
-    ):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+    _make_folders()
     lock = FileLock(paths.lock_file())
     try:
         lock.acquire(timeout=0)
@@ -136,6 +151,30 @@ def _run(report: _Report, foreground: bool) -> None:
         _serve(loaded.settings, report)
     finally:
         lock.release()
+
+
+def _make_folders() -> None:
+    folders = (paths.state_dir(), paths.spool_dir(), os.path.dirname(paths.log_file()), paths.runtime_dir())
+    if not paths.is_system():
+        for folder in folders:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        return
+    os.umask(0o022)
+    try:
+        for folder in (*folders, paths.checkpoint_dir()):
+            os.makedirs(folder, exist_ok=True)
+            if os.lstat(folder).st_uid != 0:
+                raise NotReady(
+                    f"{folder} belongs to {user_name(os.lstat(folder).st_uid)}, not to root", f"see: ls -ld {folder}"
+                )
+    finally:
+        os.umask(0o077)
+    # Users run their scripts in the spool, and may not list what is beside it.
+    os.chmod(paths.state_dir(), 0o711)
+    os.chmod(os.path.dirname(paths.log_file()), 0o700)
+    os.chmod(paths.runtime_dir(), 0o755)
+    # Each makes the folders of their own jobs, as in /tmp.
+    os.chmod(paths.checkpoint_dir(), 0o1777)
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:
@@ -237,7 +276,28 @@ async def _loop(
     loop = Loop(scheduler, worker, host, dispatcher)
     service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())
     service.progress = ProgressReader(paths.spool_dir(), time.time)
-    await loop.run(build_app(service), paths.socket_path(), report.ready)
+    if not paths.is_system():
+        await loop.run(build_app(service), paths.socket_path(), report.ready)
+        return
+    folder = os.path.dirname(paths.log_file())
+    service.serves_all = True
+    service.audit = loop.audit = audit = Audit(folder, time.time, lambda: scheduler.settings.access)
+    scheduler.witness = audit.witness
+    _allow_connections(scheduler.settings.limit.connections)
+    try:
+        await loop.run(build_app(service), paths.socket_path(), report.ready, serves_all=True)
+    finally:
+        audit.close()
+
+
+def _allow_connections(connections: int) -> None:
+    """Let this process hold so many open, and its own files. Jobs do not inherit it: their fork server runs already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OWN_FILES
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    if hard < wanted:
+        log.warning("only %d files may be open; [limit] connections = %d needs %d", hard, connections, wanted)
 
 
 def _facts() -> dict[str, object]:

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpusched.errors import Refused
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.states import JobState
 
-from .selection import Caller
+from .access import Caller, is_private, is_root
 from .turn import Turn
 
 
-def check_room(jobs: int, turn: Turn) -> None:
-    """Refuse so many new jobs when they would pass the limit. Raises: Refused."""
+def check_room(jobs: int, caller: Caller, turn: Turn) -> None:
+    """Refuse so many new jobs when they would pass a limit. Raises: Refused."""
     known, limit = len(turn.world.jobs), turn.settings.limit.jobs
     if jobs > limit - known:
+        # How many jobs others have may be nobody's to know.
+        there = "" if is_private("jobs", caller, turn.settings) else f"{known} jobs wait or run already and "
         raise Refused(
-            f"{known} jobs wait or run already and {jobs} more would pass the limit of {limit}",
+            f"{there}{jobs} more would pass the limit of {limit} jobs that wait or run",
             "wait for jobs to end, or raise [limit] jobs in the config file",
         )
+    own, most = turn.world.jobs_of(caller.uid), turn.settings.limit.jobs_per_user
+    if jobs > most - own and not is_root(caller):
+        raise Refused(
+            f"{own} jobs of {caller.user} wait or run already and {jobs} more would pass the limit of {most} per user",
+            "wait for jobs to end, submit alike ones as an array (-a 0-999), which counts as one, or ask an admin to "
+            "raise [limit] jobs_per_user",
+        )
+
+
+def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: Turn) -> None:
+    """Refuse texts with which a user's jobs would take more of the database than one may. Raises: Refused."""
+    if is_root(caller):
+        return
+    stored = turn.world.stored
+    if caller.uid not in stored:
+        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
+    new = payloads.keys() - turn.store.known_payloads(payloads) - turn.changes.payloads.keys()
+    size = sum(len(payloads[sha]) for sha in new)
+    most = turn.settings.limit.stored_mib_per_user
+    if size and stored[caller.uid] + size > most * (1 << 20):
+        # Some may have been forgotten with old jobs since.
+        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
+    if size and stored[caller.uid] + size > most * (1 << 20):
+        raise Refused(
+            f"the scripts and environments of {caller.user}'s jobs take {stored[caller.uid] / (1 << 20):.1f} MiB in "
+            f"the database, and with these they would pass the limit of {most:g} MiB",
+            "submit one script with other arguments (gsub job.sh ARG), which is stored once, leave out the environment "
+            "(--export=NONE), or ask an admin to raise [limit] stored_mib_per_user",
+        )
+    stored[caller.uid] += size
 
 
 def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:

@@ -18,8 +18,9 @@ from gpusched.policy.life.dependencies import as_typed
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
-from .admitting import check_submission, complete_all
-from .making import check_room, new_job, record
+from .access import Hidden, is_admin
+from .admitting import check_nice, check_submission, complete_all
+from .making import check_room, check_stored, new_job, record
 from .selection import Caller
 from .turn import Turn
 from .world import World
@@ -74,11 +75,12 @@ def find(number: int, store: Store) -> Pipeline:
     """A pipeline. Raises: NotFound."""
     found = store.pipelines([number])
     if not found:
-        raise _unknown(number)
+        raise unknown(number)
     return found[0]
 
 
-def _unknown(number: int) -> NotFound:
+def unknown(number: int) -> NotFound:
+    """What is said of a pipeline that does not exist, or that must not be known of."""
     return NotFound(
         f"there is no pipeline {pipeline_id(number)}", "list them with: gq --tree, ended ones with: gq --tree -a"
     )
@@ -92,7 +94,7 @@ def step_ids(number: int, jobs: Sequence[Job], *, unfinished: bool) -> list[int]
     """
     found = [*policy.steps_of(jobs).values(), *policy.fallbacks_of(jobs)]
     if not found:
-        raise _unknown(number)
+        raise unknown(number)
     active = [job.id for job in found if not job.state.is_final]
     return active if active and unfinished else [job.id for job in found]
 
@@ -107,11 +109,14 @@ def not_needed(number: int, world: World, store: Store) -> list[Job]:
 def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     world, now = turn.world, turn.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
-    check_room(len(steps), turn)
+    check_room(len(steps), caller, turn)
+    for nice, queue in {(step.spec.nice, step.spec.queue) for step in command.steps}:
+        check_nice(nice, queue, caller, turn.settings)
     _check([(step.where, step.spec) for step in command.steps], caller.user, turn)
     ordered = policy.in_order({name: step.needs for name, step in steps.items()})
     if command.dry_run:
         return {"pipeline": None, "jobs": dict.fromkeys(steps)}
+    check_stored(command.payloads, caller, turn)
     number = world.next_pipeline
     world.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
@@ -155,6 +160,9 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
     caller = command.caller
     pipeline = find(command.number, turn.store)
     if pipeline.uid != caller.uid:
+        if "jobs" in turn.settings.access.private_data and not is_admin(caller, turn.settings):
+            hidden = unknown(pipeline.number)
+            raise Hidden(hidden.message, hidden.hint)
         raise Forbidden(
             f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}",
             f"see it with: gshow {pipeline.id}",
@@ -172,7 +180,7 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
                 f"the fallback of step {fallback.spec.step}, job {fallback.id}, is {fallback.state} yet",
                 f"wait for it with: gwait {fallback.id}, or end it with: gcancel {fallback.id}",
             )
-    check_room(len(again), turn)
+    check_room(len(again), caller, turn)
     ids = {name: job.id for name, job in steps.items()}
     fresh = {name: _anew(steps[name].spec, turn.now) for name in again}
     outside = [

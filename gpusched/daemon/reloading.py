@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.errors import Forbidden, Refused, UsageError
+from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.policy import cells
@@ -16,7 +15,7 @@ from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 
-from .selection import Caller
+from .access import Caller, check_admin
 
 FIXED = (
     "gpu.source",
@@ -62,11 +61,7 @@ def reread(
 
     Args: nodes_under: the machines as they would be with these settings; none while nobody knows their GPUs.
     """
-    caller = command.caller
-    if caller.uid not in (0, os.geteuid()):
-        raise Forbidden(
-            f"only the owner of this daemon may reload its settings, not {caller.user}", "ask the administrator"
-        )
+    check_admin(command.caller, "reload the settings", running)
     if read is None:
         raise Refused("this scheduler was not started from a config file", "restart it with other settings")
     loaded = read()

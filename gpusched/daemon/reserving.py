@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
@@ -15,8 +14,8 @@ from gpusched.policy.calendar.conflicts import Conflict, conflicts
 from gpusched.policy.calendar.entries import next_window
 from gpusched.policy.calendar.keeping import Wish, choose
 
-from .selection import Caller
-from .turn import Turn
+from .access import Caller, check_admin
+from .turn import Deed, Turn
 
 MOST_ENTRIES = 50
 """Entries that the calendar may have: each is looked at in every cycle."""
@@ -64,12 +63,14 @@ class Unreserve:
 
 def apply(command: Reserve | Unreserve, turn: Turn) -> dict[str, Any]:
     """Apply one command. Raises: UserError, with nothing of this command applied."""
-    caller = command.caller
-    if caller.uid not in (0, os.geteuid()):
-        raise Forbidden(
-            f"only the owner of this daemon may change its reservations, not {caller.user}", "ask the administrator"
-        )
-    return _reserve(command, turn) if isinstance(command, Reserve) else _unreserve(command, turn)
+    check_admin(command.caller, "change the reservations", turn.settings)
+    if isinstance(command, Reserve):
+        answer = _reserve(command, turn)
+        turn.deeds.append(Deed(command.caller, "reserve", command.name))
+    else:
+        answer = _unreserve(command, turn)
+        turn.deeds += [Deed(command.caller, "unreserve", name) for name in answer["changed"]]
+    return answer
 
 
 def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpusched.errors import Forbidden, NotFound
+from gpusched.errors import NotFound
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
+from .access import Act, Caller, check, hides, is_private
 from .turn import Turn
 
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, as the kernel says."""
-
-    uid: int
-    user: str
+__all__ = ["Caller", "Selection", "named", "select", "with_tasks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +29,16 @@ class Selection:
     """Numbers of pipelines: their steps that have not ended, or all when none is left, beside the ids."""
 
 
-def select(selection: Selection, turn: Turn) -> tuple[list[Job], list[int]]:
-    """Jobs of a selection, final ones only when named by id, and the ids that do not exist."""
+def select(selection: Selection, turn: Turn, caller: Caller) -> tuple[list[Job], list[int]]:
+    """Jobs of a selection, final ones only when named by id, and ids that do not exist as far as the caller knows."""
     world = turn.world
     if selection.ids:
         found = {job_id: job for job_id in selection.ids if (job := world.find(job_id)) is not None}
         gone = [job_id for job_id in selection.ids if job_id not in found]
         found.update({job.id: job for job in turn.jobs(JobFilter(ids=frozenset(gone)))})
+        hidden = [job_id for job_id, job in found.items() if hides(caller, job, turn.settings)]
+        for job_id in hidden:
+            turn.hid(caller, found.pop(job_id))
         missing = [job_id for job_id in selection.ids if job_id not in found]
         jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
     else:
@@ -80,19 +78,18 @@ def no_job(job_id: int, next_id: int) -> NotFound:
     return NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
 
 
-def own(caller: Caller, job: Job) -> None:
-    """Refuse what belongs to somebody else. Raises: Forbidden."""
-    if caller.uid != job.uid:
-        raise Forbidden(
-            f"job {job.shown_id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me"
-        )
+def no_job_for(caller: Caller, job_id: int, turn: Turn) -> NotFound:
+    """The same for a caller; where jobs are hidden, one that was pruned is not told from those that are."""
+    return no_job(job_id, 0 if is_private("jobs", caller, turn.settings) else turn.world.next_id)
 
 
-def named(caller: Caller, ids: tuple[int, ...], turn: Turn) -> list[Job]:
-    """All of these jobs, or an error before any is touched."""
-    jobs, missing = select(Selection(ids=ids), turn)
+def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: Turn) -> list[Job]:
+    """All of these jobs, to which the caller may do this. Raises: Forbidden, NotFound, before any is touched."""
+    jobs, missing = select(Selection(ids=ids), turn, caller)
     if missing:
-        raise no_job(missing[0], turn.world.next_id)
+        raise no_job_for(caller, missing[0], turn)
     for job in jobs:
-        own(caller, job)
+        check(caller, act, job, turn.settings)
+    for job in jobs:
+        turn.note(caller, act, job)
     return jobs

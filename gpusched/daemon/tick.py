@@ -57,7 +57,7 @@ from .payloads import PayloadCache
 from .reloading import Reload, reread
 from .run_events import RunEvents
 from .settling import end_what_is_too_late, settle_dependencies
-from .turn import Turn
+from .turn import Deed, Turn
 from .waiting import waiting_reason
 from .windows import Windows
 from .world import Rules, World
@@ -110,6 +110,8 @@ class Scheduler:
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
         self.gpu_faults = GpuFaults()
+        self.witness: Callable[[Deed], None] = lambda deed: None
+        """Called after a commit with each thing that was done to what is another's."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self._clock = clock
@@ -308,6 +310,7 @@ class Scheduler:
         except GpuschedError as error:
             log.error("the settings were not reloaded: %s", error.message)
             return error
+        self.witness(Deed(command.caller, "reload", "the settings"))
         self.settings = reloaded.settings
         self.world.adopt(Rules.of(self.settings, self.history.predict))
         self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
@@ -368,6 +371,8 @@ class Scheduler:
             self._carried = turn.changes
 
         self._step("reply")
+        for deed in turn.deeds:
+            self.witness(deed)
         for reply, answer in answers:
             reply(answer)
         # A start that is confirmed changes the run alone, and who follows the job waits for just that.
@@ -441,9 +446,12 @@ class Scheduler:
     # --- apply ----------------------------------------------------------------------------------
 
     def _apply_command(self, turn: Turn, command: commands.Command) -> dict[str, Any] | GpuschedError:
+        before = len(turn.deeds)
         try:
             return commands.apply(command, turn)
         except GpuschedError as error:
+            # What was refused was not done.
+            turn.deeds[before:] = [deed for deed in turn.deeds[before:] if deed.refused is not None]
             return error
 
     # --- decide ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpusched.errors import NotFound
 from gpusched.model.cluster import NodeView
@@ -16,7 +16,20 @@ from gpusched.policy.draft import Layout
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.ports import Changes, JobFilter, Store
 
+from .access import Act, Caller
 from .world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What somebody did to what is another's, or was not let do, for the audit record."""
+
+    caller: Caller
+    what: str
+    target: str
+    owner: str | None = None
+    refused: str | None = None
+    """Why it was refused; None when it was done."""
 
 
 class Turn:
@@ -39,6 +52,16 @@ class Turn:
         """Queue and wait (s) of each start, from when nothing but the scheduler was in its way."""
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this turn has made, by owner and key."""
+        self.deeds: list[Deed] = []
+
+    def note(self, caller: Caller, act: Act, job: Job) -> None:
+        """Have it recorded, with the commit, that this was done to another's job."""
+        if caller.uid != job.uid:
+            self.deeds.append(Deed(caller, str(act), f"job {job.shown_id}", job.user))
+
+    def hid(self, caller: Caller, job: Job) -> None:
+        """Have it recorded that the caller named a job of which they must not know."""
+        self.deeds.append(Deed(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
     def put_job(self, job: Job) -> None:
         """Record a new or changed job; a task of an array that had no row gets its own."""

@@ -15,6 +15,8 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     """The reason of a pending job, in the order in which things would have to change for it to start."""
     if job.hold is not None:
         code = ReasonCode.JOB_HELD_ADMIN if job.hold == "admin" else ReasonCode.JOB_HELD_USER
+        if job.hold == "admin":
+            return Reason(code, "held by an admin or operator, who alone can let it go")
         return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
     facts = {"dependency": as_typed(job.spec.dependency)}

@@ -95,6 +95,9 @@ class World:
         self.calendar: dict[str, CalendarEntry] = {}
         self.active = JobCounts()
         """How many jobs wait or run, for the limits on their number."""
+        self._jobs_of: Counter[int] = Counter()
+        self.stored: dict[int, int] = {}
+        """Bytes of the texts of those users' jobs who have submitted any since this memory was read."""
         self.census = Census()
         self.next_id = 1
         self.next_pipeline = 1
@@ -127,6 +130,7 @@ class World:
         world.jobs.update(known)
         for job in jobs:
             world.active.add(job.spec, job.user, world.arrays.left(job))
+            world._jobs_of[job.uid] += job.array_id is None
             world.census.replace(None, job)
         world.arrays.load(store, jobs)
         world.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
@@ -177,9 +181,15 @@ class World:
             self._follow_run(job, now)
         self._dependents.follow(job)
 
+    def jobs_of(self, uid: int) -> int:
+        """How many jobs of this user wait or run; an array is one."""
+        return self._jobs_of[uid]
+
     def _count(self, job: Job) -> None:
         before = self.jobs.get(job.id)
         after = None if job.state.is_final else job
+        if (before is None) != (after is None) and job.array_id is None:
+            self._jobs_of[job.uid] += 1 if before is None else -1
         if before is not None and after is not None and before.spec is after.spec:
             if before.tasks_left != after.tasks_left:
                 self.active.add(after.spec, after.user, self.arrays.left(after) - self.arrays.left(before))

@@ -16,6 +16,7 @@ from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState
 from gpusched.policy.life import yielding
 
+from .access import Act
 from .selection import Caller, named
 from .turn import Turn
 
@@ -44,9 +45,12 @@ class Requeue:
     ids: tuple[int, ...]
 
 
+_ACTS = {Suspend: Act.SUSPEND, Resume: Act.RESUME, Requeue: Act.REQUEUE}
+
+
 def apply(command: Suspend | Resume | Requeue, turn: Turn) -> dict[str, Any]:
     """Apply one command: to all of its jobs or, with an error, to none."""
-    jobs = _running_tasks(named(command.caller, command.ids, turn), turn)
+    jobs = _running_tasks(named(command.caller, _ACTS[type(command)], command.ids, turn), turn)
     if isinstance(command, Suspend):
         return _suspend(jobs, command.caller, turn)
     if isinstance(command, Resume):

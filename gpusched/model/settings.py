@@ -155,6 +155,25 @@ class LimitSettings:
     environment_mib: float = setting(1.0, "Largest captured environment, in MiB.")
     jobs: int = setting(1_000_000, "Most jobs waiting or running at once.")
     batch: int = setting(100_000, "Most jobs in one submission.")
+    jobs_per_user: int = setting(
+        100_000, "Most jobs of one user waiting or running at once, an array counting as one; not for the daemon's own."
+    )
+    submitted_mib_per_user: float = setting(
+        1024.0,
+        "So much may one user's submissions add to the database within a day, in MiB: scripts, environments, and "
+        "1 KiB for each job and each task of an array; not for the daemon's own user.",
+    )
+    stored_mib_per_user: float = setting(
+        2048.0,
+        "So much may the scripts and environments of one user's jobs take in the database, in MiB, equal ones counted "
+        "once; not for the daemon's own user.",
+    )
+    requests_per_s: float = setting(
+        200.0, "Requests of one user that are answered in a second, on average; not for the daemon's own user."
+    )
+    requests_burst: int = setting(2000, "Requests that a user who was quiet may make at once before that.")
+    connections: int = setting(2000, "Connections that are open at once.")
+    connections_per_user: int = setting(400, "Connections of one user that are open at once.")
     array: int = setting(1_000_000, "Most tasks of one array.")
     snapshot_mib: float = setting(256.0, "Largest copy of the code that `--snapshot` makes, in MiB.")
     snapshot_files: int = setting(50_000, "Most files in such a copy.")
@@ -164,6 +183,25 @@ class LimitSettings:
     snapshot_total_mib: float = setting(
         8192.0, "With more than this of a user's copies, in MiB, those that no unfinished job needs go earlier."
     )
+
+
+PRIVATE_DATA = ("accounts", "jobs", "reservations", "usage")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """Who may see and do what with a daemon that serves everybody; see [access](../howto/access.md)."""
+
+    admin_group: str | None = setting(
+        None, "Group whose members may do to every job, and to the daemon, what root may; root alone when unset."
+    )
+    private_data: tuple[str, ...] = setting(
+        (),
+        "What is hidden from whom it does not belong to: `jobs`, `usage`, `accounts`, `reservations`. Admins see "
+        "all, operators the jobs of their queues.",
+    )
+    audit_mib: float = setting(10.0, "Size at which each of the two audit files is rotated, in MiB.")
+    audit_files: int = setting(10, "Rotated audit files that are kept, of each of the two.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +374,9 @@ class QueueSettings:
         "at the top everybody may.",
     )
     accounts: tuple[str, ...] = setting((), "Accounts whose jobs may be submitted to it, those below them included.")
+    operators: tuple[str, ...] = setting(
+        (), "Users who may cancel, hold, move and change the jobs of others in it and in the queues below it."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +428,7 @@ class Settings:
     node: NodeSettings = field(default_factory=NodeSettings)
     gpu: GpuSettings = field(default_factory=GpuSettings)
     limit: LimitSettings = field(default_factory=LimitSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)

@@ -212,6 +212,16 @@ class MemoryStore:
         array = max(before, key=lambda job: job.id, default=None)
         return array if array is not None and job_id <= array.last_id else None
 
+    def known_payloads(self, shas: Iterable[str]) -> set[str]:
+        """Those of these texts that are stored."""
+        return {sha for sha in shas if sha in self._payloads}
+
+    def payload_bytes_of(self, uid: int) -> int:
+        """Bytes of the texts of a user's jobs."""
+        launches = [job.spec.launch for job in self._jobs.values() if job.uid == uid]
+        shas = {sha for launch in launches for sha in (launch.script_sha, launch.env_sha)}
+        return sum(len(body) for sha, body in self._payloads.items() if sha in shas)
+
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
         return self._payloads[sha]

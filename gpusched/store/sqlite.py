@@ -226,6 +226,14 @@ class SqliteStore(SqliteArchive):
         found = self._rows(codec.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
         return found[0] if found and job_id <= found[0].last_id else None
 
+    def known_payloads(self, shas: Iterable[str]) -> set[str]:
+        """Those of these texts that are stored."""
+        return set(self._rows(_first, sql.KNOWN_PAYLOADS, (dumps(list(shas)),)))
+
+    def payload_bytes_of(self, uid: int) -> int:
+        """Bytes of the texts of a user's jobs."""
+        return int(self._rows(_first, sql.PAYLOAD_BYTES_OF_USER, {"uid": uid})[0])
+
     def payload(self, sha: str) -> bytes:
         """A stored script or environment. Raises: KeyError."""
         found = self._rows(_first, sql.PAYLOAD, (sha,))

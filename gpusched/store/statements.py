@@ -57,6 +57,12 @@ RUNS_OF_JOBS = (
 )
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
+KNOWN_PAYLOADS = "SELECT sha FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
+PAYLOAD_BYTES_OF_USER = """
+    SELECT total(length(body)) FROM payloads WHERE sha IN (
+        SELECT json_extract(launch, '$.script_sha') FROM jobs WHERE uid = :uid
+        UNION SELECT json_extract(launch, '$.env_sha') FROM jobs WHERE uid = :uid)
+"""
 CLEARANCES = f"SELECT {', '.join(CLEARANCE_COLUMNS)} FROM gpu_clearances ORDER BY uuid"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """

@@ -15,7 +15,7 @@ from lab import ANN, BOB, Lab
 from shell import Shell, compare
 from support import wait_until
 
-from gpusched.api import policy, site
+from gpusched.api import policy, sight, site
 from gpusched.api.calendar import listing
 from gpusched.api.service import SERVICE, Service
 from gpusched.cli import gctl, ghist, ginfo, gq
@@ -87,8 +87,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     for module in (gq, gctl, ghist, ginfo):
         monkeypatch.setattr(module, "connect", connect)
-    for module in (policy, site):
-        monkeypatch.setattr(module, "caller_of", lambda request: ANN)
+    monkeypatch.setattr(sight, "caller_of", lambda request: ANN)
     monkeypatch.setattr(site, "user_name", lambda uid: {ANN.uid: "ann", BOB.uid: "bob"}[uid])
     commands = {"gq": gq.body, "gctl": gctl.body, "ghist": ghist.body, "ginfo": ginfo.body}
 

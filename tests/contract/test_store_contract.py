@@ -347,6 +347,18 @@ def test_many_thousand_ids_can_be_asked_for_at_once(store: Store) -> None:
     assert store.runs(range(1, 40_000)) == []
 
 
+def test_the_texts_of_a_users_jobs_are_counted_once_each(store: Store) -> None:
+    shas = ["c" * 64, "d" * 64, "e" * 64]
+    bodies = dict(zip(shas, (b"123", b"4567", b"of nobody"), strict=True))
+    mine = [job(number, launch=launch("true", env_sha=shas[0], script_sha=shas[1])) for number in (1, 2)]
+    theirs = job(3, uid=1, user="bob", launch=launch("true", env_sha=shas[0]))
+    store.commit(Changes(jobs={one.id: one for one in (*mine, theirs)}, payloads=bodies))
+    assert store.payload_bytes_of(mine[0].uid) == 7
+    assert store.payload_bytes_of(1) == 3
+    assert store.payload_bytes_of(2) == 0
+    assert store.known_payloads([*shas[:2], "f" * 64]) == set(shas[:2])
+
+
 def test_a_payload_is_kept_as_it_was_first_stored(store: Store) -> None:
     sha = "c" * 64
     store.commit(Changes(payloads={sha: b"\0\xff script"}))

@@ -31,9 +31,11 @@ class Daemon:
 
     def __init__(self, home: Path, *, fake_gpus: str | None = None, config: str = "") -> None:
         self.home = home
+        self.arguments: list[str] = []
+        self.socket = home / "run" / "api.sock"
         home.mkdir(parents=True, exist_ok=True)
-        source = "" if fake_gpus else '[gpu]\nsource = "none"\n'
-        (home / "config.toml").write_text(source + config)
+        self.source = "" if fake_gpus else '[gpu]\nsource = "none"\n'
+        (home / "config.toml").write_text(self.source + config)
         self.env = {
             key: value
             for key, value in os.environ.items()
@@ -58,7 +60,7 @@ class Daemon:
         try:
             with open(self.home / "daemon.out", "ab") as out:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "gpusched.daemon", "--ready-fd", str(write_fd)],
+                    [sys.executable, "-m", "gpusched.daemon", *self.arguments, "--ready-fd", str(write_fd)],
                     env={**self.env, **env},
                     pass_fds=[write_fd],
                     stdin=subprocess.DEVNULL,
@@ -103,7 +105,9 @@ class Daemon:
             if self.process is not None:
                 self.reap()
             self.start()
-        self.call("POST", "/v1/jobs/cancel", {"all": True})
+        users = sorted({job["user"] for job in self.call("GET", "/v1/jobs")["jobs"]})
+        if users:
+            self.call("POST", "/v1/jobs/cancel", {"users": users})
         wait_until(lambda: not self.call("GET", "/v1/jobs")["jobs"], what="jobs to end")
         self.stop()
 
@@ -111,7 +115,7 @@ class Daemon:
     def client(self) -> Client:
         """A connection to the running daemon."""
         if self._client is None:
-            self._client = Client(str(self.home / "run" / "api.sock"))
+            self._client = Client(str(self.socket))
         return self._client
 
     # --- talk -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gpusched.api.server import build_app
 
 
 def test_the_document_lists_exactly_the_routes_of_the_server() -> None:
-    service = SimpleNamespace(scheduler=SimpleNamespace(listeners=[]), announce=None)
+    service = SimpleNamespace(scheduler=SimpleNamespace(listeners=[]), announce=None, serves_all=False, pace=None)
     app = build_app(service)  # type: ignore[arg-type]
     served = {
         (route.method, route.resource.canonical)

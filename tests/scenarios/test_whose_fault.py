@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
@@ -247,7 +247,7 @@ def test_a_card_on_which_everybody_fails_is_taken_out_until_somebody_clears_it()
     assert status.state == "suspect"
     lab.turn(5)
     lab.turn(1)
-    lab.ask(Drain(ANN, ("0",), None))
+    lab.ask(Drain(ROOT, ("0",), None))
     assert lab.store.load_drains() == {}
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 0
@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_just_then_only_puts_it_off() -> None:
     lab.turn(1)
     assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
     lab.turn(1)
-    lab.ask(Drain(ANN, ("0",), None))
+    lab.ask(Drain(ROOT, ("0",), None))
     lab.turn(1)
     assert lab.store.load_drains() == {}
 
@@ -283,7 +283,7 @@ def test_what_was_cleared_does_not_come_back_when_the_log_is_read_again() -> Non
     old = (Xid(79, lab.clock.now() - 7200, 5),)
     lab.logged[0] = old
     lab.turn(1)
-    lab.ask(Drain(ANN, ("0",), None))
+    lab.ask(Drain(ROOT, ("0",), None))
     # The reader of the GPUs was started again, then the daemon.
     lab.logged[0] = old
     lab.turn(1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit, Update
 from gpusched.daemon.dispatch import Dispatcher
@@ -252,7 +252,7 @@ def test_a_lost_card_a_drain_and_nothing_else_are_told_to_the_administrator() ->
     (row,) = lab.store.load_alerts()
     assert row.targets == ("ops",)
     assert ") was lost: the GPU is lost" in str(dict(row.facts)["message"])
-    lab.ask(Drain(ANN, ("0",), "smells"))
+    lab.ask(Drain(ROOT, ("0",), "smells"))
     assert events(lab) == ["gpu_lost", "gpu_drained"]
     drained = next(row for row in lab.store.load_alerts() if row.event == "gpu_drained")
     assert dict(drained.facts)["node"] == "n1"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
-from gpusched.api import logs
+from gpusched.api import logs, sight
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.daemon.commands import Cancel
@@ -29,7 +29,7 @@ def app_of(lab: Lab) -> web.Application:
 
 def ask(app: web.Application, ids: str, since: str = "") -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "caller_of", lambda request: ANN)
+        patch.setattr(sight, "caller_of", lambda request: ANN)
         request = make_mocked_request("GET", f"/v1/logs?ids={ids}&since={since}", app=app)
         return dict(json.loads(asyncio.run(logs.logs(request)).body))  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, Lab
 
-from gpusched.api import policy
+from gpusched.api import policy, sight
 from gpusched.api.service import SERVICE, Service
 from gpusched.daemon.commands import Hold
 from gpusched.engine.simulated import Outcome
@@ -40,7 +40,7 @@ def lab() -> Lab:
 
 @pytest.fixture(autouse=True)
 def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "caller_of", lambda request: ANN)
+    monkeypatch.setattr(sight, "caller_of", lambda request: ANN)
 
 
 def service(lab: Lab) -> Service:

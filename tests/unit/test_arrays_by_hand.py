@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commands import Caller, Cancel, Hold, Release, Update
 from gpusched.daemon.selection import Selection
@@ -211,7 +211,7 @@ def test_who_waits_for_an_array_waits_for_all_of_its_tasks() -> None:
 def test_who_waits_for_one_task_waits_for_that_alone() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9")
-    after = lab.submit(dependency=f"afterok:{array + 2}", nice=-100)
+    after = lab.submit(caller=ROOT, dependency=f"afterok:{array + 2}", nice=-100)
     lab.turn(11)
     assert lab.job(after).state is PENDING
     lab.turn(11)
@@ -436,7 +436,7 @@ def test_who_may_not_submit_an_array_leaves_no_trace() -> None:
 def test_each_task_waits_for_the_task_of_the_same_number() -> None:
     lab = Lab(cpus=1)
     first = submit(lab, "0-2")
-    second = submit(lab, "0-2", dependency=f"aftercorr:{first}", nice=-100)
+    second = submit(lab, "0-2", dependency=f"aftercorr:{first}", nice=-100, caller=ROOT)
     reason = lab.scheduler.reason_for(lab.job(second))
     assert reason is not None
     assert reason.text == "waits for the tasks of the same numbers to complete"
@@ -479,7 +479,7 @@ def test_counterparts_of_tasks_that_never_start_are_cancelled_and_of_ended_ones_
 def test_a_task_without_a_counterpart_waits_for_the_whole_array() -> None:
     lab = Lab(cpus=1)
     first = submit(lab, "0-1")
-    second = submit(lab, "1-2", dependency=f"aftercorr:{first}", nice=-100)
+    second = submit(lab, "1-2", dependency=f"aftercorr:{first}", nice=-100, caller=ROOT)
     lab.turn(11)
     assert (states(lab, first), states(lab, second)) == ({0: COMPLETED, 1: RUNNING}, {})
     run_out(lab)

@@ -9,7 +9,7 @@ import pytest
 from gpu_builders import UUID, reading, sample, whole
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import ANN, Lab
+from lab import ROOT, Lab
 
 from gpusched.daemon.commands import Drain
 from gpusched.daemon.gpu_watch import GpuWatch
@@ -158,7 +158,7 @@ def test_accepted_errors_stay_accepted_over_a_restart() -> None:
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
     assert lab.scheduler.tracker.status("GPU-0").state == "suspect"
     assert lab.store.load_drains() == {}
-    lab.ask(Drain(ANN, ("0",), None))
+    lab.ask(Drain(ROOT, ("0",), None))
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 0
     assert lab.store.load_clearances() == [Clearance("GPU-0", lab.clock.now(), 2)]

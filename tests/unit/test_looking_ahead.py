@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lab import Lab
+from lab import ROOT, Lab
 
 from gpusched.daemon import estimating
 from gpusched.daemon import history as history_module
@@ -157,7 +157,7 @@ def test_the_place_counts_jobs_of_all_classes() -> None:
     lab, _, waiting = busy_lab()
     second = lab.submit(request=request(gpus=1), nice=500)
     lab.clock.advance(1)
-    first = lab.submit(request=request(gpus=1), nice=-500)
+    first = lab.submit(caller=ROOT, request=request(gpus=1), nice=-500)
     assert [outlook(lab).place(job_id) for job_id in (first, waiting, second)] == [(1, 3), (2, 3), (3, 3)]
     assert outlook(lab).first(2) == [first, waiting]
 

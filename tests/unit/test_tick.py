@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Selection, Submit, Update
 from gpusched.daemon.reconcile import adopt_open_runs
@@ -239,12 +239,12 @@ def test_the_number_of_jobs_is_limited() -> None:
 def test_devices_are_named_in_every_way_people_do() -> None:
     lab = Lab()
     for target, name in (("0", "GPU-0"), ("n1:1", "GPU-1"), ("n1", "n1"), ("GPU-1", "GPU-1")):
-        assert lab.ask(Drain(ANN, (target,), "why"))[0]["changed"] == [name]
+        assert lab.ask(Drain(ROOT, (target,), "why"))[0]["changed"] == [name]
         assert lab.store.load_drains() == {name: "why"}
-        lab.ask(Drain(ANN, (target,), None))
+        lab.ask(Drain(ROOT, (target,), None))
     assert lab.store.load_drains() == {}
     for target in ("7", "elsewhere", ""):
-        assert isinstance(lab.ask(Drain(ANN, (target,), "why"))[0], NotFound)
+        assert isinstance(lab.ask(Drain(ROOT, (target,), "why"))[0], NotFound)
 
 
 def test_a_missing_payload_fails_the_job_and_not_the_daemon() -> None:
@@ -328,7 +328,7 @@ def test_a_whole_and_a_task_by_task_dependency_are_both_known_after_a_restart() 
     lab = Lab(cpus=2)
     first = lab.submit(array=ArraySpec("0-3"))
     whole = lab.submit(dependency=f"aftercorr:{first}")
-    each = lab.submit(dependency=f"aftercorr:{first}", array=ArraySpec("0-3"), nice=-100)
+    each = lab.submit(dependency=f"aftercorr:{first}", array=ArraySpec("0-3"), nice=-100, caller=ROOT)
     lab.restart()
     lab.turn(11)
     assert [job.task for job in lab.store.jobs(JobFilter(arrays=frozenset({each})))] == [0, 1]

@@ -1,0 +1,246 @@
+"""The door of the socket: how many connections one user and all have, and how long an idle or slow one is kept.
+
+Stands between the event loop and aiohttp's protocol. When there is no room, the connection that was idle longest
+is given up for the new one: clients reconnect by themselves. Only when all are in use is the new one refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging import getLogger
+from typing import Any, cast
+
+from aiohttp import web
+
+from gpusched.api.identity import peer_of, user_name
+from gpusched.api.pace import too_many
+from gpusched.api.render import document
+from gpusched.daemon.access import Caller, is_root
+from gpusched.errors import TooMany
+from gpusched.model.settings import LimitSettings
+
+log = getLogger("gpusched.api")
+
+BEGIN_S = 10.0
+"""A connection that has sent no whole request head after so long is closed."""
+IDLE_S = 120.0
+"""So long is one kept on which nothing is asked any more."""
+STUCK_S = 60.0
+"""A client that takes in nothing of its answer for so long is cut off: the answer is in memory."""
+
+
+class Gate:
+    """Makes the protocol of each new connection, and knows all that are open."""
+
+    def __init__(
+        self,
+        inner: Callable[[], asyncio.Protocol],
+        limits: Callable[[], LimitSettings],
+        refused: Callable[[Caller, str, str], None] = lambda caller, what, why: None,
+    ) -> None:
+        """Args: inner: makes aiohttp's protocol; refused: told of each connection that found no room."""
+        self._inner = inner
+        self._limits = limits
+        self._refused = refused
+        self._of: dict[int, set[Door]] = {}
+        self._by_inner: dict[object, Door] = {}
+
+    def __call__(self) -> Door:
+        return Door(self, self._inner())
+
+    def __len__(self) -> int:
+        return len(self._by_inner)
+
+    def open_of(self, uid: int) -> int:
+        """How many connections a user has."""
+        return len(self._of.get(uid, ()))
+
+    @contextmanager
+    def in_use(self, request: web.Request) -> Iterator[None]:
+        """While a request is answered, its connection is not idle."""
+        door = self._by_inner.get(request.protocol)
+        if door is None:
+            yield
+            return
+        door.begin()
+        try:
+            yield
+        finally:
+            door.end()
+
+    def enter(self, door: Door, uid: int, pid: int | None) -> TooMany | None:
+        """Take in a new connection; why not, when there is no room."""
+        if uid not in self._of:
+            self._of[uid] = set()
+        caller = Caller(uid, user_name(uid), pid)
+        if not is_root(caller):
+            problem = self._make_room(caller)
+            if problem is not None:
+                self._refused(caller, "connect", problem.message)
+                self._forget(uid)
+                return problem
+        self._of[uid].add(door)
+        self._by_inner[door.inner] = door
+        return None
+
+    def leave(self, door: Door) -> None:
+        """A connection is gone."""
+        self._by_inner.pop(door.inner, None)
+        self._of.get(door.uid, set()).discard(door)
+        self._forget(door.uid)
+
+    def _forget(self, uid: int) -> None:
+        if not self._of.get(uid):
+            self._of.pop(uid, None)
+
+    def _make_room(self, caller: Caller) -> TooMany | None:
+        limits = self._limits()
+        own = self._of[caller.uid]
+        if len(own) >= limits.connections_per_user and not _give_up(own):
+            return too_many(
+                f"{caller.user} has {len(own)} connections open, all of them in use",
+                1.0,
+                "end some of what waits or follows",
+            )
+        if len(self) >= limits.connections:
+            # At the cost of whoever has most: nobody keeps others out by having many.
+            most = max((doors for uid, doors in self._of.items() if not is_root(Caller(uid, ""))), key=len, default=own)
+            if not (
+                _give_up(most) or any(_give_up(doors) for doors in sorted(self._of.values(), key=len, reverse=True))
+            ):
+                if len(own) + 1 >= len(most):
+                    return too_many(f"all {len(self)} connections are in use", 1.0, "try again")
+                max(most, key=lambda door: door.since).cut()
+        return None
+
+
+class Door(asyncio.Protocol):
+    """One connection: passes everything on to aiohttp's protocol, and watches the clock."""
+
+    def __init__(self, gate: Gate, inner: asyncio.Protocol) -> None:
+        self.inner = inner
+        self.uid = -1
+        self.since = 0.0
+        """When it became what it is, idle or in use."""
+        self._gate = gate
+        self._is_in = False
+        self._was_let_in = False
+        self._requests = 0
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is asked on it just now."""
+        return self._requests == 0
+
+    def begin(self) -> None:
+        """A request is being answered."""
+        self._requests += 1
+        self._set_timer(None)
+
+    def end(self) -> None:
+        """It has been."""
+        self._requests -= 1
+        if self.is_idle and self._is_in:
+            self._set_timer(IDLE_S)
+
+    def cut(self) -> None:
+        """Close it at once."""
+        self._gate.leave(self)
+        self._is_in = False
+        self._set_timer(None)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _set_timer(self, wait_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.since = loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if wait_s is None else loop.call_later(wait_s, self.cut)
+
+    # --- what the event loop calls --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let it in, or tell why not."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = peer_of(transport)
+        if peer is None:
+            self._transport.abort()
+            return
+        self.uid = peer[0]
+        problem = self._gate.enter(self, *peer)
+        if problem is not None:
+            self._transport.write(_answer(problem))
+            self._transport.close()
+            return
+        self._is_in = self._was_let_in = True
+        self._set_timer(BEGIN_S)
+        self.inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        for timer in (self._timer, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        self._gate.leave(self)
+        self._is_in = False
+        if self._was_let_in:
+            self.inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a client that was let in."""
+        if self._is_in:
+            self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more."""
+        return self.inner.eof_received() if self._is_in else None
+
+    def pause_writing(self) -> None:
+        """The client does not take in what it is sent."""
+        if self._transport is not None and self._stuck is None:
+            self._stuck = asyncio.get_running_loop().call_later(STUCK_S, self.cut)
+        if self._is_in:
+            self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+        if self._is_in:
+            self.inner.resume_writing()
+
+
+def _give_up(doors: set[Door]) -> bool:
+    """Close the one that has been idle longest; False when none is."""
+    idle = [door for door in doors if door.is_idle]
+    if not idle:
+        return False
+    min(idle, key=lambda door: door.since).cut()
+    return True
+
+
+def _answer(error: TooMany) -> bytes:
+    words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
+    body = json.dumps(document(error=words)).encode()
+    head = (
+        f"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"Retry-After: {retry_after(error)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def retry_after(error: TooMany) -> str:
+    """The header's value: whole seconds."""
+    return str(max(1, math.ceil(error.retry_after_s)))
+
+
+GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)

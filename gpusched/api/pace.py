@@ -1,0 +1,166 @@
+"""What one user may ask for, so that the others are answered: requests a second, bytes on their way, bytes kept.
+
+The daemon's own user, who in system mode is root, is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from gpusched.api.identity import caller_of
+from gpusched.daemon.access import Caller, is_root
+from gpusched.daemon.admitting import jobs_in
+from gpusched.errors import Refused, TooMany, TooSlow, UsageError
+from gpusched.model.job import JobSpec
+from gpusched.model.settings import LimitSettings
+from gpusched.model.units import format_duration
+
+MAX_BODY = 96 << 20
+"""A script at its limit can grow sixfold as JSON escapes; beyond this nothing is read."""
+BODIES_PER_USER = 2 * MAX_BODY
+BODIES = 8 * MAX_BODY
+"""Bytes of requests that are being read at once, of one user and in all: they are in memory."""
+BODY_S = 20.0
+LEAST_BYTES_PER_S = 1 << 20
+"""A request's body is waited for so long, and so much longer the larger it is: a local client needs milliseconds."""
+JOB_BYTES = 1024
+"""What a row of the job table takes, beside its texts."""
+_DAY_S = 86400.0
+_FORGET = 4096
+"""Users that are remembered before those with full buckets are forgotten."""
+
+
+class Bucket:
+    """So many tokens, which come back at a steady rate."""
+
+    __slots__ = ("_at", "_left")
+
+    def __init__(self, most: float, now: float) -> None:
+        self._left = most
+        self._at = now
+
+    def take(self, tokens: float, most: float, rate: float, now: float) -> float:
+        """Take tokens when they are there; else how long until they are, in seconds, and none is taken."""
+        self._left = min(most, self._left + (now - self._at) * rate)
+        self._at = now
+        # Whoever asks for more than there can ever be waits for a full bucket: what is too large is refused elsewhere.
+        wanted = min(tokens, most)
+        if self._left >= wanted:
+            self._left -= tokens
+            return 0.0
+        return (wanted - self._left) / rate
+
+    def is_full(self, most: float, rate: float, now: float) -> bool:
+        """Whether it is as one that nobody has taken from."""
+        return self._left + (now - self._at) * rate >= most
+
+
+class Pace:
+    """Counts what each user asks for."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Args: clock: seconds that only go forward."""
+        self._clock = clock
+        self._requests: dict[int, Bucket] = {}
+        self._bytes: dict[int, Bucket] = {}
+        self._reading: dict[int, int] = {}
+
+    def request(self, caller: Caller, limit: LimitSettings) -> None:
+        """Count one request. Raises: TooMany."""
+        if is_root(caller):
+            return
+        most, rate = float(limit.requests_burst), limit.requests_per_s
+        wait_s = self._take(self._requests, caller.uid, 1.0, most, rate)
+        if wait_s:
+            raise too_many(
+                f"{caller.user} makes more than {rate:g} requests a second",
+                wait_s,
+                "ask for many jobs in one request: gq 1,2,3, gsub --batch FILE, gsub -a 0-99",
+            )
+
+    def submission(self, caller: Caller, specs: Sequence[JobSpec], payloads: int, limit: LimitSettings) -> None:
+        """Count what a submission adds to the database. Raises: Refused.
+
+        Args: payloads: bytes of its scripts and environments.
+        """
+        if is_root(caller):
+            return
+        size = float(payloads)
+        known: dict[int, int] = {}
+        for spec in specs:
+            words = known.setdefault(id(spec.launch.argv), sum(len(word) + 3 for word in spec.launch.argv))
+            size += jobs_in(spec) * JOB_BYTES + words + len(spec.fallback or "")
+        most = limit.submitted_mib_per_user * (1 << 20)
+        wait_s = self._take(self._bytes, caller.uid, size, most, most / _DAY_S)
+        if wait_s:
+            raise Refused(
+                f"{caller.user} has submitted {limit.submitted_mib_per_user:g} MiB of jobs, scripts and environments "
+                "within a day, which is the most",
+                f"wait {format_duration(wait_s)}, or ask an admin to raise [limit] submitted_mib_per_user",
+            )
+
+    @contextmanager
+    def body(self, caller: Caller, size: int) -> Iterator[None]:
+        """Count the bytes of a request while they are read. Raises: TooMany."""
+        if is_root(caller) or not size:
+            yield
+            return
+        own, all_of_them = self._reading.get(caller.uid, 0), sum(self._reading.values())
+        if own + size > BODIES_PER_USER or all_of_them + size > BODIES:
+            raise too_many(
+                f"{(own + size) >> 20} MiB of requests of {caller.user} are on their way at once",
+                1.0,
+                "send one after the other",
+            )
+        self._reading[caller.uid] = own + size
+        try:
+            yield
+        finally:
+            left = self._reading[caller.uid] - size
+            if left:
+                self._reading[caller.uid] = left
+            else:
+                del self._reading[caller.uid]
+
+    def _take(self, buckets: dict[int, Bucket], uid: int, tokens: float, most: float, rate: float) -> float:
+        now = self._clock()
+        bucket = buckets.get(uid)
+        if bucket is None:
+            if len(buckets) >= _FORGET:
+                for one in [one for one, old in buckets.items() if old.is_full(most, rate, now)]:
+                    del buckets[one]
+            bucket = buckets[uid] = Bucket(most, now)
+        return bucket.take(tokens, most, rate, now)
+
+
+def too_many(message: str, wait_s: float, hint: str) -> TooMany:
+    """A refusal that says when to come again."""
+    error = TooMany(message, hint)
+    error.retry_after_s = max(0.05, wait_s)
+    return error
+
+
+PACE: web.AppKey[Pace] = web.AppKey("pace", Pace)
+
+
+async def whole_body(request: web.Request) -> bytes:
+    """The bytes of a request, which must come as fast as a local client is. Raises: TooMany, TooSlow, UsageError."""
+    if not request.body_exists:
+        return b""
+    size = request.content_length
+    if size is None:
+        raise UsageError("the request does not say how long it is", "send it with Content-Length")
+    if size > MAX_BODY:
+        raise UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once")
+    wait_s = BODY_S + size / LEAST_BYTES_PER_S
+    with request.app[PACE].body(caller_of(request), size):
+        try:
+            return await asyncio.wait_for(request.read(), wait_s)
+        except asyncio.TimeoutError:
+            raise TooSlow(
+                f"of a request of {size} bytes not all had come after {wait_s:.0f} s", "send it anew"
+            ) from None

@@ -1,0 +1,208 @@
+"""What one caller may see: which jobs, how much of each, and texts in which nobody else's jobs are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api.identity import caller_of
+from gpusched.api.render import JOB_FIELDS, JobContext, event_json, job_json, run_json
+from gpusched.api.service import Service, service_of
+from gpusched.daemon.access import Act, Caller, Hidden, hides, is_operator, is_private, may, unknown
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.policy.life.dependencies import parse_dependency
+
+PUBLIC = frozenset(
+    {
+        *("id", "array_id", "task", "tasks_left", "throttle", "user", "account", "queue", "qos", "state", "reason"),
+        *("priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at", "end_at"),
+        *("preempt_at", "suspended_at", "suspended_s", "time_limit_s", "exit_code", "signal", "node", "gpus"),
+        *("gpu_request", "cpus", "mem_mib", "idle_at", "nodes", "gpus_per_node", "gpus_linked", "nodelist", "exclude"),
+        *("constraint", "prefer", "exclusive", "licenses", "resources", "run", "restarts", "retries", "failures"),
+    }
+)
+"""Keys of a job that strangers see when they see it at all: who holds or waits for how much, since when, until when."""
+
+MASKED: dict[str, Any] = {
+    **dict.fromkeys(("name", "command", "work_dir", "submit_dir"), "-"),
+    **dict.fromkeys(("reason_text", "priority_parts", "sweep", "dependency", "pipeline", "step", "key", "snapshot")),
+    **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at")),
+    **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),
+    "depends_on": [],
+}
+"""What strangers get in place of the others."""
+
+_OF_RUN = frozenset(
+    {
+        *("run", "state", "node", "gpus", "cpus", "mem_mib", "start_at", "end_at", "exit_code", "signal", "outcome"),
+        *("reason", "suspended_s", "idle_at"),
+    }
+)
+_NAMED = re.compile(
+    r"\b(jobs?) (\d+(?:_\d+)?(?:, \d+(?:_\d+)?)*(?: and \d+(?:_\d+)?(?: more)?)?)((?: of (?!queue)\S+)?)"
+)
+_NUMBER = re.compile(r"\d+(?:_\d+)?(?! more)")
+_NAMING_FACTS = frozenset({"jobs", "behind", "ahead", "users"})
+
+
+class Viewer:
+    """One caller's eyes, for the length of a request."""
+
+    def __init__(self, service: Service, caller: Caller) -> None:
+        self.service = service
+        self.caller = caller
+        self._settings = service.settings
+        self.is_restricted = is_private("jobs", caller, self._settings)
+        """There are jobs of others that this caller must not know of."""
+        self._known: dict[str, bool] = {}
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether some of the others' jobs are this caller's to look after."""
+        return is_operator(self.caller, self._settings)
+
+    # --- which jobs -----------------------------------------------------------------------------------
+
+    def sees(self, job: Job) -> bool:
+        """Whether the caller may know that there is such a job."""
+        return job.uid == self.caller.uid or not (self.is_restricted and hides(self.caller, job, self._settings))
+
+    def sees_all_of(self, job: Job) -> bool:
+        """Whether the caller may see its name, command and paths."""
+        return may(self.caller, Act.READ, job, self._settings)
+
+    def find(self, job_id: int) -> Job:
+        """A job that the caller may know of. Raises: NotFound, in the same words for one that is hidden."""
+        job = self.service.find_all([job_id]).get(job_id)
+        if job is None or not self.sees(job):
+            raise self.missing(job_id)
+        return job
+
+    def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
+        """Those of these jobs that exist as far as the caller may know."""
+        return {job_id: job for job_id, job in self.service.find_all(ids).items() if self.sees(job)}
+
+    def missing(self, job_id: int) -> NotFound:
+        """What is said of a job that does not exist, or that the caller must not know of."""
+        if not self.is_restricted:
+            return self.service.no_job(job_id)
+        # One that was pruned is not told from one that is hidden either.
+        kind = Hidden if self.service.find_all([job_id]) else NotFound
+        return kind(f"there is no job {job_id}", "list the jobs with: gq -a")
+
+    def read(self, text: str, act: Act = Act.READ) -> Job:
+        """The job that a client named, when the caller may do this to it. Raises: NotFound, Forbidden, UsageError."""
+        job = self.find(self.service.job_id(text, self.caller))
+        self.check(job, act)
+        return job
+
+    def check(self, job: Job, act: Act = Act.READ) -> None:
+        """Refuse what the caller may not do to a job. Raises: Forbidden, Hidden."""
+        if may(self.caller, act, job, self._settings):
+            return
+        if not self.sees(job):
+            raise unknown(job.shown_id)
+        raise Forbidden(
+            f"job {job.shown_id} belongs to {job.user}, not to {self.caller.user}", "list your own jobs with: gq --me"
+        )
+
+    def check_dependency(self, dependency: str | None) -> None:
+        """Refuse a dependency on a job that is hidden, as on one that does not exist. Raises: Refused."""
+        if not (dependency and self.is_restricted):
+            return
+        try:
+            conditions = parse_dependency(dependency).conditions
+        except ValueError:
+            return  # told in its own words where the submission is read
+        for one in conditions:
+            if one.job_id and (job := self.service.find_all([one.job_id]).get(one.job_id)) and not self.sees(job):
+                raise HiddenParent(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
+
+    # --- how much of them -----------------------------------------------------------------------------
+
+    def job_json(self, job: Job, ctx: JobContext) -> dict[str, Any]:
+        """A job as this caller sees it."""
+        if self.sees_all_of(job):
+            found = job_json(job, ctx)
+            if self.is_restricted:
+                found["reason_text"] = self.text(found["reason_text"])
+            return found
+        return {name: make(job, ctx) if name in PUBLIC else MASKED[name] for name, make in JOB_FIELDS.items()}
+
+    def row(self, job: Job, ctx: JobContext, names: Iterable[str]) -> list[Any]:
+        """Some of its keys, in this order."""
+        if self.sees_all_of(job):
+            makers = [(name, JOB_FIELDS[name](job, ctx)) for name in names]
+            return [self.text(value) if name == "reason_text" else value for name, value in makers]
+        return [JOB_FIELDS[name](job, ctx) if name in PUBLIC else MASKED[name] for name in names]
+
+    def run_json(self, job: Job, run: Run) -> dict[str, Any]:
+        """One of its runs."""
+        found = run_json(run)
+        if self.sees_all_of(job):
+            return {**found, "reason_text": self.text(found["reason_text"])}
+        return {name: value if name in _OF_RUN else None for name, value in found.items()}
+
+    def story(self, job: Job, events: Iterable[JobEvent]) -> list[dict[str, Any]]:
+        """Its story; strangers are told none."""
+        if not self.sees_all_of(job):
+            return []
+        return [{**event_json(event), "text": self.text(event.text)} for event in events]
+
+    def outcome(self, job: Job) -> dict[str, Any]:
+        """Where it stands, for those who wait for it."""
+        text = self.text(job.reason_text) if self.sees_all_of(job) else None
+        return {
+            "id": job.shown_id,
+            "state": job.state.value,
+            "exit_code": job.exit_code,
+            "signal": job.signal,
+            "run": job.run,
+            "reason": job.reason and str(job.reason),
+            "reason_text": text,
+        }
+
+    def facts(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Facts behind a reason, without those that name or count others' jobs where these are hidden."""
+        if not self.is_restricted:
+            return facts
+        return {name: value for name, value in facts.items() if name not in _NAMING_FACTS}
+
+    def text(self, text: str | None) -> str | None:
+        """A sentence in which jobs that the caller must not know of have no number."""
+        if text is None or not self.is_restricted:
+            return text
+        return _NAMED.sub(self._veiled, text)
+
+    def _veiled(self, found: re.Match[str]) -> str:
+        if all(map(self._knows, _NUMBER.findall(found[2]))):
+            return found[0]
+        return "another job" if found[1] == "job" else "other jobs"
+
+    def _knows(self, shown_id: str) -> bool:
+        known = self._known.get(shown_id)
+        if known is None:
+            known = self._known[shown_id] = self._may_know(shown_id)
+        return known
+
+    def _may_know(self, shown_id: str) -> bool:
+        # Of a task the array says whose it is.
+        job_id = int(shown_id.partition("_")[0])
+        job = self.service.find_all([job_id]).get(job_id)
+        return job is not None and self.sees(job)
+
+
+class HiddenParent(Refused, Hidden):
+    """A dependency on a job that the caller must not know of."""
+
+    code = Refused.code
+    http_status = Refused.http_status
+
+
+def viewer_of(request: web.Request) -> Viewer:
+    """The eyes of whoever asks. Raises: Forbidden."""
+    return Viewer(service_of(request), caller_of(request))

@@ -1,0 +1,161 @@
+"""Who may do what to whose: the one place that answers it, for every command and every route.
+
+Three kinds of people have rights over what is not theirs: root and the daemon's own user; members of the admin group,
+as the system's user database says at the time of the call; operators of a queue and of the queues below it. Whoever
+has none of them is a stranger to the job.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpusched.errors import Forbidden, NotFound
+from gpusched.model.job import Job
+from gpusched.model.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the kernel says."""
+
+    uid: int
+    user: str
+    pid: int | None = field(default=None, compare=False)
+    """The process that connected, for the audit record; None when it is not known."""
+    groups: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
+    """What was looked up of their groups: once for each request, as a list has thousands of rows."""
+
+
+class Act(str, Enum):
+    """What is done to a job, in the words of the audit record."""
+
+    CANCEL = "cancel"
+    SIGNAL = "signal"
+    HOLD = "hold"
+    RELEASE = "release"
+    UPDATE = "update"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    REQUEUE = "requeue"
+    READ = "read"
+    """See all about it: its name, its command, its paths, its story."""
+    SCRIPT = "read the script of"
+    ATTACH = "attach to"
+    REPEAT = "repeat"
+    REWRITE = "change what runs in, or who is told of,"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_OF_OPERATORS = frozenset(
+    {
+        *(Act.CANCEL, Act.SIGNAL, Act.HOLD, Act.RELEASE, Act.UPDATE, Act.SUSPEND, Act.RESUME, Act.REQUEUE),
+        Act.READ,
+    }
+)
+_OF_ADMINS = _OF_OPERATORS | {Act.SCRIPT}
+_OF_ROOT = _OF_ADMINS | {Act.ATTACH, Act.REWRITE}
+"""Whoever changes what runs, runs something as the owner: for that an admin needs to be root. To repeat a job is for
+its owner alone, as what is repeated runs as whoever asks."""
+
+
+class Hidden(NotFound):
+    """There is such a job, and the caller must not learn of it: told as if there were none, and recorded."""
+
+
+def is_root(caller: Caller) -> bool:
+    """Whether this is root, or the user that the daemon itself runs as."""
+    return caller.uid in (0, os.geteuid())
+
+
+def is_admin(caller: Caller, settings: Settings) -> bool:
+    """Whether this is root, or in the admin group right now."""
+    if is_root(caller):
+        return True
+    group = settings.access.admin_group
+    if group is None:
+        return False
+    if group not in caller.groups:
+        caller.groups[group] = is_member(caller.uid, group)
+    return caller.groups[group]
+
+
+def is_member(uid: int, group: str) -> bool:
+    """Whether the user database has this user in this group at this moment; who or what is not in it is not."""
+    try:
+        user = pwd.getpwuid(uid)
+        return grp.getgrnam(group).gr_gid in os.getgrouplist(user.pw_name, user.pw_gid)
+    except (KeyError, OSError):
+        return False
+
+
+def operates(caller: Caller, queue: str, settings: Settings) -> bool:
+    """Whether this is an operator of the queue, or of one above it."""
+    known = settings.queue
+    passed = set()
+    name: str | None = queue
+    while name is not None and name in known and name not in passed:
+        if caller.user in known[name].operators:
+            return True
+        passed.add(name)
+        name = known[name].parent
+    return False
+
+
+def is_operator(caller: Caller, settings: Settings) -> bool:
+    """Whether there is a queue of which this is an operator."""
+    return any(caller.user in queue.operators for queue in settings.queue.values())
+
+
+def may(caller: Caller, act: Act, job: Job, settings: Settings) -> bool:
+    """Whether the caller may do this to the job."""
+    if caller.uid == job.uid:
+        return True
+    if is_root(caller):
+        return act in _OF_ROOT
+    if act in _OF_OPERATORS and operates(caller, job.spec.queue, settings):
+        return True
+    return act in _OF_ADMINS and is_admin(caller, settings)
+
+
+def hides(caller: Caller, job: Job, settings: Settings) -> bool:
+    """Whether the caller must not learn that there is such a job."""
+    return "jobs" in settings.access.private_data and not may(caller, Act.READ, job, settings)
+
+
+def check(caller: Caller, act: Act, job: Job, settings: Settings) -> None:
+    """Refuse what the caller may not do to the job. Raises: Forbidden; Hidden for a job not theirs to know."""
+    if may(caller, act, job, settings):
+        return
+    if hides(caller, job, settings):
+        raise unknown(job.shown_id)
+    raise Forbidden(
+        f"job {job.shown_id} belongs to {job.user}, not to {caller.user}", "list your own jobs with: gq --me"
+    )
+
+
+def unknown(shown_id: str) -> Hidden:
+    """As of a job that does not exist."""
+    return Hidden(f"there is no job {shown_id}", "list the jobs with: gq -a")
+
+
+def check_admin(caller: Caller, what: str, settings: Settings) -> None:
+    """Refuse what only admins may do to the daemon and its machines. Raises: Forbidden."""
+    if not is_admin(caller, settings):
+        raise Forbidden(f"only an admin may {what}, not {caller.user}", "ask " + admins(settings))
+
+
+def admins(settings: Settings) -> str:
+    """Whom a user can ask."""
+    group = settings.access.admin_group
+    return f"root, or a member of group {group}" if group else "root"
+
+
+def is_private(what: str, caller: Caller, settings: Settings) -> bool:
+    """Whether data of this kind (`usage`, `accounts`, `reservations`, `jobs`) of others are hidden from the caller."""
+    return what in settings.access.private_data and not is_admin(caller, settings)

@@ -1,0 +1,167 @@
+"""Rights, paces and records by hand: what the tests with real users cannot bring about quickly."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from lab import ANN, BOB, ROOT, Lab
+
+from gpusched import paths
+from gpusched.api.pace import Bucket, Pace
+from gpusched.api.render import JOB_FIELDS
+from gpusched.api.service import Service
+from gpusched.api.sight import MASKED, PUBLIC, Viewer
+from gpusched.daemon import access
+from gpusched.daemon.access import Act, Caller, may
+from gpusched.daemon.audit import PER_MINUTE, Audit
+from gpusched.daemon.turn import Deed
+from gpusched.errors import TooMany
+from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
+from gpusched.testing import FakeClock, job
+
+QUEUES = {"lab": QueueSettings("lab", operators=("bob",)), "vision": QueueSettings("vision", parent="lab")}
+
+
+def test_each_key_of_a_job_is_either_shown_to_strangers_or_masked() -> None:
+    assert set(JOB_FIELDS) == PUBLIC | MASKED.keys()
+    assert not PUBLIC & MASKED.keys()
+
+
+@pytest.mark.parametrize("act", list(Act))
+def test_rights_by_act(act: Act) -> None:
+    settings = Settings(queue=QUEUES)
+    theirs = job(1, uid=ANN.uid, user="ann", queue="vision")
+    elsewhere = job(2, uid=ANN.uid, user="ann", queue="other")
+    stranger = Caller(1002, "eve")
+    assert may(ANN, act, theirs, settings)
+    assert not may(stranger, act, theirs, settings)
+    assert not may(BOB, act, elsewhere, settings)
+    is_root_only = act in (Act.ATTACH, Act.REWRITE)
+    assert may(BOB, act, theirs, settings) == (not is_root_only and act not in (Act.SCRIPT, Act.REPEAT))
+    assert may(ROOT, act, theirs, settings) == (act is not Act.REPEAT)
+
+
+def test_an_admin_is_who_is_in_the_group_right_now() -> None:
+    user = pwd.getpwuid(1)
+    group = grp.getgrgid(user.pw_gid).gr_name
+    settings = Settings(access=AccessSettings(admin_group=group))
+    assert access.is_admin(Caller(user.pw_uid, user.pw_name), settings)
+    assert not access.is_admin(Caller(65533, "nobody-at-all"), settings)
+    assert not access.is_admin(
+        Caller(user.pw_uid, user.pw_name), Settings(access=AccessSettings(admin_group="no-such"))
+    )
+
+
+def test_texts_have_no_numbers_of_hidden_jobs() -> None:
+    lab = Lab(access=AccessSettings(private_data=("jobs",)))
+    one, other = lab.submit(), lab.submit()
+    lab.ask(lab.submission(BOB))
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    bob = Viewer(service, BOB)
+    for text, told in {
+        f"waits behind job {one}, which needs 2 GPUs": "waits behind another job, which needs 2 GPUs",
+        f"expected when jobs {one} and {other} end": "expected when other jobs end",
+        f"expected when jobs {one}, {other}, 3 and 4 more end": "expected when other jobs end",
+        f"when jobs {one}_3 and 3 end": "when other jobs end",
+        f"job {one} of ann may run": "another job may run",
+        "job 3 goes first": "job 3 goes first",
+        "runs 5 jobs at once": "runs 5 jobs at once",
+    }.items():
+        assert bob.text(text) == told
+        assert Viewer(service, ROOT).text(text) == text
+
+
+def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
+    bucket = Bucket(10, now=0.0)
+    assert [bucket.take(1, 10, 2.0, 0.0) for _ in range(10)] == [0.0] * 10
+    assert bucket.take(1, 10, 2.0, 0.0) == 0.5
+    assert bucket.take(1, 10, 2.0, 0.5) == 0.0
+    assert bucket.take(25, 10, 2.0, 100.0) == 0.0
+    assert bucket.take(1, 10, 2.0, 100.0) == 8.0
+
+
+def test_one_users_requests_do_not_count_for_another_and_roots_not_at_all() -> None:
+    clock = FakeClock()
+    pace, limit = Pace(clock.now), LimitSettings(requests_per_s=1, requests_burst=10)
+    for _ in range(10):
+        pace.request(ANN, limit)
+    with pytest.raises(TooMany, match="ann makes more than 1 requests a second") as caught:
+        pace.request(ANN, limit)
+    assert caught.value.retry_after_s == 1.0
+    pace.request(BOB, limit)
+    for _ in range(100):
+        pace.request(ROOT, limit)
+    clock.advance(1)
+    pace.request(ANN, limit)
+
+
+def test_bytes_on_their_way_are_given_back() -> None:
+    pace = Pace(FakeClock().now)
+    with pace.body(ANN, 150 << 20):
+        with pytest.raises(TooMany), pace.body(ANN, 50 << 20):
+            pass
+        with pace.body(BOB, 50 << 20):
+            pass
+    with pace.body(ANN, 190 << 20):
+        pass
+
+
+def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None:
+    clock = FakeClock()
+    settings = AccessSettings(audit_mib=0.01, audit_files=2)
+    audit = Audit(str(tmp_path), clock.now, lambda: settings)
+    audit.witness(Deed(BOB, "cancel", "job 1", "ann"))
+    for _ in range(1000):
+        audit.refused(ANN, "POST /v1/jobs/cancel", "job 2 belongs to bob, not to ann" + "x" * 5000)
+    clock.advance(61)
+    audit.poll()
+    lines = [json.loads(line) for path in sorted(tmp_path.glob("refusals*")) for line in path.read_text().splitlines()]
+    assert len(lines) == PER_MINUTE + 1
+    assert [line["times"] for line in lines if "times" in line] == [1000 - PER_MINUTE]
+    for _ in range(500):
+        clock.advance(61)
+        audit.refused(ANN, "GET /v1/snapshot", "only an admin may")
+    assert len(list(tmp_path.glob("refusals*"))) == 3
+    assert sum(path.stat().st_size for path in tmp_path.glob("refusals*")) < 3 * 0.011 * (1 << 20)
+    (deed,) = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert json.loads(deed)["owner"] == "ann"
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path / "gone"), FakeClock().now, AccessSettings)
+    audit.witness(Deed(BOB, "cancel", "job 1", "ann"))
+    assert audit.lost == 1
+    (tmp_path / "gone").mkdir()
+    audit.witness(Deed(BOB, "cancel", "job 1", "ann"))
+    assert audit.lost == 0
+
+
+def test_paths_of_the_system_and_of_a_root_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_root", None)
+    monkeypatch.setenv("GPUSCHED_HOME", "/somewhere")
+    monkeypatch.delenv("GPUSCHED_CONFIG", raising=False)
+    assert not paths.is_system()
+    paths.serve_system()
+    assert (paths.config_file(), paths.database()) == ("/etc/gpusched/config.toml", "/var/lib/gpusched/gpusched.db")
+    assert (paths.socket_path(), paths.notify_file()) == (paths.SYSTEM_SOCKET, "/etc/gpusched/notify.toml")
+    paths.serve_system("/tmp/x")
+    assert (paths.state_dir(), paths.socket_path()) == ("/tmp/x/var/lib/gpusched", "/tmp/x/run/gpusched/api.sock")
+    assert os.path.dirname(paths.config_file()) == "/tmp/x/etc/gpusched"
+
+
+def test_clients_look_for_the_system_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "api.sock").touch()
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "api.sock"))
+    for name in ("GPUSCHED_HOME", "GPUSCHED_SOCKET", "GPUSCHED_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert paths.finds_system()
+    assert paths.config_file() == "/etc/gpusched/config.toml"
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
+    assert not paths.finds_system()
+    assert paths.config_file() == f"{tmp_path}/config.toml"
