@@ -70,7 +70,8 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
     if found.held:
         output.note(
             "gpusched",
-            f"held, since they may have run since the backup was made: {name_some('job', list(map(str, found.held)), _NAMED)}; "
+            f"held, since they may have run since the backup was made: "
+            f"{name_some('job', list(map(str, found.held)), _NAMED)}; "
             "look at them (gq, their output), then: gctl release ID or gcancel ID",
         )
     if unknown:
