@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import select
 import stat
 
 from gpusched.engine import spool as files
@@ -21,6 +22,8 @@ else:
     import _signal as signal
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+BECOME_S = 60.0
+"""So long may it take to read a program from a file server; who was stopped on the way takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
 
@@ -203,13 +206,26 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
         os.write(told, sentence.encode("utf-8", "surrogateescape"))
         os._exit(127)
     os.close(told)
-    # Closed by the exec when all went well.
-    sentence = os.read(report, 65536).decode("utf-8", "surrogateescape")
+    sentence = _hear(report, pid)
     os.close(report)
     if sentence:
         os.waitpid(pid, 0)
         raise LaunchError(sentence)
     return pid
+
+
+def _hear(report: int, pid: int) -> str:
+    """What a child says that could not become the job's program; empty when it has.
+
+    From its change of identity on its user may stop it, and this process would wait for ever, deaf to all orders.
+    """
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    if not poll.poll(BECOME_S * 1000):
+        os.kill(pid, signal.SIGKILL)
+        return f"its first process did not become its program within {BECOME_S:g} s"
+    # Closed by the exec when all went well.
+    return os.read(report, 65536).decode("utf-8", "surrogateescape")
 
 
 def _find(name: str, env: dict[str, str]) -> str:
