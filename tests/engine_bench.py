@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fake_systemd import FakeSystemd
+
 from gpusched.engine import proctree
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.properties import Names
@@ -249,6 +251,22 @@ class UnitBench(LocalBench):
         if os.geteuid() != 0:
             return "only root may have units started"
         return None if os.path.isdir("/run/systemd/system") else "PID 1 is not systemd"
+
+
+class StandInBench(LocalBench):
+    """Real processes, each started by a stand-in for systemd."""
+
+    def __init__(self, folder: Path) -> None:
+        self.systemd = FakeSystemd(folder / "bus")
+        super().__init__(folder)
+
+    def make(self) -> LocalEngine:
+        launcher = partial(UnitLauncher, names=Names(), bus=str(self.systemd.path))
+        return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), launcher=launcher)
+
+    def close(self) -> None:
+        super().close()
+        self.systemd.close()
 
 
 class SimulatedBench(Bench):

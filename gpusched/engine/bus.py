@@ -104,7 +104,7 @@ class Bus:
             try:
                 if self._auth.authenticated:
                     messages += self._parser.feed(data)
-                    self._is_known = self._is_known or any(reply_serial(m) == HELLO_SERIAL for m in messages)
+                    self._is_known = self._is_known or any(self.answers(m) == HELLO_SERIAL for m in messages)
                 else:
                     self._auth.feed(data)
                     self._greeting = memoryview(self._auth.data_to_send() or b"")
@@ -119,6 +119,12 @@ class Bus:
                 self._lose(f"it sent what cannot be read: {error}")
         return messages
 
+    @staticmethod
+    def answers(message: Message) -> int:
+        """The serial of the call that this answers; 0 for a signal."""
+        serial: int = message.header.fields.get(HeaderFields.reply_serial, 0)
+        return serial
+
     def close(self) -> None:
         """Release it; what is unsent is dropped."""
         for _, fds in self._unsent:
@@ -128,12 +134,6 @@ class Bus:
 
     def _lose(self, why: str | None) -> None:
         self._lost = why or "it failed"
-
-
-def reply_serial(message: Message) -> int:
-    """Which call this answers; 0 for a signal."""
-    serial: int = message.header.fields.get(HeaderFields.reply_serial, 0)
-    return serial
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ from jeepney import DBusAddress, MatchRule, Message, MessageType, new_method_cal
 from jeepney.bus_messages import message_bus
 
 from gpusched.engine import unit
-from gpusched.engine.bus import SYSTEM_BUS, Bus, reply_serial
+from gpusched.engine.bus import SYSTEM_BUS, Bus
 from gpusched.engine.launcher import KEPT_VARIABLES, PACKAGE_ROOT
 from gpusched.engine.properties import Names, Program, Property, properties
 from gpusched.engine.spool import share_lock
@@ -172,7 +172,7 @@ class UnitLauncher:
         self._by_serial[serial] = name
 
     def _take_answer(self, message: Message) -> None:
-        name = self._by_serial.pop(reply_serial(message), None)
+        name = self._by_serial.pop(self._bus.answers(message), None)
         call = None if name is None else self._calls.get(name)
         if name is None or call is None or message.header.message_type is not MessageType.error:
             return
