@@ -237,7 +237,7 @@ class UnitBench(LocalBench):
     def __init__(self, folder: Path) -> None:
         # A unit of the bench before may still be on its way out.
         UnitBench.made += 1
-        self.names = Names(f"gpusched-bench{os.getpid()}x{UnitBench.made}")
+        self.names = Names(f"gpusched-bench{os.getpid()}x{UnitBench.made}", "gpusched-bench.slice")
         super().__init__(folder)
 
     def make(self) -> LocalEngine:

@@ -85,7 +85,8 @@ class FakeSystemd:
                         self._peers.append(peer)
                         selector.register(peer.socket, selectors.EVENT_READ, peer)
                     elif key.data is not None:
-                        if not self._hear(key.data):
+                        # One that was hung up on in this very round is not listened to.
+                        if key.data in self._peers and not self._hear(key.data):
                             self._drop(selector, key.data)
                     else:
                         word = os.read(self._stop, 1)
@@ -170,15 +171,18 @@ class _Peer:
     def read(self) -> list[Message] | None:
         """What it says now; None when it has hung up, or has sent descriptors with its greeting."""
         try:
-            if self._greets:
-                # As dbus-daemon does: descriptors that come now are lost.
-                data = self.socket.recv(4096)
-            else:
-                space = socket.CMSG_SPACE(16 * array.array("i").itemsize)
-                data, ancillary, _, _ = self.socket.recvmsg(self._parser.bytes_desired(), space)
-                self._parser.add_data(data, fds=FileDescriptor.from_ancdata(ancillary))
-        except OSError:
+            return self._read()
+        except (OSError, ValueError):
             return None
+
+    def _read(self) -> list[Message] | None:
+        if self._greets:
+            # As dbus-daemon does: descriptors that come now are lost.
+            data = self.socket.recv(4096)
+        else:
+            space = socket.CMSG_SPACE(16 * array.array("i").itemsize)
+            data, ancillary, _, _ = self.socket.recvmsg(self._parser.bytes_desired(), space)
+            self._parser.add_data(data, fds=FileDescriptor.from_ancdata(ancillary))
         if not data:
             return None
         if self._greets:
@@ -189,10 +193,7 @@ class _Peer:
             if self._greets:
                 return []
             self._parser.add_data(self._line)
-        try:
-            return list(iter(self._parser.get_next_message, None))
-        except ValueError:
-            return None
+        return list(iter(self._parser.get_next_message, None))
 
     def send(self, message: Message) -> None:
         """One message; a client that has gone does not matter."""

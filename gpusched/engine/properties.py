@@ -28,11 +28,8 @@ class Names:
     """How the units of one daemon are called. Several daemons may run on a machine, each with a job 1."""
 
     prefix: str = "gpusched"
-
-    @property
-    def slice(self) -> str:
-        """The slice that holds all runs; systemd makes it. One with a dash is inside the one before the dash."""
-        return f"{self.prefix}.slice"
+    slice: str = "gpusched.slice"
+    """Holds all runs, beside `system.slice` and `user.slice`: to be limited or looked at together. systemd makes it."""
 
     def unit(self, run: str) -> str:
         """The unit of a run `JOB.RUN`."""
