@@ -22,6 +22,7 @@ else:
     import _signal as signal
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+TRIES = 20
 BECOME_S = 60.0
 """So long may it take to read a program from a file server; who was stopped on the way takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
@@ -49,6 +50,7 @@ def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) ->
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
+        _give_checkpoint_dir(ticket["checkpoint_dir"], uid, gid)
     logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
     try:
         if ticket["log_max_bytes"] is not None and streams is None:
@@ -125,6 +127,35 @@ def _enter(ticket: dict[str, Any]) -> Logs:
             raise
     finally:
         os.umask(before)
+
+
+def _give_checkpoint_dir(path: str | None, uid: int, gid: int) -> None:
+    """Make a user's folder where everybody may make some, as in /tmp. Whoever took its name before loses it."""
+    if path is None:
+        return
+    try:
+        around = os.stat(os.path.dirname(path))
+        if around.st_uid != 0 or not around.st_mode & stat.S_ISVTX:
+            return
+        for number in range(TRIES):
+            try:
+                os.mkdir(path, 0o700)
+                break
+            except FileExistsError:
+                found = os.lstat(path)
+                if found.st_uid == uid:
+                    return
+                os.rename(path, f"{path}.of-{found.st_uid}.{os.getpid()}-{number}")
+        else:
+            return
+        try:
+            os.chown(path, uid, gid, follow_symlinks=False)
+        except OSError:
+            # A file server where root is nobody: the user can make it.
+            os.rmdir(path)
+    except OSError:
+        # Gone meanwhile, a full disk: what the user finds is looked at as the user.
+        return
 
 
 def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:

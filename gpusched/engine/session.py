@@ -76,7 +76,7 @@ class Session:
         self.path = files.attach_path(spool, self.run)
         self.orders: list[str] = []
         self.streams: Streams | None = None
-        self.outputs = Outputs(facts["log_bytes"])
+        self.outputs = Outputs(facts["log_bytes"], None if self.uid == os.geteuid() else self.uid)
         self.input = Input()
         self.size = (0, 0)
         self.client: Visitor | None = None

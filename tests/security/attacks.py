@@ -5,18 +5,31 @@ from __future__ import annotations
 import os
 import pickle
 import pwd
+import shutil
 import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from people import Person, SystemDaemon
 from support import wait_until
 
 _Result = TypeVar("_Result")
 
-SLEEP = "/bin/sleep"
+PYTHON = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin") or ""
+"""One that every user may run: that of the tests may be in root's home."""
+NEEDS_PYTHON = pytest.mark.skipif(not PYTHON, reason="needs a python3 that all users may run, as /usr/bin/python3")
+
+
+def become(user: str) -> None:
+    """Make this process that user's, for good."""
+    found = pwd.getpwnam(user)
+    os.chdir("/")
+    os.initgroups(user, found.pw_gid)
+    os.setgid(found.pw_gid)
+    os.setuid(found.pw_uid)
 
 
 def as_user(user: str, deed: Callable[[], _Result]) -> _Result:
@@ -26,11 +39,7 @@ def as_user(user: str, deed: Callable[[], _Result]) -> _Result:
     if child == 0:
         try:
             os.close(read)
-            found = pwd.getpwnam(user)
-            os.chdir("/")
-            os.initgroups(user, found.pw_gid)
-            os.setgid(found.pw_gid)
-            os.setuid(found.pw_uid)
+            become(user)
             answer: Any = (True, deed())
         except BaseException:
             answer = (False, traceback.format_exc())
