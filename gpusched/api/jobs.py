@@ -116,6 +116,8 @@ async def submit(request: web.Request) -> web.Response:
             service.requests,
         )
     if body.get("dry_run"):
+        if not submission.specs:
+            raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
         return respond(dry_run=_forecast(viewer, outlook))
     service.pace.submission(

@@ -154,9 +154,9 @@ def _check_number(name: str, value: Any, field: Field) -> None:
     low, high = field.low, field.high
     if low is not None and (value < low or (field.exclusive_low and value <= low)):
         least = f"above {low:g}" if field.exclusive_low else f"at least {low:g}"
-        raise UsageError(f"{name} is {value}; it must be {least}", "see gsub --help")
+        raise UsageError(f"{name} is {printable(str(value), 60)}; it must be {least}", "see gsub --help")
     if high is not None and value > high:
-        raise UsageError(f"{name} is {value}; it must be at most {high:g}", "see gsub --help")
+        raise UsageError(f"{name} is {printable(str(value), 60)}; it must be at most {high:g}", "see gsub --help")
 
 
 def _wrong(name: str, value: object, wanted: str) -> UsageError:

@@ -10,6 +10,7 @@ import json
 import math
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -106,6 +107,10 @@ class Fuzzer:
             self.tally.asked += 1
         self._hang_up()
         return self.tally
+
+    def run_of(self, requests: int) -> Callable[[], Tally]:
+        """The same, for whoever does it elsewhere."""
+        return lambda: self.run(requests)
 
     # --- what is asked ----------------------------------------------------------------------------
 
