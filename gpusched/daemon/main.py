@@ -21,6 +21,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import load_settings
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
@@ -29,7 +30,9 @@ from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.enforcement import look
 from gpusched.engine.local import LocalEngine
+from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
@@ -207,7 +210,8 @@ def _serve(settings: Settings, report: _Report) -> None:
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
+        enforcement = look("fork") if paths.is_system() else PERSONAL
+        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock, cages=enforcement.folder)
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -220,6 +224,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             step=crash_step(os.environ.get(VARIABLE)),
             read_settings=lambda: load_settings(paths.config_file(), os.environ),
             plugins=plugins,
+            cager=Cager(enforcement, read_processors(), pinned_cpus),
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))

@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
+from gpusched.engine.cage import leaf_of
+from gpusched.engine.cgroup import kill as kill_leaf
+from gpusched.engine.cgroup import remove as remove_leaf
 from gpusched.engine.codec import event_from, order_line, ticket_facts
 from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
@@ -62,10 +65,13 @@ PIPE_BYTES = 1 << 20
 class LocalEngine:
     """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module."""
 
-    def __init__(self, spool_dir: str | os.PathLike[str], *, boot_id: str, clock: Clock) -> None:
+    def __init__(
+        self, spool_dir: str | os.PathLike[str], *, boot_id: str, clock: Clock, cages: str | None = None
+    ) -> None:
         """Make the spool and start the fork server.
 
-        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses.
+        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; cages: control group in which
+        runs that are kept to something have theirs.
         Raises: OSError when the spool cannot be made or the fork server not be started.
         """
         self._spool = os.path.abspath(spool_dir)
@@ -73,6 +79,7 @@ class LocalEngine:
         # A root daemon's users execute their scripts from here, and may list nothing.
         os.chmod(self._spool, 0o711 if os.geteuid() == 0 else 0o700)
         self._boot_id = boot_id
+        self._cages = cages
         self._clock = clock
         self._events: list[EngineEvent] = []
         self._janitor = Janitor()
@@ -137,7 +144,7 @@ class LocalEngine:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 self._runs.add(watched)
-                server.send(pack_ticket(ticket_facts(ticket, self._spool)))
+                server.send(pack_ticket(ticket_facts(ticket, self._spool, self._cages)))
         self._flush(server)
         self._waker.alarm_within(CHECK_S)
         self._waker.rearm()
@@ -516,6 +523,9 @@ class LocalEngine:
         haunted = [watched for watched in self._runs if watched.phase is Phase.HAUNTED]
         if not haunted:
             return
+        if self._cages is not None:
+            for watched in haunted:
+                kill_leaf(leaf_of(self._cages, watched.run))
         lost = [Lost(watched.run, watched.supervisor, watched.witnessed) for watched in haunted]
         alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
@@ -524,6 +534,8 @@ class LocalEngine:
             if left[watched.run]:
                 self._look_again(watched)
                 continue
+            if self._cages is not None:
+                remove_leaf(leaf_of(self._cages, watched.run))
             detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
             self._end(watched, RunLost(watched.run, self._clock.now(), detail))
 
