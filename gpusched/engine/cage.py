@@ -61,7 +61,8 @@ class Box:
         except OSError as error:
             raise LaunchError(f"cannot {what}: {text_of(error)}") from None
         try:
-            for what, name, value, is_needed in _limits(cage, is_alone=folder is None):
+            for limit in _limits(cage, is_alone=folder is None):
+                what, name, value, is_needed = limit
                 if is_needed or os.path.exists(f"{self.path}/{name}"):
                     cgroup.write(self.path, name, value)
             if cage["gpu_minors"] is not None:
