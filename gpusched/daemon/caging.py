@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from gpusched.engine.guard import guarded
 from gpusched.model.cluster import Enforcement, GpuSample, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run
@@ -13,9 +15,29 @@ from gpusched.policy.caging import cage_of, choose_cpus
 
 PERSONAL = Enforcement(
     "fork",
-    why_not="a personal daemon keeps nobody to anything",
-    why_not_devices="a personal daemon keeps nobody to anything",
+    why_not="a personal daemon sets none",
+    why_not_devices="a personal daemon sets none",
 )
+
+
+def isolation(found: Enforcement, settings: IsolationSettings) -> dict[str, Any]:
+    """What the kernel keeps runs to, kind by kind, as the API tells it; what is only booked is `none`."""
+    why_not = found.why_not
+    if why_not is None and not settings.enforce:
+        why_not = "switched off by [isolation] enforce"
+    limits = why_not is None
+    has_memory = limits and (settings.mem or settings.default_mem_mib is not None)
+    devices = limits and settings.devices and found.why_not_devices is None
+    return {
+        "launcher": found.launcher,
+        "memory": "cgroup" if has_memory else "none",
+        "tasks": "cgroup" if limits and settings.tasks else "none",
+        "cpus": ("own" if settings.pin_cpus else "weight") if limits else "none",
+        "gpus": "device rule" if devices else "environment",
+        "tmp": "own" if limits and settings.private_tmp else "shared",
+        "guard": [] if found is PERSONAL else list(guarded(settings.guard_units)),
+        "why_not": why_not or (found.why_not_devices if settings.devices else None),
+    }
 
 
 class Cager:

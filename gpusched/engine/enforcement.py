@@ -28,7 +28,10 @@ def look(launcher: str) -> Enforcement:
         folder, trouble = _own_folder()
     if trouble is not None:
         return Enforcement(launcher, why_not=trouble, why_not_devices=trouble)
-    return Enforcement(launcher, is_limited=True, folder=folder, why_not_devices=_why_no_device_rules())
+    # Under systemd the daemon itself is locked in and may not try. Whoever has systemd and control groups of version 2
+    # has device rules too, since systemd's own are the same; a run that cannot have one is not started.
+    why_not_devices = None if launcher == "systemd" else _why_no_device_rules()
+    return Enforcement(launcher, is_limited=True, folder=folder, why_not_devices=why_not_devices)
 
 
 def _missing(there: list[str] | tuple[str, ...]) -> str | None:

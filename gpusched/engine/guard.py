@@ -14,6 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MARKS = "/run/gpusched-guard"
+"""A file for each guarded unit, with the number of its control group: what the daemon knows it by, which is locked in
+and may not ask the kernel. A service that was started again has another one, and is not guarded until it is anew."""
 NAME = "gpusched_guard"
 """Of the program, at most 15 letters; by it the guard is known again."""
 
@@ -32,21 +35,35 @@ def folder_of(unit: str) -> str:
 
 
 def is_on(unit: str) -> bool | None:
-    """Whether it is guarded; None when there is no such control group, as of a service that is not running.
+    """Whether the kernel has the guard on it; None when there is no such control group, as of a service that is not
+    running.
 
     Raises: OSError without root.
     """
     if not os.path.isdir(folder_of(unit)):
         return None
-    return bool(_ours(folder_of(unit), close=True))
+    found = _ours(folder_of(unit))
+    for fd in found:
+        os.close(fd)
+    return bool(found)
 
 
-def guarded(units: Iterable[str]) -> tuple[str, ...]:
-    """Those that are guarded; none when that cannot be told."""
+def is_there(unit: str) -> bool:
+    """Whether there is such a control group."""
+    return os.path.isdir(folder_of(unit))
+
+
+def marked() -> list[str]:
+    """Units that were guarded since the machine was started."""
     try:
-        return tuple(unit for unit in units if is_on(unit))
+        return sorted(os.listdir(MARKS))
     except OSError:
-        return ()
+        return []
+
+
+def guarded(units: Iterable[str], marks: str = MARKS) -> tuple[str, ...]:
+    """Those that were guarded and are still the same; needs no rights."""
+    return tuple(unit for unit in units if (number := _number_of(unit)) and _read(f"{marks}/{unit}") == number)
 
 
 def put_on(unit: str) -> bool | None:
@@ -65,6 +82,7 @@ def put_on(unit: str) -> bool | None:
     finally:
         for fd in (*before, program):
             os.close(fd)
+    _note(unit)
     return not before
 
 
@@ -77,16 +95,41 @@ def take_off(unit: str) -> bool | None:
     for fd in before:
         device_rule.detach(folder, fd)
         os.close(fd)
+    try:
+        os.unlink(f"{MARKS}/{unit}")
+    except FileNotFoundError:
+        pass
     return bool(before)
 
 
-def _ours(folder: str, close: bool = False) -> list[int]:
+def _ours(folder: str) -> list[int]:
+    """Descriptors of our programs on it; there is one at most, unless two were put on at the same moment."""
     found = []
     for fd, name in device_rule.attached(folder).items():
-        if name == NAME and not close:
-            found.append(fd)
-            continue
-        os.close(fd)
         if name == NAME:
-            found.append(-1)
+            found.append(fd)
+        else:
+            os.close(fd)
     return found
+
+
+def _note(unit: str) -> None:
+    os.makedirs(MARKS, mode=0o755, exist_ok=True)
+    with open(f"{MARKS}/{unit}", "w", encoding="ascii") as file:
+        file.write(_number_of(unit))
+
+
+def _number_of(unit: str) -> str:
+    """Of its control group; empty when there is none."""
+    try:
+        return str(os.stat(folder_of(unit)).st_ino)
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""
