@@ -10,7 +10,6 @@ import time
 
 MOUNT = "/sys/fs/cgroup"
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
-_REMOVE_S = 5.0
 _PAUSE_S = (0.001, 0.05)
 
 
@@ -111,9 +110,9 @@ def kill(path: str) -> None:
         pass
 
 
-def remove(path: str) -> bool:
-    """End whoever is left in it and remove it; False when that did not work within some seconds."""
-    until, pause_s = time.monotonic() + _REMOVE_S, _PAUSE_S[0]
+def remove(path: str, patience_s: float = 5.0) -> bool:
+    """End whoever is left in it and remove it; False when that did not work within this time."""
+    until, pause_s = time.monotonic() + patience_s, _PAUSE_S[0]
     while True:
         if is_populated(path):
             kill(path)

@@ -48,7 +48,7 @@ class Ticket:
     script: bytes | None
     """Text of the script; the engine keeps a copy of its own and executes that."""
     env: Mapping[str, str]
-    """The whole environment; the engine adds nothing."""
+    """The whole environment; the engine only adds what every account has and this lacks (HOME, USER, SHELL, ...)."""
     work_dir: str
     umask: int
     stdout_path: str
