@@ -166,19 +166,19 @@ ENDS = {
         {"exit_code": None, "signal": 9, "oom_kills": 3, "at_mem_limit": True, "mem_limit_mib": 2048},
         JobState.OUT_OF_MEMORY,
         ReasonCode.MEM_LIMIT,
-        "needed more than its 2G of host memory: the kernel killed 3 processes of it (signal 9)",
+        "needed more than its 2G of host memory: the kernel killed it (signal 9)",
     ),
     "its limit of host memory, told by its shell": (
         {"exit_code": 137, "oom_kills": 1, "at_mem_limit": True, "mem_limit_mib": 2048, "gpu_oom": True},
         JobState.OUT_OF_MEMORY,
         ReasonCode.MEM_LIMIT,
-        "needed more than its 2G of host memory: the kernel killed 1 process of it (exit code 137)",
+        "needed more than its 2G of host memory: the kernel killed a process of it (exit code 137)",
     ),
     "the machine's memory, whatever its own limit": (
         {"exit_code": None, "signal": 9, "oom_kills": 1, "mem_limit_mib": 2048, "peak_mem_mib": 1024.0},
         JobState.OUT_OF_MEMORY,
         ReasonCode.HOST_OUT_OF_MEMORY,
-        "the machine's memory ran out: the kernel killed 1 process of it, which had used 1G (signal 9)",
+        "the machine's memory ran out: the kernel killed it, which had used 1G (signal 9)",
     ),
     "a job that did without a process that was killed": (
         {"oom_kills": 1, "at_mem_limit": True, "mem_limit_mib": 2048},
@@ -230,7 +230,7 @@ def test_what_the_kernel_killed_is_told_also_when_it_was_not_the_end_of_it():
     _, _, events = end(*started(), **parts)
     assert [event.text for event in events] == [
         "COMPLETED: exit code 0",
-        "needed more than its 2G of host memory: the kernel killed 1 process of it",
+        "needed more than its 2G of host memory: the kernel killed a process of it",
     ]
 
 

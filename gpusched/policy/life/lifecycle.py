@@ -212,7 +212,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
 
 def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:
     """Whose memory it was that ran out, and what came of it."""
-    killed = "1 process of it" if event.oom_kills == 1 else f"{event.oom_kills} processes of it"
+    # The number is not told: where all are killed together, the kernel counts the first one twice.
+    killed = "it" if event.signal is not None else "a process of it" if event.oom_kills == 1 else "processes of it"
     if event.at_mem_limit and event.mem_limit_mib is not None:
         limit = format_size_mib(event.mem_limit_mib)
         return ReasonCode.MEM_LIMIT, f"needed more than its {limit} of host memory: the kernel killed {killed}"
