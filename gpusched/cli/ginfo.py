@@ -89,6 +89,7 @@ def _print(cluster: dict[str, Any]) -> None:
     sys.stdout.write("\n")
     titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
     output.print_table(titles, gpus, right=frozenset({0, 5, 6}))
+    _print_shared(cluster["gpus"])
     _print_faults(cluster["gpus"])
     foreign = [
         (
@@ -104,6 +105,28 @@ def _print(cluster: dict[str, Any]) -> None:
     if foreign:
         sys.stdout.write("\nprocesses of no job:\n")
         output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
+
+
+def _print_shared(gpus: list[dict[str, Any]]) -> None:
+    """Who shares a card, and what holds them to the VRAM that they booked."""
+    rows = [
+        (
+            str(gpu["index"]),
+            held["job"],
+            printable(held["user"]),
+            format_size_mib(held["vram_mib"]),
+            format_size_mib(held["vram_used_mib"]),
+            gpu["enforcement"],
+            gpu["enforcement_why"],
+        )
+        for gpu in gpus
+        for held in gpu["booked_by"]
+        if held["vram_mib"] is not None
+    ]
+    if rows:
+        sys.stdout.write("\nshared GPUs, and what holds jobs to the VRAM they booked:\n")
+        titles = ("GPU", "JOB", "USER", "BOOKED", "HELD", "LIMIT", "MEANING")
+        output.print_table(titles, rows, right=frozenset({0, 1}))
 
 
 def _print_faults(gpus: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from gpusched.gpu.card import Card
 from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
-from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
+from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView, ShareUse
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
@@ -123,6 +123,10 @@ class GpuTracker:
                 return state
         return CLEAN
 
+    def shares(self) -> dict[str, tuple[ShareUse, ...]]:
+        """By GPU UUID, what the runs that share it hold of it, of the cards that the last reading tells of."""
+        return {uuid: card.shares for uuid, card in self._cards.items() if card.shares is not None}
+
     def take_meter(self, run: str) -> RunMeter | None:
         """What the run was seen to use, once; None when no reading fell into it."""
         meter = self._meters.pop(run, None)
@@ -150,6 +154,7 @@ class GpuTracker:
             name=card.sample.name,
             vram_total_mib=card.total_mib,
             foreign_mib=card.foreign_peak_mib(now),
+            over_mib=card.over_mib,
             why_not=why_not,
             why_not_whole=card.intrusion(now),
             can_share=card.can_share,

@@ -152,6 +152,8 @@ class GpuView:
     """Bookable memory: total less the driver's reserve. None when it cannot be read."""
     foreign_mib: int = 0
     """Held by processes of no job, at its recent peak."""
+    over_mib: int = 0
+    """Held by runs beyond what they booked of it, at its recent peak."""
     why_not: str | None = None
     """Set when nothing may be placed here: drained, lost, stale, dirty, in foreign use for slices too."""
     why_not_whole: str | None = None
@@ -168,6 +170,42 @@ class GpuView:
     """NUMA node of the card; None when unknown."""
     ecc_errors: int | None = None
     """As `GpuSample.ecc_errors`."""
+
+
+class Enforcement:
+    """Words for what holds a run to the VRAM that it booked of a card, as `ginfo` and `gshow` print them."""
+
+    NONE = "none"
+    """Nothing: nobody looks, or nobody can."""
+    WATCHED = "watched"
+    """Readings tell who holds more, some seconds late."""
+    MPS = "MPS"
+    """CUDA refuses to allocate more."""
+    MIG = "MIG"
+    """The hardware: the card is a part of one, with memory of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """What one run holds of one card that it shares, in one reading. None is what nobody knows."""
+
+    run: str
+    uuid: str
+    index: int
+    booked_mib: int
+    used_mib: int | None
+    left_mib: int | None
+    """Of the card, what all others that are seen leave to this run."""
+
+    @property
+    def over_mib(self) -> int:
+        """Beyond the booking; 0 when nobody knows."""
+        return max(0, (self.used_mib or 0) - self.booked_mib)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the others leave less than this run has booked, so that it may fail through no fault of its own."""
+        return self.left_mib is not None and self.left_mib < self.booked_mib
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def _as_built(node: NodeView) -> NodeView:
 
 
 def _gpu_as_built(gpu: GpuView) -> GpuView:
-    return replace(gpu, foreign_mib=0, why_not=None, why_not_whole=None)
+    return replace(gpu, foreign_mib=0, over_mib=0, why_not=None, why_not_whole=None)
 
 
 def _over_ceiling(request: Request, layout: Layout, settings: Settings) -> Refusal | None:

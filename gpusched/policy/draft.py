@@ -85,7 +85,8 @@ class Layout:
         self.cards: list[Card] = []
         self.cards_of: list[tuple[Card, ...]] = []
         self.slice_limits: list[int] = []
-        """Per card, what slices may hold next to foreign use; below 0 when the total is unknown."""
+        """Per card, what slices may hold next to foreign use, and to what runs hold beyond their booking; below 0 when
+        the total is unknown."""
         self.pools: dict[object, object] = {}
         """Answers of the placement's filters that do not change within a cycle."""
         self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
@@ -108,7 +109,9 @@ class Layout:
                     total = int(total * settings.oversubscribe.vram)
                 self._card_numbers[number, view.uuid] = len(self.cards)
                 self.cards.append(Card(len(self.cards), view, squeeze(view.name), total))
-                self.slice_limits.append(-1 if total is None else total - view.foreign_mib)
+                # The headroom is there for contexts; what runs hold beyond it is taken from who comes next.
+                taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
+                self.slice_limits.append(-1 if total is None else total - taken_mib)
             self.cards_of.append(tuple(self.cards[first:]))
 
     def node_number(self, name: str) -> int | None:
