@@ -84,9 +84,10 @@ class OveruseWatch:
         samples = {gpu.uuid: gpu for gpu in reading.gpus} if reading is not None and reading.error is None else {}
         found = {}
         for share in run.gpus:
-            if not share.is_whole:
+            sample = samples.get(share.uuid)
+            if not share.is_whole or (sample is not None and sample.mig_profile is not None):
                 used = [use.used_mib for use in self._shares.get(share.uuid, ()) if use.run == run.id]
-                word, why = enforcement(samples.get(share.uuid), settings.gpu)
+                word, why = enforcement(sample, settings.gpu)
                 found[share.uuid] = ShareFacts(used[0] if used else None, word, why)
         return found
 

@@ -138,10 +138,10 @@ class RunEvents:
     def stop_runs_of_lost_gpus(self, turn: Turn, reading: GpuReading | None) -> None:
         """Have the runs ended whose card the driver has lost; each is told once."""
         lost = {gpu.uuid for gpu in reading.gpus if gpu.is_lost} if reading else set()
-        if not lost:
-            return
         for run in turn.world.open_runs.values():
-            if run.id not in self._stopped and any(share.uuid in lost for share in run.gpus):
+            if run.id in self._stopped or not run.gpus:
+                continue
+            if any(share.uuid in lost or self._tracker.is_gone(share.uuid) for share in run.gpus):
                 log.error("run %s is ended: a GPU of its was lost", run.id)
                 self._stopped.add(run.id)
                 turn.order(run.id, StopOrder("gpu_lost"))

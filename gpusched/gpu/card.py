@@ -32,6 +32,8 @@ class Card:
         self.good_at: float | None = None
         self.trouble: str | None = None
         """Why the last reading says nothing about this card."""
+        self.missed_polls = 0
+        """Readings in a row in which the driver answered and did not list it."""
         self.is_missing = False
         self.booked: Bookings = ()
         self.releases: dict[str, Release] = {}
@@ -61,6 +63,7 @@ class Card:
             self._good_polls = self._free_polls = 0
         self.sample = sample
         self.is_missing = False
+        self.missed_polls = 0
         self.booked = booked
         if sample.vram_total_mib is not None:
             self.total_mib = sample.vram_total_mib - sample.vram_reserved_mib
@@ -95,7 +98,11 @@ class Card:
         self.booked = booked
         self.is_missing = is_missing
         self._good_polls = self._free_polls = 0
-        if is_missing:
+        self.missed_polls = self.missed_polls + 1 if is_missing else 0
+        if is_missing and self.is_instance:
+            # Its memory went with it.
+            self.releases.clear()
+        elif is_missing:
             self._give_up_releases()
 
     def _fold_over(self, at: float, shares: tuple[ShareUse, ...]) -> None:
@@ -154,6 +161,11 @@ class Card:
         return self.sample.is_lost or self.is_missing
 
     @property
+    def is_instance(self) -> bool:
+        """Whether it is a part of a card, by MIG."""
+        return self.sample.mig_parent is not None
+
+    @property
     def is_dirty(self) -> bool:
         """Whether an ended run did not give the card back."""
         return any(release.is_dirty for release in self.releases.values())
@@ -161,7 +173,7 @@ class Card:
     @property
     def can_share(self) -> bool:
         """Whether the card admits more than one process, of more than one job."""
-        return self.sample.compute_mode == 0 and not self.sample.mig_enabled
+        return self.sample.compute_mode == 0 and not self.sample.mig_enabled and not self.is_instance
 
     @property
     def foreign(self) -> tuple[GpuProcess, ...]:
@@ -197,7 +209,11 @@ class Card:
     def obstacle(self) -> str | None:
         """Why its mode lets no job run here."""
         if self.sample.mig_enabled:
-            return "MIG is on; MIG instances are not supported yet"
+            count = self.sample.mig_instances
+            if count:
+                return f"MIG is on: {count} instance{'s are' if count > 1 else ' is'} in its place"
+            make = f"nvidia-smi mig -i {self.sample.index} -cgi PROFILE -C"
+            return f"MIG is on and it has no instance; make some with: {make}, or switch MIG off"
         if self.sample.mig_pending:
             return f"MIG is to be switched on, which waits for a reset: nvidia-smi -r -i {self.sample.index}"
         if self.sample.compute_mode == _PROHIBITED:

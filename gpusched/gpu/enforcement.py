@@ -8,7 +8,9 @@ from gpusched.model.units import format_duration
 
 
 def enforcement(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]:
-    """Of a slice on this card: a word of `Enforcement`, and what that means here."""
+    """Of a slice on this card, or of a MIG instance: a word of `Enforcement`, and what that means here."""
+    if sample is not None and sample.mig_profile is not None:
+        return Enforcement.MIG, f"the hardware gives it no more: a MIG instance {sample.mig_profile}"
     if settings.vram_over == "ignore":
         return Enforcement.NONE, "[gpu] vram_over is ignore"
     if sample is None or sample.processes is None:

@@ -87,6 +87,16 @@ class GpuSample:
     """Temperature from which the card slows itself down."""
     mig_pending: bool | None = None
     """MIG as it will be after a reset; None when the driver does not tell."""
+    mig_instances: int = 0
+    """How many MIG instances the card is divided into; 0 also when MIG is off."""
+    mig_parent: str | None = None
+    """Of a MIG instance: the UUID of the card that it is a part of. Heat, ECC and modes are that card's."""
+    mig_profile: str | None = None
+    """Of a MIG instance: `2g.20gb`."""
+    mig_gi: int | None = None
+    """Of a MIG instance: its GPU instance, by which its device files are found; None when unknown."""
+    mig_ci: int | None = None
+    """And its compute instance in that."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open and are not in the driver's list; looked for only when memory is in use that
     the list does not explain."""
@@ -161,7 +171,7 @@ class GpuView:
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True
-    """False for a lost card: it does not count as capacity."""
+    """False for a lost card, and for one that is divided by MIG: neither counts as capacity."""
     utilisation: float | None = None
     """Share of time some kernel ran, 0 to 1, as last measured."""
     link_group: int | None = None
@@ -170,6 +180,12 @@ class GpuView:
     """NUMA node of the card; None when unknown."""
     ecc_errors: int | None = None
     """As `GpuSample.ecc_errors`."""
+    is_divided: bool = False
+    """MIG is on: no job can have the card, only its instances."""
+    mig_profile: str | None = None
+    """Of a MIG instance: `2g.20gb`. A job can have one instance and no other card beside it."""
+    mig_parent: str | None = None
+    """Of a MIG instance: UUID of its card."""
 
 
 class Enforcement:

@@ -29,6 +29,12 @@ class Card:
     model: str
     slice_total_mib: int | None
     """What all slices together may hold: the total less the headroom; None when the total is unknown."""
+    parent_model: str = ""
+    """Of a MIG instance: the model of the card that it is a part of."""
+
+    def is_of_type(self, model: str) -> bool:
+        """Whether a type that was asked for means this card. That of its parent does not mean an instance."""
+        return model in self.model and (not model or model not in self.parent_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,8 @@ class Layout:
                 if total is not None:
                     total = int(total * settings.oversubscribe.vram)
                 self._card_numbers[number, view.uuid] = len(self.cards)
-                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total))
+                parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
+                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total, parent))
                 # The headroom is there for contexts; what runs hold beyond it is taken from who comes next.
                 taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
                 self.slice_limits.append(-1 if total is None else total - taken_mib)

@@ -16,7 +16,7 @@ from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_size_mib, gpu_label
 from gpusched.policy.life.transitions import completing
 
 VRAM_OVER = ("ignore", "warn", "kill")
@@ -60,7 +60,8 @@ def is_over(use: ShareUse, settings: GpuSettings) -> bool:
 
 def in_words(use: ShareUse) -> str:
     """`12G of GPU 0, of which it booked 8G`."""
-    return f"{format_size_mib(use.used_mib)} of GPU {use.index}, of which it booked {format_size_mib(use.booked_mib)}"
+    used, booked = format_size_mib(use.used_mib), format_size_mib(use.booked_mib)
+    return f"{used} of GPU {gpu_label(use.index)}, of which it booked {booked}"
 
 
 def watch(before: Watch | None, at: float, uses: Sequence[ShareUse], settings: GpuSettings, gap_s: float) -> Watch:
