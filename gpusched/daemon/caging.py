@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from gpusched.engine.guard import guarded
-from gpusched.model.cluster import Enforcement, GpuSample, Processor
+from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings
 from gpusched.policy.caging import cage_of, choose_cpus
 
-PERSONAL = Enforcement(
+PERSONAL = Isolation(
     "fork",
     why_not="a personal daemon sets none",
     why_not_devices="a personal daemon sets none",
 )
 
 
-def isolation(found: Enforcement, settings: IsolationSettings) -> dict[str, Any]:
+def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
     """What the kernel keeps runs to, kind by kind, as the API tells it; what is only booked is `none`."""
     why_not = found.why_not
     if why_not is None and not settings.enforce:
@@ -49,11 +49,11 @@ class Cager:
 
     def __init__(
         self,
-        enforcement: Enforcement = PERSONAL,
+        found: Isolation = PERSONAL,
         processors: Sequence[Processor] = (),
         ask: Callable[[int], tuple[int, ...]] = lambda pid: (),
     ) -> None:
-        self.enforcement = enforcement
+        self.isolation = found
         self._processors = processors
         self._ask = ask
         self._cages: dict[str, Cage] = {}
@@ -67,7 +67,7 @@ class Cager:
         open_runs: Mapping[str, Run],
     ) -> Cage | None:
         """Of a run that is about to start; None when nothing is enforced here. The same again for the same run."""
-        if not self.enforcement.is_limited or not settings.enforce:
+        if not self.isolation.is_limited or not settings.enforce:
             return None
         if run.id in self._cages:
             return self._cages[run.id]
@@ -76,9 +76,8 @@ class Cager:
         cpus: tuple[int, ...] = ()
         if settings.pin_cpus:
             cpus = choose_cpus(self._processors, run.cpus, self._taken(open_runs.values()), near)
-        minors = [None if sample is None else sample.minor for sample in gpus]
-        cage = cage_of(run, settings, minors, cpus)
-        if self.enforcement.why_not_devices is not None:
+        cage = cage_of(run, settings, gpus, cpus)
+        if self.isolation.why_not_devices is not None:
             cage = replace(cage, gpu_minors=None)
         self._cages = {known: one for known, one in self._cages.items() if known in open_runs}
         self._cages[run.id] = cage

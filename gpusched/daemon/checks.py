@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
+from gpusched.model.units import gpu_label
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
@@ -74,7 +75,7 @@ def _books(scheduler: Scheduler) -> Check:
 
 
 def _isolation(scheduler: Scheduler) -> Check:
-    found = scheduler.cager.enforcement
+    found = scheduler.cager.isolation
     facts = isolation(found, scheduler.settings.isolation)
     kinds = ("memory", "tasks", "cpus", "gpus")
     text = ", ".join(f"{kind} {facts[kind]}" for kind in kinds) + f"; runs are started by {found.launcher}"
@@ -99,7 +100,7 @@ def _gpus(scheduler: Scheduler) -> Check:
         return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
     broken = [view for view in scheduler.tracker.views(scheduler.now()) if view.why_not]
     if broken:
-        text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
+        text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
     return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
 

@@ -31,7 +31,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.choice import choose
-from gpusched.engine.enforcement import look
+from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
@@ -213,9 +213,9 @@ def _serve(settings: Settings, report: _Report) -> None:
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-        enforcement = look(chosen.kind) if paths.is_system() else PERSONAL
+        isolation = look(chosen.kind) if paths.is_system() else PERSONAL
         engine = LocalEngine(
-            paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make, cages=enforcement.folder
+            paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make, cages=isolation.folder
         )
         scheduler = Scheduler(
             store=store,
@@ -229,7 +229,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             step=crash_step(os.environ.get(VARIABLE)),
             read_settings=lambda: load_settings(paths.config_file(), os.environ),
             plugins=plugins,
-            cager=Cager(enforcement, read_processors(), pinned_cpus),
+            cager=Cager(isolation, read_processors(), pinned_cpus),
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))

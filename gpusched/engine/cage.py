@@ -83,7 +83,8 @@ class Box:
         from gpusched.engine import device_rule as rules
 
         minors: tuple[int, ...] = self.cage["gpu_minors"]
-        rule = rules.job_rule(minors, self.cage["gpu_caps"], rules.driver_majors(), rules.drm_nodes(minors))
+        caps = rules.mig_caps(self.cage["mig"])
+        rule = rules.job_rule(minors, caps, rules.driver_majors(), rules.drm_nodes(minors))
         program = rules.load(rules.program(rule))
         try:
             rules.attach(self.path, program)

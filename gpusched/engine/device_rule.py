@@ -90,6 +90,21 @@ def driver_majors(path: str = "/proc/devices") -> dict[str, int]:
     return found
 
 
+def mig_caps(instances: Iterable[tuple[int, int, int]], proc: str = "/proc") -> list[int]:
+    """Minors of the nodes in /dev/nvidia-caps by which MIG instances are opened, two for each.
+
+    Args: instances: N of the card's nvidiaN, GPU instance, compute instance. Source: NVIDIA's MIG guide, device nodes.
+    """
+    found: list[int] = []
+    for minor, gi, ci in instances:
+        folder = f"{proc}/driver/nvidia/capabilities/gpu{minor}/mig/gi{gi}"
+        for path in (f"{folder}/access", f"{folder}/ci{ci}/access"):
+            number = _number_in(path, "DeviceFileMinor")
+            if number is not None:
+                found.append(number)
+    return found
+
+
 def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc") -> dict[int, bool]:
     """Minors of NVIDIA's nodes in /dev/dri, and whether the card is one of `own`, N of nvidiaN."""
     mine = set(own)
@@ -99,14 +114,15 @@ def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc") -> dic
         major, _, minor = _text(f"{node}/dev").partition(":")
         if major == str(DRI_MAJOR) and minor.isdigit() and _text(f"{node}/device/vendor") == NVIDIA_VENDOR:
             bus_id = os.path.basename(os.path.realpath(f"{node}/device"))
-            found[int(minor)] = _card_minor(f"{proc}/driver/nvidia/gpus/{bus_id}/information") in mine
+            found[int(minor)] = _number_in(f"{proc}/driver/nvidia/gpus/{bus_id}/information", "Device Minor") in mine
     return found
 
 
-def _card_minor(path: str) -> int | None:
+def _number_in(path: str, name: str) -> int | None:
+    """Of a line `NAME: NUMBER`."""
     for line in _text(path).splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "Device Minor" and value.strip().isdigit():
+        if key.strip() == name and value.strip().isdigit():
             return int(value)
     return None
 

@@ -26,8 +26,8 @@ class Cage:
     """Ids of the processors it may use; empty for all."""
     gpu_minors: tuple[int, ...] | None = None
     """N of the /dev/nvidiaN it may open, and no other; None: whatever its user may."""
-    gpu_caps: tuple[int, ...] = ()
-    """Minor numbers of the /dev/nvidia-caps nodes it may open, for MIG instances."""
+    mig: tuple[tuple[int, int, int], ...] = ()
+    """MIG instances that it may open: N of their card's /dev/nvidiaN, GPU instance, compute instance."""
     private_tmp: bool = False
     """An empty /tmp and /var/tmp of its own, gone with it."""
 
@@ -85,7 +85,7 @@ class StopOrder:
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt` or `gpu_lost`."""
+    """`cancel`, `preempt`, `gpu_lost` or `vram_over`."""
     signal: int | None = None
     """None: the ticket's stop signal."""
     grace_s: float | None = None
@@ -145,7 +145,7 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `timeout`, `lease`, `client_lost` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `timeout`, `lease`, `client_lost` or `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class RunEnded:
     exit_code: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
-    """`cancel`, `preempt`, `gpu_lost`, `timeout`, `lease`, `client_lost`; None when the job ended by itself."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `timeout`, `lease`, `client_lost`; None: it ended by itself."""
     launch_error: str | None = None
     """A sentence: why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False

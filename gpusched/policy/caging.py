@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from gpusched.model.cluster import Processor
+from gpusched.model.cluster import GpuSample, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings
@@ -16,14 +16,22 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 10, 10_000
 
 
 def cage_of(
-    run: Run, settings: IsolationSettings, gpu_minors: Iterable[int | None], cpus: tuple[int, ...] = ()
+    run: Run, settings: IsolationSettings, gpus: Iterable[GpuSample | None], cpus: tuple[int, ...] = ()
 ) -> Cage:
     """The cage of a run with what it has booked.
 
-    Args: gpu_minors: of its GPUs; None is unknown, and then no GPU is shut off. cpus: ids that were chosen for it.
+    Args: gpus: its GPUs; with one that is unknown, or whose device nodes are, none is shut off. cpus: ids that were
+    chosen for it.
     """
-    minors = tuple(gpu_minors)
-    known = tuple(sorted({minor for minor in minors if minor is not None}))
+    samples = tuple(gpus)
+    known = [sample for sample in samples if sample is not None and sample.minor is not None]
+    instances = [sample for sample in known if sample.mig_profile is not None]
+    mig = tuple(
+        (one.minor or 0, one.mig_gi, one.mig_ci)
+        for one in instances
+        if one.mig_gi is not None and one.mig_ci is not None
+    )
+    is_known = len(known) == len(samples) and len(mig) == len(instances)
     weight = round(run.cpus * _WEIGHT_PER_CORE)
     return Cage(
         mem_mib=_mem_limit_mib(run, settings),
@@ -32,7 +40,8 @@ def cage_of(
         tasks=settings.tasks or None,
         cpu_weight=min(max(weight, _LEAST_WEIGHT), _MOST_WEIGHT),
         cpus=cpus,
-        gpu_minors=known if settings.devices and None not in minors else None,
+        gpu_minors=tuple(sorted({one.minor or 0 for one in known})) if settings.devices and is_known else None,
+        mig=mig,
         private_tmp=settings.private_tmp,
     )
 

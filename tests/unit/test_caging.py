@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 
 from gpusched.daemon.caging import PERSONAL, Cager, isolation
 from gpusched.engine.processors import read_list, read_processors
-from gpusched.model.cluster import Enforcement, GpuSample, Processor
+from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import IsolationSettings
 from gpusched.policy.caging import as_list, cage_of, choose_cpus, describe
 from gpusched.testing import job, run
 
 SETTINGS = IsolationSettings()
-FULL = Enforcement("systemd", is_limited=True)
+FULL = Isolation("systemd", is_limited=True)
 
 
 def booked(number: int = 1, *, gpus: int = 0, **changes: object) -> Run:
     shares = tuple(GpuShare(f"GPU-{at}", at) for at in range(gpus))
     return replace(run(job(number)), gpus=shares, **changes)  # type: ignore[arg-type]
+
+
+def sample(at: int, **changes: object) -> GpuSample:
+    return replace(GpuSample(f"GPU-{at}", at, "A100", minor=7 - at), **changes)  # type: ignore[arg-type]
 
 
 # --- limits -------------------------------------------------------------------------------------------
@@ -49,14 +53,25 @@ def test_no_limit_of_tasks_is_none() -> None:
 
 
 def test_the_gpus_of_a_run_are_known_by_minor_and_one_unknown_opens_all() -> None:
-    assert cage_of(booked(), SETTINGS, (3, 1)).gpu_minors == (1, 3)
+    three, one = sample(4), sample(6)
+    assert cage_of(booked(), SETTINGS, (three, one)).gpu_minors == (1, 3)
     assert cage_of(booked(), SETTINGS, ()).gpu_minors == ()
-    assert cage_of(booked(), SETTINGS, (3, None)).gpu_minors is None
-    assert cage_of(booked(), replace(SETTINGS, devices=False), (3,)).gpu_minors is None
+    assert cage_of(booked(), SETTINGS, (three, None)).gpu_minors is None
+    assert cage_of(booked(), SETTINGS, (three, replace(one, minor=None))).gpu_minors is None
+    assert cage_of(booked(), replace(SETTINGS, devices=False), (three,)).gpu_minors is None
+    assert cage_of(booked(), SETTINGS, (three,)).mig == ()
+
+
+def test_a_mig_instance_is_its_card_and_its_own_two_nodes() -> None:
+    instance = sample(7, mig_profile="2g.20gb", mig_gi=3, mig_ci=0)
+    cage = cage_of(booked(), SETTINGS, (instance,))
+    assert (cage.gpu_minors, cage.mig) == ((0,), ((0, 3, 0),))
+    # One of which the driver does not say by which nodes it is opened could not be opened at all.
+    assert cage_of(booked(), SETTINGS, (replace(instance, mig_ci=None),)).gpu_minors is None
 
 
 def test_a_cage_in_words() -> None:
-    cage = cage_of(booked(mem_mib=4096), replace(SETTINGS, private_tmp=True), (1,), (0, 1, 2, 3))
+    cage = cage_of(booked(mem_mib=4096), replace(SETTINGS, private_tmp=True), (sample(1),), (0, 1, 2, 3))
     assert describe(cage) == (
         "kept to 4G of memory, 16384 tasks, CPUs 0-3, the GPUs that it was given, a /tmp of its own"
     )
@@ -139,10 +154,6 @@ def test_processors_are_read_from_sys(tmp_path: Path) -> None:
 # --- the daemon's side --------------------------------------------------------------------------------
 
 PINS = replace(SETTINGS, pin_cpus=True)
-
-
-def sample(at: int, **changes: object) -> GpuSample:
-    return replace(GpuSample(f"GPU-{at}", at, "A100", minor=7 - at), **changes)  # type: ignore[arg-type]
 
 
 def test_runs_have_no_processor_in_common() -> None:

@@ -94,6 +94,15 @@ def test_majors_are_read_from_proc(tmp_path: Path) -> None:
     assert rules.driver_majors(str(tmp_path / "none")) == {}
 
 
+def test_nodes_of_mig_instances_are_read_from_proc(tmp_path: Path) -> None:
+    folder = tmp_path / "driver" / "nvidia" / "capabilities" / "gpu0" / "mig" / "gi3"
+    (folder / "ci0").mkdir(parents=True)
+    (folder / "access").write_text("DeviceFileMinor: 30\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    (folder / "ci0" / "access").write_text("DeviceFileMinor: 31\nDeviceFileMode: 292\n")
+    assert rules.mig_caps([(0, 3, 0)], str(tmp_path)) == [30, 31]
+    assert rules.mig_caps([(1, 3, 0)], str(tmp_path)) == []
+
+
 def test_render_nodes_are_matched_to_cards_by_their_place_on_the_bus(tmp_path: Path) -> None:
     sys, proc = tmp_path / "sys", tmp_path / "proc"
     for at, (name, minor, vendor, bus) in enumerate(

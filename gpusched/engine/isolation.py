@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.engine import cgroup, device_rule, proctree
-from gpusched.model.cluster import Enforcement
+from gpusched.model.cluster import Isolation
 
 DAEMON_LEAF = "gpusched-daemon"
 """Where the daemon, its fork server and supervisors go, so that runs may have leaves beside it."""
@@ -14,7 +14,7 @@ _MARKS = ("trusted.delegate", "user.delegate")
 """Attributes by which systemd tells that a control group is its user's own."""
 
 
-def look(launcher: str) -> Enforcement:
+def look(launcher: str) -> Isolation:
     """For a daemon of root. Moves this process, and all in its control group, into a leaf when runs are to have theirs.
 
     Args: launcher: `systemd`, under which each run has a unit of its own, or `fork`.
@@ -27,11 +27,11 @@ def look(launcher: str) -> Enforcement:
     else:
         folder, trouble = _own_folder()
     if trouble is not None:
-        return Enforcement(launcher, why_not=trouble, why_not_devices=trouble)
+        return Isolation(launcher, why_not=trouble, why_not_devices=trouble)
     # Under systemd the daemon itself is locked in and may not try. Whoever has systemd and control groups of version 2
     # has device rules too, since systemd's own are the same; a run that cannot have one is not started.
     why_not_devices = None if launcher == "systemd" else _why_no_device_rules()
-    return Enforcement(launcher, is_limited=True, folder=folder, why_not_devices=why_not_devices)
+    return Isolation(launcher, is_limited=True, folder=folder, why_not_devices=why_not_devices)
 
 
 def _missing(there: list[str] | tuple[str, ...]) -> str | None:
