@@ -200,8 +200,8 @@ def chosen_socket() -> tuple[str, bool]:
 def connect(autostart: bool = True) -> Client:
     """A connected client: GPUSCHED_SOCKET, else the system's daemon, else the personal one.
 
-    The personal daemon is started when it is not there, the system's is waited for while it restarts. Raises: DaemonUnreachable, or what the daemon
-    says when it cannot start.
+    The personal daemon is started when it is not there, the system's is waited for while it restarts.
+    Raises: DaemonUnreachable, or what the daemon says when it cannot start.
     """
     socket_path, is_personal = chosen_socket()
     client = Client(socket_path)

@@ -55,7 +55,7 @@ def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
     steps = install_plan(site, service)
     title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the scheduler of this machine:"
     notes = ["No users or groups are made. systemd makes /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
-    notes += _personal_daemons()
+    notes += [] if below else _personal_daemons()
     if _carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
         sys.stdout.write(_NEXT.format(config=f"{paths.SYSTEM_CONFIG}/config.toml"))
 
@@ -153,8 +153,10 @@ def _commands_folder() -> str:
 
 
 def _check_trust(folder: str) -> None:
-    from gpusched.cli.system_trust import first_doubt, parts_of_installation
+    from gpusched.cli.system_trust import first_doubt, is_plain, parts_of_installation
 
+    if not is_plain(folder):
+        raise Refused(f"systemd would not read {folder!r} as one path", "install it in one of letters and digits")
     found = first_doubt(parts_of_installation(folder))
     if found is not None:
         raise Refused(
@@ -165,11 +167,16 @@ def _check_trust(folder: str) -> None:
 
 
 def _site(folder: str, below: str) -> Site:
+    from gpusched.cli.system_trust import is_plain
     from gpusched.config import load_settings
 
-    settings = load_settings(f"{below}{paths.SYSTEM_CONFIG}/config.toml", {}).settings
+    config = f"{below}{paths.SYSTEM_CONFIG}/config.toml"
+    settings = load_settings(config, {}).settings
+    checkpoints = settings.life.checkpoint_dir
+    if checkpoints is not None and not is_plain(checkpoints):
+        raise Refused(f"systemd would not read {checkpoints!r} as one path", f"name another in {config}")
     launcher: Any = getattr(settings.daemon, "launcher", "fork")
-    return Site(folder, below, str(launcher), settings.life.checkpoint_dir)
+    return Site(folder, below, str(launcher), checkpoints)
 
 
 def _running_version() -> str | None:

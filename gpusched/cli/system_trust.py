@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import gpusched
 
-_PLAIN = re.compile(r"[A-Za-z0-9/._+@-]+")
+_PLAIN = re.compile(r"/[A-Za-z0-9/._+@-]*")
 _MOST_LINKS = 40
 
 
@@ -39,14 +39,17 @@ def first_doubt(paths: Iterable[str]) -> str | None:
     """Why root should not run from one of these, the first found; each part of each path is looked at, links too."""
     known: dict[str, str | None] = {}
     for path in paths:
-        if not _PLAIN.fullmatch(path):
-            return f"{path!r} has signs in it that a unit file would read otherwise"
         for step in _steps(path):
             if step not in known:
                 known[step] = doubt(step)
             if known[step] is not None:
                 return known[step]
     return None
+
+
+def is_plain(path: str) -> bool:
+    """Whether a unit file takes this path as it is, without quotes."""
+    return _PLAIN.fullmatch(path) is not None
 
 
 def _steps(path: str) -> Iterator[str]:

@@ -34,7 +34,6 @@ class ServiceManager:
         watched_pid = environ.pop("WATCHDOG_PID", "")
         # An abstract socket is written with an @ in place of its first byte, which is 0.
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
         is_watched = bool(address) and watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))
         self.watchdog_s: float | None = int(watchdog_us) / 1e6 if is_watched else None
         """So long after the last sign of life this process is ended and started anew; None: never."""
@@ -46,16 +45,17 @@ class ServiceManager:
 
     def tell(self, *fields: str) -> None:
         """Send `NAME=VALUE` fields as one message. One that cannot be sent is dropped: nothing hangs on a word."""
-        if self._socket is None:
+        if not self._address:
             return
         try:
-            self._socket.sendto("\n".join(fields).encode(), self._address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+                ours.sendto("\n".join(fields).encode(), self._address)
         except OSError:
             pass
 
     def starting(self) -> None:
         """From now until `ready`, the start may take long: a database is brought up to date, many jobs are read."""
-        if self._socket is not None:
+        if self._address:
             threading.Thread(target=self._go_on_starting, name="starting", daemon=True).start()
 
     def _go_on_starting(self) -> None:
