@@ -27,6 +27,11 @@ def is_system() -> bool:
     return _root is not None
 
 
+def system_root() -> str:
+    """What the paths of a system's daemon that is only tried out begin with; empty for the machine's own."""
+    return _root or ""
+
+
 def finds_system() -> bool:
     """Whether commands talk to the system's daemon: it runs or is installed, and no variable says otherwise.
 

@@ -175,8 +175,7 @@ def _site(folder: str, below: str) -> Site:
     checkpoints = settings.life.checkpoint_dir
     if checkpoints is not None and not is_plain(checkpoints):
         raise Refused(f"systemd would not read {checkpoints!r} as one path", f"name another in {config}")
-    launcher: Any = getattr(settings.daemon, "launcher", "fork")
-    return Site(folder, below, str(launcher), checkpoints)
+    return Site(folder, below, settings.daemon.launcher, checkpoints)
 
 
 def _running_version() -> str | None:

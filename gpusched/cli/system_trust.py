@@ -94,7 +94,8 @@ def doubt(path: str) -> str | None:
         return f"{others} can write {path} through its group (mode {mode:o})"
     if stat.S_ISDIR(found.st_mode) and not mode & 0o001:
         return f"users cannot enter {path} (mode {mode:o}), and so not run the commands"
-    if stat.S_ISREG(found.st_mode) and not mode & 0o004:
+    # Python makes its own when it cannot read a compiled file.
+    if stat.S_ISREG(found.st_mode) and not mode & 0o004 and not path.endswith(".pyc"):
         return f"users cannot read {path} (mode {mode:o}), and so not run the commands"
     return None
 

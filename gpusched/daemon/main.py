@@ -29,8 +29,15 @@ from gpusched.daemon.loop import Loop
 from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
-from gpusched.daemon.service_manager import JournalFormatter, ServiceManager, journal_command, writes_to_journal
+from gpusched.daemon.service_manager import (
+    JournalFormatter,
+    ServiceManager,
+    is_locked_in,
+    journal_command,
+    writes_to_journal,
+)
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.choice import choose
 from gpusched.engine.local import LocalEngine
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
@@ -211,6 +218,13 @@ def _start_log(settings: Settings, foreground: bool) -> None:
 
 def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None:
     clock = SystemClock()
+    chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
+    if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
+        raise NotReady(
+            f"runs would be locked in with the daemon: {chosen.text}",
+            "unlock it: gpusched system install, which reads [daemon] launcher; or have systemd start them",
+        )
+    log.info("runs are started by: %s", chosen.text)
     plugins = Plugins.load(settings.plugins)
     host = PsutilHost(settings.node)
     sample = host.read()
@@ -219,7 +233,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
+        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make)
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -243,7 +257,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
         gc.collect()
         gc.freeze()
         tell_of_restart(scheduler)
-        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager))
+        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
         scheduler.flush()
         log.info("stopped; runs go on")
     finally:
@@ -289,9 +303,11 @@ async def _loop(
     report: _Report,
     dispatcher: Dispatcher,
     manager: ServiceManager,
+    launcher: str,
 ) -> None:
     loop = Loop(scheduler, worker, host, dispatcher, manager)
-    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts(manager.unit))
+    facts = _facts(manager.unit, launcher)
+    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=facts)
     service.progress = ProgressReader(paths.spool_dir(), time.time)
     if not paths.is_system():
         await loop.run(build_app(service), paths.socket_path(), report.ready)
@@ -317,7 +333,7 @@ def _allow_connections(connections: int) -> None:
         log.warning("only %d files may be open; [limit] connections = %d needs %d", hard, connections, wanted)
 
 
-def _facts(unit: str | None) -> dict[str, object]:
+def _facts(unit: str | None, launcher: str) -> dict[str, object]:
     in_journal = unit is not None and writes_to_journal()
     return {
         "version": __version__,
@@ -328,6 +344,7 @@ def _facts(unit: str | None) -> dict[str, object]:
         "socket": paths.socket_path(),
         "database": paths.database(),
         "spool": paths.spool_dir(),
+        "launcher": launcher,
         "log": journal_command(unit, is_system=paths.is_system()) if in_journal else paths.log_file(),
         "unit": unit,
         "config": paths.config_file(),

@@ -112,6 +112,15 @@ def _unit() -> str | None:
     return None
 
 
+def is_locked_in() -> bool:
+    """Whether this process is in a sandbox that its children could not leave either."""
+    try:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+            return any(line.split() == ["NoNewPrivs:", "1"] for line in file)
+    except OSError:
+        return False
+
+
 def writes_to_journal() -> bool:
     """Whether what this process prints as errors goes to journald, by its own word."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")

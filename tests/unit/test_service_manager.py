@@ -167,6 +167,15 @@ def test_the_journal_is_told_by_what_stderr_is(monkeypatch: pytest.MonkeyPatch) 
         assert writes_to_journal() is is_it
 
 
+def test_a_sandbox_is_told_by_what_no_child_can_leave() -> None:
+    import subprocess
+
+    code = "from gpusched.daemon.service_manager import is_locked_in as f; import ctypes; print(f(), end=' '); "
+    code += "ctypes.CDLL(None).prctl(38, 1, 0, 0, 0); print(f())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout in ("False True\n", "True True\n")
+
+
 def test_where_the_log_is() -> None:
     assert journal_command("gpusched.service", is_system=True) == "journalctl -u gpusched.service"
     assert journal_command(None, is_system=False) == "journalctl --user -u gpusched.service"
