@@ -200,6 +200,11 @@ RULES: dict[str, Rule] = {
     "gpu.foreign_mib": _MIB,
     "gpu.foreign_peak_s": _WAIT,
     "gpu.share_headroom_mib": _MIB,
+    "gpu.vram_over": OneOf(("ignore", "warn", "kill")),
+    "gpu.vram_over_mib": _MIB,
+    # One reading alone may be a transient; nothing is done by it.
+    "gpu.vram_over_polls": Range(2, 1000),
+    "gpu.vram_over_grace_s": _WAIT,
     "gpu.release_wait_s": _WAIT,
     "gpu.baseline_mib": _MIB,
     "gpu.ecc_errors": Range(0, 1_000_000),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
+from gpusched.model.units import gpu_label
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
@@ -81,7 +82,7 @@ def _gpus(scheduler: Scheduler) -> Check:
         return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
     broken = [view for view in scheduler.tracker.views(scheduler.now()) if view.why_not]
     if broken:
-        text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
+        text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
     return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
 

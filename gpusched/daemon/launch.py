@@ -125,13 +125,13 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
 
 
 def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
-    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs.
+    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs. MIG has UUIDs only.
 
     The index is looked up at launch because it shifts when a card is lost; a card that has none now is
     named by UUID, which CUDA resolves or refuses, never mistakes.
     """
     indexes = [index_of.get(share.uuid) for share in run.gpus]
-    if form == "uuid" or None in indexes:
+    if form == "uuid" or None in indexes or any(share.uuid.startswith("MIG-") for share in run.gpus):
         return ",".join(share.uuid for share in run.gpus)
     return ",".join(str(index) for index in indexes)
 

@@ -53,6 +53,7 @@ from .history import Estimates, History
 from .idling import IdleWatch
 from .launch import Site, checkpoint_folder, make_ticket, output_paths
 from .meters import Meters
+from .overuse import OveruseWatch
 from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
@@ -110,6 +111,7 @@ class Scheduler:
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
+        self.overuse = OveruseWatch()
         self.gpu_faults = GpuFaults()
         self.witness: Callable[[Deed], None] = lambda deed: None
         """Called after a commit with each thing that was done to what is another's."""
@@ -132,7 +134,7 @@ class Scheduler:
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
         self.alerts = Alerts(store, self.world, settings)
         self._gpu_watch = GpuWatch()
-        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, boot_id)
+        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, boot_id)
         self._run_events.resume_releases(self.world, self._clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
@@ -174,6 +176,7 @@ class Scheduler:
         self.tracker.set_clearances(self.world.clearances)
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
+        self.overuse.observe(reading, self.tracker, self.world, self.settings)
         self.gpu_faults.observe(reading)
         for news in self._gpu_watch.news(self.tracker, reading, self.site.node):
             self.alerts.tell_admin(news, self.now(), self.settings)
@@ -375,6 +378,7 @@ class Scheduler:
         end_what_is_too_late(turn)
         follow_failures(turn)
         self.idle.carry_out(turn, self.alerts.gpu_idle)
+        self.overuse.carry_out(turn, self.alerts.vram_over)
         self.alerts.ring(turn, self.plan)
 
         self._step("decide")

@@ -45,6 +45,7 @@ BECAUSE = {
     "timeout": " DUE TO TIME LIMIT",
     "preempt": " DUE TO PREEMPTION",
     "lease": " DUE TO END OF LEASE",
+    "vram_over": " DUE TO GPU MEMORY BEYOND ITS BOOKING",
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
     "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
 }

@@ -61,7 +61,7 @@ class StopOrder:
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt`, `gpu_lost` or `shutdown`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over` or `shutdown`."""
     signal: int | None = None
     """None: the ticket's stop signal."""
     grace_s: float | None = None
@@ -121,7 +121,7 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `shutdown`, `timeout`, `lease`, `client_lost` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `shutdown`, `timeout`, `lease`, `client_lost` or `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)

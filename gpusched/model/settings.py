@@ -129,6 +129,18 @@ class GpuSettings:
     )
     foreign_peak_s: float = setting(300.0, "Foreign memory counts at its peak over this many seconds.")
     share_headroom_mib: int = setting(512, "Memory of a shared card that is never booked, for CUDA contexts, in MiB.")
+    vram_over: str = setting(
+        "warn",
+        "What becomes of a run that holds more of a shared card than it booked: `ignore`; `warn` tells its owner and "
+        "its neighbours; `kill` also ends it, vram_over_grace_s later.",
+    )
+    vram_over_mib: int = setting(
+        512, "So much beyond its booking is no matter, in MiB: CUDA contexts count as the run's own."
+    )
+    vram_over_polls: int = setting(3, "Readings in a row that must show a run over its booking before that is told.")
+    vram_over_grace_s: float = setting(
+        60.0, "Time between the warning and the end, in seconds, all of which the run must have been over its booking."
+    )
     release_wait_s: float = setting(
         30.0, "Longest wait for a card's memory to come back after a job; then the card is suspect."
     )

@@ -108,6 +108,8 @@ class ReasonCode(str, Enum):
     SUPERVISOR_LOST = "SupervisorLost"
     GPU_FAILED = "GpuFailed"
     GPU_FOREIGN_USE = "GpuForeignUse"
+    GPU_CROWDED = "GpuCrowded"
+    GPU_MEMORY_OVER = "GpuMemoryOver"
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
     GPU_IDLE = "GpuIdle"

@@ -23,7 +23,7 @@ from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy.life.growth import Larger, NothingLarger
 from gpusched.policy.life.retry import backoff_s, failure_of, wants_retry
 from gpusched.policy.life.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
@@ -76,7 +76,7 @@ def start_run(
 def _where(placement: Placement) -> str:
     if not placement.gpus:
         return placement.node
-    return f"{placement.node}, GPU {','.join(str(share.index) for share in placement.gpus)}"
+    return f"{placement.node}, GPU {','.join(gpu_label(share.index) for share in placement.gpus)}"
 
 
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
@@ -102,6 +102,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "cancel": "is being cancelled",
         "preempt": "is being preempted",
         "gpu_lost": "is being ended because a GPU of its was lost",
+        "vram_over": "is being ended because it holds more GPU memory than it booked",
         "timeout": "reached its time limit and is being stopped",
         "lease": "nothing has happened in it for the length of its lease; it is being stopped",
         "client_lost": "its client is gone; it is being stopped",
@@ -175,6 +176,10 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
     if event.stopped_by == "gpu_lost":
         return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"
+    if event.stopped_by == "vram_over":
+        is_told = job.reason is ReasonCode.GPU_MEMORY_OVER and job.reason_text is not None
+        text = job.reason_text if is_told else None
+        return JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER, text or "held more GPU memory than it booked"
     if event.stopped_by == "timeout":
         limit = job.spec.time_limit_s
         text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")
