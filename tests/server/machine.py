@@ -64,9 +64,7 @@ class Machine:
             )
         except subprocess.TimeoutExpired as error:
             pytest.fail(f"{command!r} as {user} did not end within {error.timeout:.0f} s")
-        return Done(
-            command, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        return Done(command, done)
 
     def root(self, command: str, *, stdin: bytes | str = "") -> str:
         """What a command of root prints; it must succeed."""
@@ -84,9 +82,7 @@ class Machine:
             done = subprocess.run(
                 [*self._ssh, "-tt", self._address, command], stdin=keys, capture_output=True, check=False
             )
-        return Done(
-            command, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        return Done(command, done)
 
     def wait(self, predicate: Callable[[], Any], what: str, times: float = 1.0) -> Any:
         """Ask until it holds; what it answered then."""
@@ -172,8 +168,9 @@ class Machine:
 class Done:
     """What became of a command."""
 
-    def __init__(self, command: str, code: int, out: str, err: str) -> None:
-        self.command, self.code, self.out, self.err = command, code, out, err
+    def __init__(self, command: str, done: subprocess.CompletedProcess[bytes]) -> None:
+        self.command, self.code = command, done.returncode
+        self.out, self.err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
     def text(self) -> str:
         """What it printed. Raises: AssertionError when it failed."""
