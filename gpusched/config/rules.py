@@ -265,6 +265,7 @@ RULES: dict[str, Rule] = {
     "idle.notice_s": _WAIT,
     "daemon.poll_s": _PACE,
     "daemon.idle_poll_s": _PACE,
+    "daemon.shutdown_grace_s": Range(0, 3600),
     "daemon.log_level": OneOf(("debug", "info", "warning", "error")),
     # Without a size and one old file, the log would never be rotated and grow without end.
     "daemon.log_mib": Range(0.01, MAX_MIB),

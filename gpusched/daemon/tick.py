@@ -30,6 +30,7 @@ from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import (
     EngineEvent,
     RunEnded,
+    StopOrder,
     Ticket,
 )
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
@@ -130,6 +131,8 @@ class Scheduler:
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
         self._windows = Windows()
+        self.is_going_down = False
+        """The machine is being shut down: nothing is started any more."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
@@ -193,6 +196,21 @@ class Scheduler:
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
+    def go_down(self, grace_s: float) -> None:
+        """Start nothing any more, and have all runs ended as those of a machine that is being shut down.
+
+        Args: grace_s: longest time that a run gets, however long its own grace is.
+        """
+        self.is_going_down = self._look_again = True
+        for run_id, run in sorted(self.world.open_runs.items()):
+            own_s = self.world.jobs[run.job_id].spec.launch.grace_s
+            own_s = self.settings.life.grace_s if own_s is None else own_s
+            self.engine.order(run_id, StopOrder("shutdown", grace_s=min(own_s, grace_s)))
+
+    def stay_up(self) -> None:
+        """The machine is not going down after all."""
+        self.is_going_down, self._look_again = False, True
+
     def files_of(self, run: str) -> tuple[str, ...]:
         """Logs of an open run, where it keeps its work, and what is dated by what somebody types."""
         found = self.world.open_runs.get(run)
@@ -217,6 +235,9 @@ class Scheduler:
         self.tracker.set_drains(self.world.drains)
         self.tracker.set_clearances(self.world.clearances)
         drained = self.world.drains.get(name)
+        why_not = None if drained is None else f"node {name} is drained: {drained}"
+        if self.is_going_down:
+            why_not = f"node {name} is being shut down"
         node = (settings or self.settings).node
         return (
             NodeView(
@@ -224,7 +245,7 @@ class Scheduler:
                 cpus=node.cpus if node.cpus is not None else float(self.host.cpus),
                 mem_mib=node.mem_mib if node.mem_mib is not None else self.host.mem_total_mib,
                 gpus=self.tracker.views(now),
-                why_not=None if drained is None else f"node {name} is drained: {drained}",
+                why_not=why_not,
                 gpu_error=self._reading.error if self._reading else None,
                 load=self.host,
                 labels=tuple(sorted(set(node.labels))),
@@ -300,6 +321,12 @@ class Scheduler:
         self.recent_tick_s.append(perf_counter() - began)
         self.meters.ticked(self.recent_tick_s[-1], now)
 
+    def _tells_of_shutdown(self, event: EngineEvent) -> bool:
+        """Whether a run of this boot was ended because the machine is going down."""
+        why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
+        run = self.world.open_runs.get(event.run)
+        return why == "shutdown" and run is not None and run.boot_id == self._boot_id
+
     def _take_commands(self) -> list[tuple[commands.Command, Reply]]:
         """The commands of this turn; new settings are put in place before it begins."""
         taken, self._queue = self._queue, deque()
@@ -333,6 +360,10 @@ class Scheduler:
 
     def _turn(self, turn: Turn, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]]) -> None:
         self._step("apply")
+        if any(self._tells_of_shutdown(event) for event in events):
+            # The first process ends runs by itself, before it ends this daemon.
+            self.is_going_down = self._look_again = True
+            turn.nodes = self.nodes(turn.now)
         for event in events:
             try:
                 self._run_events.apply(turn, event)

@@ -39,7 +39,7 @@ RESULT_RETRY_S = (0.2, 10.0)
 RESULT_RETRIES = 400
 """With the pauses above: more than an hour for a full disk to be emptied."""
 ORDER_SIGNAL = signal.SIGUSR1
-"""Says: read the order file. Not TERM, which stands for a cancel when it comes from anybody else."""
+"""Says: read the order file. Not TERM, which comes from others: it is a cancel, or the machine is going down."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 BECAUSE = {
@@ -48,6 +48,7 @@ BECAUSE = {
     "lease": " DUE TO END OF LEASE",
     "vram_over": " DUE TO GPU MEMORY BEYOND ITS BOOKING",
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
+    "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
 }
 
 
@@ -273,7 +274,9 @@ class Supervisor:
         if ORDER_SIGNAL in numbers:
             self.read_orders()
         if signal.SIGTERM in numbers:
-            self.stop("cancel", None, None)
+            from gpusched.engine.going_down import machine_goes_down  # no run that ends by itself needs it
+
+            self.stop("shutdown" if machine_goes_down() else "cancel", None, None)
 
     def act(self, now: float) -> None:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
@@ -363,8 +366,8 @@ class Supervisor:
             self.note_in_log(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
-        elif why == "cancel" and self.stopped_by == "preempt":
-            # A preempted job comes back, a cancelled one must not.
+        elif why == "cancel" and self.stopped_by in ("preempt", "shutdown"):
+            # These come back, a cancelled job must not.
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
         if kills_at > time.monotonic():

@@ -85,7 +85,7 @@ class StopOrder:
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt`, `gpu_lost` or `vram_over`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over` or `shutdown`."""
     signal: int | None = None
     """None: the ticket's stop signal."""
     grace_s: float | None = None
@@ -145,7 +145,7 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `timeout`, `lease`, `client_lost` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `shutdown`, `timeout`, `lease`, `client_lost` or `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class RunEnded:
     exit_code: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
-    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `timeout`, `lease`, `client_lost`; None: it ended by itself."""
+    """As `RunStopping.why`, but for leftovers; None when the job ended by itself."""
     launch_error: str | None = None
     """A sentence: why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False

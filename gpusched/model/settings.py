@@ -348,6 +348,9 @@ class DaemonSettings:
 
     poll_s: float = setting(1.0, "Time between polls; requests and ends of runs wake the daemon at once.")
     idle_poll_s: float = setting(5.0, "Time between GPU readings while no job waits or runs.")
+    shutdown_grace_s: float = setting(
+        60.0, "Longest time that runs get to end when the machine is being shut down, in seconds."
+    )
     log_level: str = setting("info", "`debug`, `info`, `warning` or `error`.")
     log_mib: float = setting(10.0, "Size at which the log is rotated, in MiB.")
     log_files: int = setting(3, "Rotated logs that are kept.")

@@ -258,6 +258,31 @@ def test_a_preempted_run_waits_again_without_counting():
     assert (one.state, one.end_at) == (JobState.PREEMPTED, NOW + 60)
 
 
+def test_a_run_that_ended_with_the_machine_waits_again_as_after_its_loss():
+    one, run, events = end(*started(), stopped_by="shutdown", exit_code=None, signal=15)
+    assert (one.state, one.requeues, one.failures) == (JobState.PENDING, 1, 0)
+    assert (run.outcome, run.reason, run.reason_text) == (
+        JobState.NODE_FAIL,
+        ReasonCode.NODE_DOWN,
+        "the machine was being shut down",
+    )
+    assert kinds(events) == ["ended", "requeued"]
+    one, _, _ = end(*started(retry=rule(requeue=False, retries=0)), stopped_by="shutdown", exit_code=1)
+    assert (one.state, one.reason) == (JobState.NODE_FAIL, ReasonCode.NODE_DOWN)
+
+
+def test_a_run_that_finished_in_the_grace_of_a_shutdown_has_completed():
+    one, _, _ = end(*started(), stopped_by="shutdown", exit_code=0)
+    assert one.state is JobState.COMPLETED
+
+
+def test_a_cancel_during_a_shutdown_is_kept():
+    one, run = started()
+    one, _ = lifecycle.cancel(one, NOW + 50, "ann")
+    after, _, _ = end(one, run, stopped_by="shutdown", exit_code=None, signal=15)
+    assert after.state is JobState.CANCELLED
+
+
 def test_measurements_are_kept():
     _, run, _ = end(*started(), cpu_s=12.5, peak_mem_mib=300.0)
     assert (run.cpu_s, run.peak_mem_mib, run.start_at, run.end_at) == (12.5, 300.0, NOW + 0.5, NOW + 60)
@@ -323,6 +348,7 @@ def test_finishing_a_run_that_has_not_ended_is_a_bug():
 STOPPING = {
     "cancel": "is being cancelled",
     "preempt": "is being preempted",
+    "shutdown": "is being ended because the machine is being shut down",
     "timeout": "reached its time limit and is being stopped",
     "leftovers": "its first process ended; waiting for others that it left behind",
     "power": "is being stopped: power",

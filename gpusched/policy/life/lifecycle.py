@@ -106,6 +106,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "timeout": "reached its time limit and is being stopped",
         "lease": "nothing has happened in it for the length of its lease; it is being stopped",
         "client_lost": "its client is gone; it is being stopped",
+        "shutdown": "is being ended because the machine is being shut down",
         "leftovers": "its first process ended; waiting for others that it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
@@ -171,8 +172,8 @@ def run_ended(
 def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     """Outcome, reason and sentence of a run's end.
 
-    What stopped a run outweighs how it then exited, but for a run that was to make room and came to its own
-    good end within its grace.
+    What stopped a run outweighs how it then exited, but for a run that was to make room, or to end with the machine,
+    and came to its own good end within its grace.
     """
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
@@ -183,6 +184,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         if job.reason in _ROOM and job.reason_text is not None:
             return JobState.PREEMPTED, job.reason, job.reason_text
         return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"
+    if event.stopped_by == "shutdown" and event.exit_code != 0:
+        return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
     if event.stopped_by == "gpu_lost":
         return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"
     if event.stopped_by == "vram_over":
