@@ -1,7 +1,7 @@
 """Tries a whole server by ssh: installation, users, kills, reboots, upgrade, removal. For a machine that you can spare.
 
     python -m pytest tests/server --server root@host --server-destroys
-    python -m pytest tests/server --server root@127.0.0.1 --ssh-options "-p 2222 -i key" --server-destroys \\
+    python -m pytest tests/server --server root@127.0.0.1 --ssh-options="-p 2222 -i key" --server-destroys \\
         --power-cut-command "./crash.sh" --patience 20
 
 It needs: root by ssh without a password; systemd, cgroup v2, Python 3.10 with venv, sudo; pip on it must find the

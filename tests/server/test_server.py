@@ -25,9 +25,8 @@ def readme_commands() -> list[str]:
 def test_a_fresh_install_as_the_readme_says(machine: Machine) -> None:
     for user in (machine.alice, machine.bob, machine.carol):
         machine.root(f"id {user} >/dev/null 2>&1 || useradd -m -s /bin/bash {user}")
-    machine.try_(
-        "systemctl stop 'gpusched-*.service' gpusched.service; gpusched system uninstall --yes --force --purge"
-    )
+    machine.try_(f"systemctl stop {UNIT}; systemctl kill -s KILL 'gpusched-*.service'")
+    machine.try_("gpusched system uninstall --yes --force --purge")
     machine.root("rm -rf /etc/gpusched /var/lib/gpusched /etc/systemd/system/gpusched*; systemctl daemon-reload")
     machine.put_source()
     venv, pip, install = readme_commands()
@@ -150,10 +149,8 @@ def test_an_environment_is_the_jobs_alone(machine: Machine) -> None:
     told = machine.as_(machine.bob, "cat env.out")
     assert machine.root(f"id -u {machine.bob}").strip() in told.splitlines()
     assert "evil.so" in told
-    journal = machine.root(
-        f"journalctl -u {UNIT} -u gpusched-{job_id}.1.service --no-pager; cat /var/lib/gpusched/spool/*.log"
-    )
-    assert "evil.so" not in journal
+    journal = f"journalctl -u {UNIT} -u gpusched-{job_id}.1.service --no-pager"
+    assert "evil.so" not in machine.root(f"{journal}; cat /var/lib/gpusched/spool/*.log")
 
 
 def test_dollars_and_percents_stay_what_they_are(machine: Machine) -> None:
@@ -162,8 +159,9 @@ def test_dollars_and_percents_stay_what_they_are(machine: Machine) -> None:
 
 
 def test_nothing_of_a_job_escapes_its_end(machine: Machine) -> None:
-    escape = "(setsid sh -c 'trap \"\" TERM HUP; setsid sleep 765432 & sleep 765432' &) ; setsid -f sleep 765432; sleep 765432"
-    job_id = machine.running(machine.alice, f"--grace 1s --wrap {shlex.quote(shlex.quote(escape))[1:-1]}")
+    sleep = "sleep 765432"
+    escape = f"(setsid sh -c 'trap \"\" TERM HUP; setsid {sleep} & {sleep}' &); setsid -f {sleep}; {sleep}"
+    job_id = machine.running(machine.alice, f"--grace 1s --wrap {shlex.quote(escape)}")
     machine.wait(lambda: machine.try_("pgrep -fc '^sleep 765432'").out.strip() == "4", "all four sleep")
     machine.as_(machine.alice, f"gcancel {job_id}")
     machine.wait_for(job_id, "CANCELLED", times=2)
@@ -259,9 +257,8 @@ def test_an_upgrade_in_place_leaves_jobs_alone(machine: Machine) -> None:
 
 def test_an_older_release_refuses_a_newer_table(machine: Machine) -> None:
     table = "/var/lib/gpusched/gpusched.db"
-    pragma = (
-        "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); print(d.execute('PRAGMA user_version').fetchone()[0])"
-    )
+    pragma = "import sqlite3, sys; d = sqlite3.connect(sys.argv[1])"
+    pragma += "; print(d.execute('PRAGMA user_version').fetchone()[0])"
     pragma += "; d.execute('PRAGMA user_version = ' + sys.argv[2])"
     machine.root(f"systemctl stop {UNIT}")
     schema = machine.root(f"python3 -c {shlex.quote(pragma)} {table} 999").strip()
