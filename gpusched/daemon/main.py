@@ -22,6 +22,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import load_settings
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
@@ -38,7 +39,9 @@ from gpusched.daemon.service_manager import (
 )
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.choice import choose
+from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
+from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
@@ -233,7 +236,10 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make)
+        isolation = look(chosen.kind) if paths.is_system() else PERSONAL
+        engine = LocalEngine(
+            paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make, cages=isolation.folder
+        )
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -246,6 +252,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
             step=crash_step(os.environ.get(VARIABLE)),
             read_settings=lambda: load_settings(paths.config_file(), os.environ),
             plugins=plugins,
+            cager=Cager(isolation, read_processors(), pinned_cpus),
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))

@@ -33,12 +33,13 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
-from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
+from gpusched.policy.caging import describe
 from gpusched.policy.cycle import decide
 from gpusched.policy.life import lifecycle
 from gpusched.policy.ordering import Ranking
@@ -46,6 +47,7 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .alerting import Alerts
+from .caging import Cager
 from .fallbacks import follow_failures
 from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
@@ -91,6 +93,7 @@ class Scheduler:
         step: Callable[[str], None] = lambda name: None,
         read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
+        cager: Cager | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -100,6 +103,7 @@ class Scheduler:
         self.host = host
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
+        self.cager = Cager() if cager is None else cager
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
@@ -510,7 +514,7 @@ class Scheduler:
                 job, run, story = lifecycle.start_run(
                     job, start.placement, self._boot_id, turn.now, stdout_path, stderr_path
                 )
-                turn.put(job, run, story)
+                turn.put(job, run, (*story, *self._kept_to(job, run)))
                 launches.append((job, run))
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:
                     turn.changes.estimates[job.id] = estimate
@@ -518,6 +522,14 @@ class Scheduler:
             if not yielding.carry_out(self.plan, turn) and not self.plan.has_more:
                 break
         return launches
+
+    def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
+        """Make the cage of a run; what its story says of it."""
+        samples = {gpu.uuid: gpu for gpu in (self._reading.gpus if self._reading else ())}
+        cage = self.cager.cage(run, self.settings.isolation, samples, self.world.open_runs)
+        if cage is None:
+            return ()
+        return (JobEvent(job.id, self._clock.now(), "note", describe(cage), run.number),)
 
     def _ticket(self, job: Job, run: Run) -> Ticket | None:
         launch = job.spec.launch
@@ -530,7 +542,8 @@ class Scheduler:
             self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
             return None
         past = past_environment(job, run, self.store)
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past)
+        cage = self.cager.known(run.id)
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past, cage)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 
