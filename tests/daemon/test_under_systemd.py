@@ -104,7 +104,7 @@ def test_a_reload_is_told_from_its_begin_to_its_end(service: Callable[..., Servi
     wait_until(lambda: "<3>gpusched.daemon: the settings were not reloaded" in found.journal.read_text())
 
 
-def test_a_sign_of_life_comes_while_nothing_happens_and_not_from_one_that_hangs(
+def test_signs_of_life_come_while_nothing_happens_and_not_from_one_that_hangs(
     service: Callable[..., Service],
 ) -> None:
     found = service(watchdog_s=0.4)

@@ -14,12 +14,12 @@ UNIT = "gpusched.service"
 FOREVER = "-- sleep 1000000"
 
 
-def readme_commands() -> list[str]:
-    """What the README says to type to install it, word by word."""
+def readme_commands(first_word: str = "sudo") -> list[str]:
+    """What the README says to type, word by word: to install it, or as one of its users."""
     text = (REPOSITORY / "README.md").read_text()
     section = text[text.index("## For a whole server") :]
     section = section[: section.index("\n## ", 5)]
-    return [line.strip() for line in re.findall(r"^    (sudo .*)$", section, re.M)]
+    return [line.strip() for line in re.findall(rf"^    ((?:{first_word})\b.*)$", section, re.M)]
 
 
 def test_a_fresh_install_as_the_readme_says(machine: Machine) -> None:
@@ -59,11 +59,10 @@ def test_root_does_not_run_what_a_user_can_change(machine: Machine) -> None:
 
 
 def test_simulated_gpus_where_there_are_none(machine: Machine) -> None:
-    if machine.try_("nvidia-smi -L").code != 0:
+    if machine.try_("nvidia-smi -L || grep -q '^fake' /etc/gpusched/config.toml").code != 0:
         machine.root("printf '[gpu]\\nfake = \"2x24GiB\"\\n' >> /etc/gpusched/config.toml")
     machine.root(f"gpusched config check && systemctl restart {UNIT}")
-    gpus = json.loads(machine.root("ginfo --json"))["gpus"]
-    assert len(gpus) >= 1
+    machine.wait(lambda: json.loads(machine.root("ginfo --json"))["gpus"], "GPUs")
 
 
 def test_the_doctor_finds_nothing_broken(machine: Machine) -> None:
@@ -82,6 +81,19 @@ def test_the_score_of_the_sandbox(machine: Machine) -> None:
     ]
     assert scores[0] <= 4.0, text
     assert scores[1] <= 1.5, text
+
+
+def test_two_users_type_what_the_readme_says(machine: Machine) -> None:
+    submits, looks = readme_commands("gsub|gq")
+    told = [machine.as_(user, submits) for user in (machine.alice, machine.bob)]
+    ids = [text.split()[-1] for text in told]
+    for job_id in ids:
+        machine.wait_for(job_id, "RUNNING", "COMPLETED", times=2)
+    if len(json.loads(machine.root("ginfo --json"))["gpus"]) > 1:
+        rows = machine.as_(machine.alice, looks)
+        assert machine.alice in rows
+        assert machine.bob in rows
+    machine.root(f"gcancel {' '.join(ids)}")
 
 
 # --- two users ----------------------------------------------------------------------------------------
