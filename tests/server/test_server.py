@@ -303,6 +303,25 @@ def test_a_backup_is_put_back(machine: Machine) -> None:
     machine.root(f"gcancel {held}")
 
 
+def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restart(machine: Machine) -> None:
+    config = "/etc/gpusched/config.toml"
+    machine.root(f"cp {config} /root/config.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
+    try:
+        assert machine.try_(f"systemctl restart {UNIT}").code != 0
+        assert "runs would be locked in" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
+        assert "10-fork.conf" in machine.root("gpusched system install --yes")
+        job_id = machine.running(machine.alice, "-o fork.out --wrap 'grep NoNewPrivs /proc/self/status; sleep 1000000'")
+        pids = machine.pids(job_id)
+        machine.root(f"systemctl restart {UNIT}")
+        assert (machine.job(job_id)["state"], machine.pids(job_id)) == ("RUNNING", pids)
+        assert machine.as_(machine.alice, "cat fork.out").split() == ["NoNewPrivs:", "0"]
+        machine.as_(machine.alice, f"gcancel {job_id}")
+        machine.wait_for(job_id, "CANCELLED")
+    finally:
+        machine.root(f"cp /root/config.kept {config}; systemctl reset-failed {UNIT}; gpusched system install --yes")
+    assert machine.try_(f"ls /etc/systemd/system/{UNIT}.d").code != 0
+
+
 # --- the machine goes down ------------------------------------------------------------------------------
 
 
