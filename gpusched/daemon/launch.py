@@ -294,4 +294,5 @@ def make_ticket(
         checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
+        adopt=spec.adopted,
     )

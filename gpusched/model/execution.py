@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusched.model.job import Interactive, Notice
+from gpusched.model.job import AdoptedProcess, Interactive, Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Ticket:
     """Put an output file aside when it has grown to this size; None lets it grow."""
     log_keep: int = 3
     """How many of those put aside are kept."""
+    adopt: AdoptedProcess | None = None
+    """Nothing is to be started: this process, which runs already, is the run from now on, with what is below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +197,5 @@ class OpenRun:
     supervisor_start_ticks: int | None
     pending_order: StopOrder | SuspendOrder | None = None
     """A stop or suspension that was recorded, to be sent again. None: the run is to move, also if it stands still."""
+    adopted: AdoptedProcess | None = None
+    """As in its ticket."""
