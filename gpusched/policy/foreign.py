@@ -5,10 +5,12 @@ Nobody is ended who was not told, and nobody for a card that no job waits for. W
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from gpusched.model.alerts import Alert
 from gpusched.model.settings import ForeignSettings
+from gpusched.model.units import format_duration, format_size_mib, printable
 
 FIRST_PERSON_UID = 1000
 """Below are the system's accounts."""
@@ -133,3 +135,64 @@ def _ends_at(stranger: Stranger, settings: ForeignSettings, now: float) -> float
     if settings.kill_after_s is None:
         return None
     return (now if stranger.first_told_at is None else stranger.first_told_at) + settings.kill_after_s
+
+
+def messages(step: Tell, ways: Sequence[str], others: frozenset[int], node: str, now: float) -> list[Alert]:
+    """What is told to the owner, and with `wall` to the `others`."""
+    stranger = step.stranger
+    direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
+    text = _text(step, node, now, "your process", "Make it a job, while it runs, with")
+    base = Alert(
+        key=f"gpu_foreign {stranger.pid}.{stranger.start_ticks} @{now:.3f}",
+        event="gpu_foreign",
+        counts_as=("gpu_foreign",),
+        uid=stranger.uid,
+        at=now,
+        facts=(
+            ("event", "gpu_foreign"),
+            ("message", text),
+            ("at", now),
+            ("node", node),
+            ("user", stranger.user),
+            ("gpus", ",".join(str(card.index) for card in stranger.cards)),
+        ),
+    )
+    found = [replace(base, targets=direct)] if direct else []
+    if "notify" in ways:
+        found.append(replace(base, key=f"{base.key} notify"))
+    if "wall" in ways:
+        words = _text(step, node, now, f"{stranger.user}'s process", "Its owner makes it a job with")
+        facts = tuple((name, words if name == "message" else value) for name, value in base.facts)
+        found += [
+            replace(base, key=f"{base.key} {uid}", uid=uid, targets=("@write",), facts=facts)
+            for uid in sorted(others)
+            if uid >= FIRST_PERSON_UID and (uid != stranger.uid or "write" not in ways)
+        ]
+    return found
+
+
+def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
+    """Which process, which card, since when, who waits, and what to do: sentences on lines of their own."""
+    stranger = step.stranger
+    idle = [card.idle_s for card in stranger.cards]
+    idles = [one for one in idle if one is not None]
+    rest = f", idle for {format_duration(min(idles))}" if idles and len(idles) == len(idle) else ""
+    lines = [
+        f"gpusched on {node}: {whose} {stranger.pid} ({printable(stranger.name, 40)}) has been on {held_by(stranger)} "
+        f"for {format_duration(now - stranger.since_at)} without a job{rest}.",
+    ]
+    if step.jobs:
+        lines.append("1 job waits for it." if step.jobs == 1 else f"{step.jobs} jobs wait for it.")
+    lines.append(f"{how}: gpusched adopt {stranger.pid}")
+    lines.append(f"Next time: gsub -g {len(stranger.cards)} -- COMMAND, or grun -g {len(stranger.cards)} for a shell.")
+    if step.ends_after_s is not None:
+        lines.append(f"Else it is ended after {format_duration(max(0.0, step.ends_after_s))} if jobs wait for it then.")
+    return "\n".join(lines)
+
+
+def held_by(stranger: Stranger) -> str:
+    """Its cards, and how much it has of each."""
+    return "GPU " + ", ".join(
+        str(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
+        for card in stranger.cards
+    )
