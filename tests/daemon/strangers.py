@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ STUBBORN = (
 PARENT = (
     "import subprocess, sys\nchild = subprocess.Popen(['sleep', '1000'])\nprint(child.pid, flush=True)\nchild.wait()"
 )
+IN_SHELL = {SLEEPS: "exec sleep 1000", STUBBORN: "trap '' TERM; echo up; exec sleep 1000"}
 
 
 class Strangers:
@@ -39,9 +41,13 @@ class Strangers:
 
     def start(self, code: str = SLEEPS, *, user: str | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """A process of this user; default: of the test's."""
-        options.setdefault("start_new_session", False)
-        identity: dict[str, Any] = {} if user is None else {"user": user, "group": "nogroup", "extra_groups": []}
-        process = subprocess.Popen([sys.executable, "-c", code], cwd="/", **identity, **options)
+        command = [sys.executable, "-c", code]
+        identity: dict[str, Any] = {}
+        if user is not None:
+            # Others may not be able to execute the interpreter of the tests.
+            command = ["/bin/sh", "-c", IN_SHELL[code]]
+            identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        process = subprocess.Popen(command, cwd="/", **identity, **options)
         self._started.append(process)
         return process
 
