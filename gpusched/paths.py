@@ -26,6 +26,11 @@ def is_system() -> bool:
     return _root is not None
 
 
+def system_root() -> str:
+    """What the paths of a system's daemon that is only tried out begin with; empty for the machine's own."""
+    return _root or ""
+
+
 def finds_system() -> bool:
     """Whether commands talk to the system's daemon: its socket is there, and no variable says otherwise."""
     return not os.environ.get("GPUSCHED_SOCKET") and home() is None and os.path.exists(SYSTEM_SOCKET)

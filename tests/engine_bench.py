@@ -8,12 +8,17 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fake_systemd import FakeSystemd
+
 from gpusched.engine import proctree
 from gpusched.engine.local import LocalEngine
+from gpusched.engine.properties import Names
 from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.units import UnitLauncher
 from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
@@ -222,6 +227,46 @@ class LocalBench(Bench):
         self.engine.close()
         for process in self.processes():
             proctree.send(process, signal.SIGKILL)
+
+
+class UnitBench(LocalBench):
+    """Real processes, each run in a unit of systemd."""
+
+    made = 0
+
+    def __init__(self, folder: Path) -> None:
+        # A unit of the bench before may still be on its way out.
+        UnitBench.made += 1
+        self.names = Names(f"gpusched-bench{os.getpid()}x{UnitBench.made}", "gpusched-bench.slice")
+        super().__init__(folder)
+
+    def make(self) -> LocalEngine:
+        return LocalEngine(
+            self.spool, boot_id=BOOT, clock=WallClock(), launcher=partial(UnitLauncher, names=self.names)
+        )
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why there can be none here."""
+        if os.geteuid() != 0:
+            return "only root may have units started"
+        return None if os.path.isdir("/run/systemd/system") else "PID 1 is not systemd"
+
+
+class StandInBench(LocalBench):
+    """Real processes, each started by a stand-in for systemd."""
+
+    def __init__(self, folder: Path) -> None:
+        self.systemd = FakeSystemd(folder / "bus")
+        super().__init__(folder)
+
+    def make(self) -> LocalEngine:
+        launcher = partial(UnitLauncher, names=Names(), bus=str(self.systemd.path))
+        return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), launcher=launcher)
+
+    def close(self) -> None:
+        super().close()
+        self.systemd.close()
 
 
 class SimulatedBench(Bench):

@@ -252,6 +252,7 @@ def daemon_status(as_json: Json = False) -> None:
         ("jobs", jobs),
         ("GPUs", daemon["gpu_source"] or "not read yet"),
         ("pace", pace),
+        ("launcher", daemon["launcher"]),
         *((key, daemon[key]) for key in ("home", "socket", "database", "spool", "log", "config")),
         *(("warning", warning) for warning in daemon["warnings"]),
     ]

@@ -263,6 +263,7 @@ RULES: dict[str, Rule] = {
     # Without a size and one old file, the log would never be rotated and grow without end.
     "daemon.log_mib": Range(0.01, MAX_MIB),
     "daemon.log_files": Range(1, 1000),
+    "daemon.launcher": OneOf(("auto", "systemd", "fork")),
     "daemon.drop_env": Texts("name patterns"),
     "history.keep_days": Range(0, 36_500),
     "foreign.message": SomeOf(FOREIGN_MESSAGES),

@@ -30,6 +30,7 @@ from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.choice import choose
 from gpusched.engine.local import LocalEngine
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
@@ -200,6 +201,8 @@ def _start_log(settings: Settings, foreground: bool) -> None:
 
 def _serve(settings: Settings, report: _Report) -> None:
     clock = SystemClock()
+    chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
+    log.info("runs are started by: %s", chosen.text)
     plugins = Plugins.load(settings.plugins)
     host = PsutilHost(settings.node)
     sample = host.read()
@@ -208,7 +211,7 @@ def _serve(settings: Settings, report: _Report) -> None:
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock)
+        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make)
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -232,7 +235,7 @@ def _serve(settings: Settings, report: _Report) -> None:
         gc.collect()
         gc.freeze()
         tell_of_restart(scheduler)
-        asyncio.run(_loop(scheduler, worker, host, report, dispatcher))
+        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, chosen.text))
         scheduler.flush()
         log.info("stopped; runs go on")
     finally:
@@ -272,10 +275,15 @@ def tell_of_restart(scheduler: Scheduler) -> None:
 
 
 async def _loop(
-    scheduler: Scheduler, worker: GpuWorker, host: PsutilHost, report: _Report, dispatcher: Dispatcher
+    scheduler: Scheduler,
+    worker: GpuWorker,
+    host: PsutilHost,
+    report: _Report,
+    dispatcher: Dispatcher,
+    launcher: str,
 ) -> None:
     loop = Loop(scheduler, worker, host, dispatcher)
-    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts())
+    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts(launcher))
     service.progress = ProgressReader(paths.spool_dir(), time.time)
     if not paths.is_system():
         await loop.run(build_app(service), paths.socket_path(), report.ready)
@@ -303,7 +311,7 @@ def _allow_connections(connections: int) -> None:
         log.warning("only %d files may be open; [limit] connections = %d needs %d", hard, connections, wanted)
 
 
-def _facts() -> dict[str, object]:
+def _facts(launcher: str) -> dict[str, object]:
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -313,6 +321,7 @@ def _facts() -> dict[str, object]:
         "socket": paths.socket_path(),
         "database": paths.database(),
         "spool": paths.spool_dir(),
+        "launcher": launcher,
         "log": paths.log_file(),
         "config": paths.config_file(),
     }

@@ -24,6 +24,7 @@ FIXED = (
     "daemon.log_level",
     "daemon.log_mib",
     "daemon.log_files",
+    "daemon.launcher",
     "plugins.load",
 )
 """Settings that count from the daemon's start until its end."""

@@ -1,4 +1,4 @@
-"""The fork server as the daemon sees it: a child process and a socket that takes tickets."""
+"""What gives tickets to supervisors, as the engine sees it; and the fork server: a child process and a socket."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from typing import Any, Protocol
 
 from gpusched.engine.spool import share_lock
-from gpusched.engine.wire import QUEUE_TIMEOUT_S
+from gpusched.engine.wire import QUEUE_TIMEOUT_S, pack_ticket
+from gpusched.model.execution import Ticket
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 PROGRAM = (
@@ -21,10 +23,57 @@ PROGRAM = (
 KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 """What the interpreter itself may need; jobs get their environment from the ticket alone."""
 CLOSE_TIMEOUT_S = 2.0
+START_TIMEOUT_S = 5.0
+"""A fork server that has not answered a ticket for so long is replaced."""
 
 
-class Launcher:
+class Launcher(Protocol):
+    """Has supervisors started, and never waits. One that is gone is replaced by the engine.
+
+    A ticket that was sent either becomes a supervisor that claims its run, or may do so until the launcher is gone
+    or refuses it. The engine revokes what was not claimed by then.
+    """
+
+    name: str
+    """For sentences."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of a process that must be spared when remains of runs are killed."""
+
+    def fileno(self) -> int:
+        """Readable when there is news or it is gone, writable when `flush` may go on."""
+
+    @property
+    def has_tickets(self) -> bool:
+        """Whether `flush` may have something to do."""
+
+    def send(self, ticket: Ticket, facts: dict[str, Any]) -> None:
+        """Queue a ticket; nothing leaves before `flush`. Args: facts: the ticket as supervisors read it."""
+
+    def flush(self) -> bool:
+        """Hand on what can be; False when there is more and the socket takes no more now."""
+
+    def is_gone(self) -> bool:
+        """Read the news. True when it will start nothing any more."""
+
+    def is_stuck(self, waited_s: float) -> bool:
+        """Whether a ticket that was sent so long ago must have been taken by one that works."""
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """Runs it will not start, each with a sentence; each is told once."""
+
+    def kill(self) -> str:
+        """End it now; what became of it, for the log."""
+
+    def close(self) -> None:
+        """Let it finish what it has and end; supervisors go on."""
+
+
+class ForkServer:
     """One fork server. Raises: OSError when it cannot be started."""
+
+    name = "the fork server"
 
     def __init__(self, spool: str, boot_id: str, event_fd: int) -> None:
         ours, theirs = socket.socketpair()
@@ -71,9 +120,9 @@ class Launcher:
         """Whether `flush` has something to do."""
         return bool(self._outbox)
 
-    def send(self, frame: bytes) -> None:
+    def send(self, ticket: Ticket, facts: dict[str, Any]) -> None:
         """Queue a ticket; nothing leaves before `flush`."""
-        self._outbox.append(memoryview(frame))
+        self._outbox.append(memoryview(pack_ticket(facts)))
 
     def flush(self) -> bool:
         """Send what the socket takes; True when all is sent. A broken socket shows as end of file instead."""
@@ -101,12 +150,20 @@ class Launcher:
         except OSError:
             return True
 
-    def kill(self) -> int:
-        """End it now; its exit status."""
+    def is_stuck(self, waited_s: float) -> bool:
+        """Whether it should have answered a ticket long ago."""
+        return waited_s > START_TIMEOUT_S
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """None here: it says so through the event pipe."""
+        return []
+
+    def kill(self) -> str:
+        """End it now; how it ended."""
         self._process.kill()
         status = self._process.wait()
         self._socket.close()
-        return status
+        return f"fork server {self.pid} ended with status {status}"
 
     def close(self) -> None:
         """Let it finish the tickets it has and end."""

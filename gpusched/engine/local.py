@@ -2,14 +2,14 @@
 
 Every run goes through these phases, seen from here:
 
-    ASKED     its ticket went to the fork server; nothing was heard yet
+    ASKED     its ticket went to the launcher (the fork server, or systemd); nothing was heard yet
     CLAIMED   a supervisor holds it and has not said that the job was started
     RUNNING   its job was started
     HAUNTED   its supervisor is gone without a result; what it left behind is being killed
     ENDED     its last event was handed out; kept until `forget`
 
 What happens is learned twice: at once from the event pipe, and for certain from the spool, which is read when
-a supervisor's pidfd says that it is gone, when the fork server is, and when a run is adopted.
+a supervisor's pidfd says that it is gone, when the launcher is, and when a run is adopted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from gpusched.engine import spool as files
 from gpusched.engine.codec import event_from, order_line, ticket_facts
 from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
-from gpusched.engine.launcher import Launcher
+from gpusched.engine.launcher import ForkServer, Launcher
 from gpusched.engine.remains import Lost, kill_remains
 from gpusched.engine.waking import Waker
 from gpusched.engine.watched import ALIVE, Members, Phase, Watched, Watchlist
-from gpusched.engine.wire import pack_ticket
 from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
@@ -47,8 +46,6 @@ from gpusched.ports import Clock
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 5.0
-"""A fork server that has not answered a ticket for so long is replaced."""
 CHECK_S = 1.0
 """Between looks at runs that were not heard of yet or that no pidfd watches."""
 SOON_S = 0.02
@@ -62,12 +59,21 @@ PIPE_BYTES = 1 << 20
 class LocalEngine:
     """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module."""
 
-    def __init__(self, spool_dir: str | os.PathLike[str], *, boot_id: str, clock: Clock) -> None:
-        """Make the spool and start the fork server.
+    def __init__(
+        self,
+        spool_dir: str | os.PathLike[str],
+        *,
+        boot_id: str,
+        clock: Clock,
+        launcher: Callable[[str, str, int], Launcher] = ForkServer,
+    ) -> None:
+        """Make the spool and start the launcher.
 
-        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses.
-        Raises: OSError when the spool cannot be made or the fork server not be started.
+        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; launcher: makes one, from
+        the spool, the boot id and the event pipe's end for writing.
+        Raises: OSError when the spool cannot be made or the launcher not be started.
         """
+        self._make_launcher = launcher
         self._spool = os.path.abspath(spool_dir)
         os.makedirs(self._spool, exist_ok=True)
         # A root daemon's users execute their scripts from here, and may list nothing.
@@ -130,7 +136,7 @@ class LocalEngine:
         try:
             server = self._need_server()
         except OSError as error:
-            self._never_start(tickets, f"the fork server cannot be started: {error.strerror}")
+            self._never_start(tickets, f"no supervisor can be started: {error.strerror}")
             return
         self._may_sweep = False
         for ticket in tickets:
@@ -139,8 +145,9 @@ class LocalEngine:
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 watched.adopted = ticket.adopt
                 self._runs.add(watched)
-                server.send(pack_ticket(ticket_facts(ticket, self._spool)))
+                server.send(ticket, ticket_facts(ticket, self._spool))
         self._flush(server)
+        self._take_refusals(server)
         self._waker.alarm_within(CHECK_S)
         self._waker.rearm()
 
@@ -255,18 +262,19 @@ class LocalEngine:
         if not self._events:
             self._waker.ready(max(0.0, until - time.monotonic()))
 
-    # --- the fork server ------------------------------------------------------------------------------
+    # --- the launcher ---------------------------------------------------------------------------------
 
     @property
     def server_pid(self) -> int | None:
-        """Process id of the fork server, for status reports."""
+        """Process id of the fork server; None when there is none."""
         return self._server.pid if self._server is not None else None
 
     def _need_server(self) -> Launcher:
         if self._server is None:
-            self._server = Launcher(self._spool, self._boot_id, self._pipe_write)
+            self._server = self._make_launcher(self._spool, self._boot_id, self._pipe_write)
             self._servers += 1
             self._waker.watch(self._server.fileno())
+            self._flush(self._server)
         return self._server
 
     def _never_start(self, tickets: Sequence[Ticket], detail: str) -> None:
@@ -284,23 +292,31 @@ class LocalEngine:
             self._waker.watch(server.fileno(), also_writable=not server.flush(), again=True)
 
     def _look_after_server(self, server: Launcher) -> None:
-        if server.is_gone():
+        gone = server.is_gone()
+        self._take_refusals(server)
+        if gone:
             self._drop_server()
         else:
             self._flush(server)
 
+    def _take_refusals(self, server: Launcher) -> None:
+        for run, detail in server.refusals():
+            watched = self._runs.get(run)
+            if watched is not None and watched.phase is Phase.ASKED:
+                log.error("run %s: %s", run, detail)
+                self._settle(watched, detail)
+
     def _drop_server(self) -> None:
-        """The fork server is gone or does not answer: settle what it was asked for. The next start makes one."""
+        """The launcher is gone or does not answer: settle what it was asked for. The next start makes one."""
         server = self._server
         assert server is not None
         self._waker.unwatch(server.fileno())
-        status = server.kill()
+        log.warning("%s", server.kill())
         self._server = None
-        log.warning("fork server %d ended with status %d", server.pid, status)
         self._read_pipe()
         for watched in self._runs:
             if watched.phase is Phase.ASKED:
-                self._settle(watched, "the fork server ended before it was started")
+                self._settle(watched, f"{server.name} was gone before it was started")
 
     # --- what became of a run -------------------------------------------------------------------------
 
@@ -485,6 +501,8 @@ class LocalEngine:
     def _look_by_clock(self) -> None:
         """Look after the runs that no descriptor tells about."""
         now = time.monotonic()
+        if self._server is not None:
+            self._look_after_server(self._server)
         for watched in self._runs:
             if watched.phase is Phase.ENDED:
                 continue
@@ -510,14 +528,14 @@ class LocalEngine:
     def _look_at_asked(self, watched: Watched, now: float) -> None:
         self._waker.alarm_within(CHECK_S)
         if watched.server != self._servers or self._server is None:
-            self._settle(watched, "the fork server ended before it was started")
+            self._settle(watched, "what was to start it was gone before it was started")
             return
         record = self._read(watched) if now - watched.since > CHECK_S else None
         if record is not None and record.pid is not None:
             # It was claimed, and the pipe was too full to say so.
             self._settle(watched, "")
-        elif now - watched.since > START_TIMEOUT_S:
-            log.error("fork server %d has not started run %s", self._server.pid, watched.run)
+        elif self._server.is_stuck(now - watched.since):
+            log.error("%s has not started run %s", self._server.name, watched.run)
             self._drop_server()
 
     def _exorcise(self) -> None:

@@ -7,7 +7,7 @@
     JOB.RUN.attach   socket of a run in the foreground, for its client
     JOB.RUN.checkpoint  touched by the job when it has saved its work
     JOB.RUN.progress how far the job is, by its own words
-    server.lock      share-locked by every fork server and every supervisor: by all who may claim
+    server.lock      share-locked by every fork server, every unit and every supervisor: by all who may claim
     engine.log       complaints of fork servers and supervisors
 
 Lines of a record, each complete only with its newline:
@@ -195,15 +195,15 @@ def revoke(spool: str, run: str) -> bool:
 
 
 def share_lock(spool: str) -> int:
-    """A share of the server lock, for a fork server to be: whoever inherits the descriptor may claim runs."""
-    fd = _open_lock(spool)
+    """A share of the server lock, for what launches supervisors: whoever inherits the descriptor may claim runs."""
+    fd = _open_lock(spool, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
 
 
 def is_server_gone(spool: str) -> bool:
     """Whether no fork server and no supervisor is left, so that no claim can come any more."""
-    fd = _open_lock(spool)
+    fd = _open_lock(spool, os.O_RDWR)
     try:
         return _try_lock(fd, fcntl.LOCK_EX)
     finally:
@@ -293,8 +293,8 @@ def _try_lock(fd: int, how: int) -> bool:
     return True
 
 
-def _open_lock(spool: str) -> int:
-    return os.open(f"{spool}/server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _open_lock(spool: str, how: int) -> int:
+    return os.open(f"{spool}/server.lock", how | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _read_all(fd: int) -> bytes:

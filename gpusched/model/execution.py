@@ -24,7 +24,7 @@ class Ticket:
     script: bytes | None
     """Text of the script; the engine keeps a copy of its own and executes that."""
     env: Mapping[str, str]
-    """The whole environment; the engine adds nothing."""
+    """The whole environment; the engine only adds what every account has and this lacks (HOME, USER, SHELL, ...)."""
     work_dir: str
     umask: int
     stdout_path: str
@@ -52,6 +52,8 @@ class Ticket:
     """Put an output file aside when it has grown to this size; None lets it grow."""
     log_keep: int = 3
     """How many of those put aside are kept."""
+    private_tmp: bool = False
+    """It has a /tmp and a /var/tmp of its own, where the engine can make them."""
     adopt: AdoptedProcess | None = None
     """Nothing is to be started: this process, which runs already, is the run from now on, with what is below it."""
 

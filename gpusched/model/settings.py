@@ -316,6 +316,11 @@ class DaemonSettings:
     log_level: str = setting("info", "`debug`, `info`, `warning` or `error`.")
     log_mib: float = setting(10.0, "Size at which the log is rotated, in MiB.")
     log_files: int = setting(3, "Rotated logs that are kept.")
+    launcher: str = setting(
+        "auto",
+        "What starts runs: `systemd` (each is a unit of its own; the system's daemon only), `fork` (a helper of the "
+        "daemon), or `auto`: systemd where it can.",
+    )
     drop_env: tuple[str, ...] = setting(
         (), "Name patterns (`*_TOKEN`) of variables that are not captured from the submitter."
     )

@@ -1,4 +1,4 @@
-"""What every engine must do, run over real processes and over simulated ones."""
+"""What every engine must do, run over real processes, over real ones in units of systemd, and over simulated ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, open_run
+from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, StandInBench, UnitBench, open_run
 from support import wait_until
 
 from gpusched.model.execution import (
@@ -32,8 +32,12 @@ SLEEPS = Does(lasts_s=FOREVER)
 STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
 
 
-@pytest.fixture(params=[LocalBench, SimulatedBench], ids=["local", "simulated"])
+@pytest.fixture(
+    params=[LocalBench, StandInBench, UnitBench, SimulatedBench], ids=["local", "stand-in", "systemd", "simulated"]
+)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param is UnitBench and (why := UnitBench.missing()):
+        pytest.skip(why)
     made: Bench = request.param(tmp_path)
     yield made
     made.close()

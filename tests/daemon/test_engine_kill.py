@@ -75,7 +75,7 @@ def test_tickets_that_died_with_the_fork_server_can_be_given_back(bench: LocalBe
 
 
 def test_a_fork_server_that_hangs_is_replaced(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.engine.local.START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gpusched.engine.launcher.START_TIMEOUT_S", 0.2)
     server = bench.engine.server_pid
     assert server is not None
     os.kill(server, signal.SIGSTOP)

@@ -1,0 +1,235 @@
+"""Runs as units, with a stand-in for systemd that misbehaves: nothing is lost, run twice, or waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_bench import ENDS, FOREVER, Does, StandInBench, open_run
+
+from gpusched.engine import choice, proctree
+from gpusched.engine.properties import Names
+from gpusched.errors import NotReady
+from gpusched.model.execution import RunEnded, RunNeverStarted, RunStarted, StopOrder
+
+SLEEPS = Does(lasts_s=FOREVER)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[StandInBench]:
+    made = StandInBench(tmp_path)
+    yield made
+    made.close()
+
+
+def never_started(bench: StandInBench, run: str) -> RunNeverStarted:
+    end = bench.until(run, *ENDS)
+    assert isinstance(end, RunNeverStarted), end
+    return end
+
+
+def test_what_systemd_refuses_was_never_started_and_says_why(bench: StandInBench) -> None:
+    bench.systemd.refuses = "Unit gpusched-1.1.service already exists."
+    bench.start("1.1")
+    detail = never_started(bench, "1.1").detail
+    assert detail == "systemd refused gpusched-1.1.service: Unit gpusched-1.1.service already exists."
+
+
+@pytest.mark.parametrize("result", ["failed", "canceled", "timeout", "dependency"])
+def test_a_unit_that_does_not_come_up_was_never_started_and_says_where_to_look(
+    bench: StandInBench, result: str
+) -> None:
+    bench.systemd.result = result
+    bench.start("1.1")
+    detail = never_started(bench, "1.1").detail
+    assert detail == f"systemd could not start gpusched-1.1.service ({result}); see: journalctl -u gpusched-1.1.service"
+
+
+def test_only_so_many_calls_are_open_at_once_and_all_are_made(bench: StandInBench) -> None:
+    bench.systemd.is_silent = True
+    bench.engine.start([bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 41)])
+    bench.wait(lambda: bench.systemd.most_open == 16)
+    bench.let_pass(0.2)
+    assert bench.systemd.most_open == 16
+    bench.systemd.release()
+    assert [bench.end_of(f"{job}.1").exit_code for job in range(1, 41)] == list(range(1, 41))
+
+
+def test_a_systemd_that_takes_its_time_is_not_waited_for(bench: StandInBench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.ready("1.1")
+    bench.systemd.is_silent = True
+    bench.start("2.1", Does(exit_code=2))
+    bench.wait(lambda: bench.systemd.most_open == 1)
+    began = time.monotonic()
+    assert bench.engine.events() == []
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    assert not bench.of("2.1")
+    assert time.monotonic() - began < 10
+    bench.systemd.release()
+    assert bench.end_of("2.1").exit_code == 2
+
+
+def test_a_bus_that_hangs_up_costs_no_run_and_none_is_started_twice(bench: StandInBench) -> None:
+    bench.start("1.1", SLEEPS)
+    first = bench.ready("1.1")
+    bench.systemd.is_silent = True
+    tickets = [bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(2, 32)]
+    bench.engine.start(tickets)
+    bench.wait(lambda: bench.systemd.most_open == 16)
+    bench.systemd.hang_up()
+    details = {never_started(bench, ticket.run).detail for ticket in tickets}
+    assert details == {"systemd was gone before it was started"}
+    # What it had been asked for before comes to life now, and finds that the run was given back.
+    bench.systemd.release()
+    bench.start("40.1", Does(exit_code=40))
+    assert bench.end_of("40.1").exit_code == 40
+    bench.wait(lambda: len(bench.systemd.started) == 1 + 16 + 1)
+    bench.let_pass(0.5)
+    assert not [event for ticket in tickets for event in bench.of(ticket.run) if isinstance(event, RunStarted)]
+    assert bench.of("1.1") == [first]
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+def test_a_call_whose_answer_was_lost_is_not_made_again(bench: StandInBench) -> None:
+    bench.systemd.is_silent = True
+    bench.start("1.1", SLEEPS)
+    bench.wait(lambda: bench.systemd.most_open == 1)
+    bench.restart()
+    bench.engine.adopt([open_run("1.1")])
+    never_started(bench, "1.1")
+    bench.engine.forget(["1.1"])
+    bench.systemd.release()
+    bench.wait(lambda: bench.systemd.started == ["gpusched-1.1.service"])
+    bench.start("2.1", Does(lasts_s=0.3))
+    bench.end_of("2.1")
+    assert not [event for event in bench.of("1.1") if isinstance(event, RunStarted)]
+    assert not bench.output("1.1")
+
+
+def test_a_systemd_that_never_answers_is_given_up(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusched.engine.units.SILENCE_S", 0.3)
+    bench.systemd.is_silent = True
+    bench.start("1.1")
+    assert never_started(bench, "1.1").detail == "systemd was gone before it was started"
+
+
+def test_a_bus_that_is_not_there_refuses_what_is_asked_of_it_and_serves_again_when_it_is(bench: StandInBench) -> None:
+    there = bench.systemd.path
+    away = there.with_name("away")
+    there.rename(away)
+    bench.systemd.hang_up()
+    bench.wait(lambda: bench.engine._server is None)
+    bench.start("1.1")
+    assert "no supervisor can be started" in never_started(bench, "1.1").detail
+    away.rename(there)
+    bench.start("1.2", Does(exit_code=5))
+    assert bench.end_of("1.2").exit_code == 5
+
+
+def test_a_supervisor_that_does_not_come_is_not_waited_for_for_ever(
+    bench: StandInBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpusched.engine.units.CLAIM_S", 0.2)
+    bench.systemd.starts_nothing = True
+    bench.start("1.1")
+    assert "did not come; see: journalctl -u gpusched-1.1.service" in never_started(bench, "1.1").detail
+
+
+def test_a_ticket_of_another_release_is_not_read(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusched.engine.unit.__version__", "0.0.9")
+    bench.start("1.1")
+    assert "upgraded from 0.0.9" in never_started(bench, "1.1").detail
+
+
+def test_nothing_that_a_user_wrote_is_in_a_unit(bench: StandInBench) -> None:
+    env = {"PATH": os.environ["PATH"], "SECRET": "%n $HOME hunter2"}
+    bench.start("1.1", argv=("sh", "-c", "exit 3", "$HOME %i hunter2"), env=env, user="hunter2")
+    assert bench.end_of("1.1").exit_code == 3
+    told = bench.systemd.properties["gpusched-1.1.service"]
+    assert told["Description"] == "run 1 of gpusched's job 1"
+    words = repr({name: value for name, value in told.items() if name != "Environment"})
+    assert "hunter2" not in words
+    assert str(bench.folder) not in words
+    assert all("hunter2" not in entry for entry in told["Environment"])
+
+
+def test_a_large_script_goes_over(bench: StandInBench) -> None:
+    script = b"#!/bin/sh\nexit 9\n#" + b"x" * (9 << 20)
+    bench.start("1.1", argv=(), script=script)
+    assert bench.end_of("1.1").exit_code == 9
+
+
+def test_a_revocation_stays_while_a_unit_may_still_claim(bench: StandInBench) -> None:
+    bench.systemd.is_silent = True
+    bench.start("1.1")
+    bench.wait(lambda: bench.systemd.most_open == 1)
+    for _ in range(2):
+        bench.restart()
+        bench.engine.adopt([])
+    bench.engine.close()
+    bench.engine = bench.make()
+    bench.engine.adopt([open_run("1.1")])
+    never_started(bench, "1.1")
+    bench.restart()
+    bench.engine.adopt([])
+    bench.systemd.release()
+    bench.wait(lambda: bench.systemd.started)
+    bench.let_pass(0.5)
+    assert not bench.output("1.1")
+
+
+def test_units_are_named_by_run_and_read_back() -> None:
+    names = Names("gpusched-0a1b")
+    assert names.unit("12.3") == "gpusched-0a1b-12.3.service"
+    assert names.run("gpusched-0a1b-12.3.service") == "12.3"
+    for other in ("gpusched-12.3.service", "gpusched-0a1b-12.service", "gpusched-0a1b-x.3.service", "gpusched.service"):
+        assert names.run(other) is None
+
+
+# --- which launcher ---------------------------------------------------------------------------------------
+
+
+def test_a_personal_daemon_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choice.choose("auto", is_system=False).kind == "fork"
+    assert choice.choose("fork", is_system=True).kind == "fork"
+    with pytest.raises(NotReady, match='launcher is "systemd", but this daemon is not the system\'s'):
+        choice.choose("systemd", is_system=False)
+
+
+def test_where_there_is_no_systemd_auto_forks_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "BOOTED", str(tmp_path / "nothing"))
+    assert choice.choose("auto", is_system=True).text == "fork server: PID 1 is not systemd"
+    with pytest.raises(NotReady, match="but PID 1 is not systemd"):
+        choice.choose("systemd", is_system=True)
+
+
+@pytest.mark.parametrize(("version", "kind"), [("252.39-1~deb12u2", "systemd"), ("219", "fork")])
+def test_systemd_is_asked_for_its_version(
+    bench: StandInBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kind: str
+) -> None:
+    bench.systemd.version = version
+    monkeypatch.setattr(choice, "BOOTED", str(tmp_path))
+    monkeypatch.setattr("gpusched.engine.bus.SYSTEM_BUS", str(bench.systemd.path))
+    assert choice.choose("auto", is_system=True).kind == kind
+
+
+def test_daemons_that_are_tried_out_have_units_of_their_own() -> None:
+    assert choice.names_of("").unit("1.1") == "gpusched-1.1.service"
+    assert choice.names_of("/tmp/a").unit("1.1") != choice.names_of("/tmp/b").unit("1.1")
+    assert choice.names_of("/tmp/a").slice == "gpusched.slice"
+
+
+def test_the_remains_of_a_killed_supervisor_are_ended(bench: StandInBench) -> None:
+    bench.start("1.1", SLEEPS)
+    started = bench.ready("1.1")
+    assert proctree.read_process(started.pid) is not None
+    os.kill(started.supervisor_pid, 9)
+    end = bench.until("1.1", *ENDS)
+    assert not isinstance(end, RunEnded)
+    bench.wait(lambda: not bench.processes())
