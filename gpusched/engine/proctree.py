@@ -131,16 +131,6 @@ def send(process: Process, number: int) -> bool:
     return True
 
 
-def signal_tree(root: int, number: int, spared: int | None = None) -> None:
-    """`signal_all` of what is below `root`."""
-    signal_all(lambda: descendants(root), number, spared)
-
-
-def freeze_tree(root: int) -> bool:
-    """`freeze_all` of what is below `root`."""
-    return freeze_all(lambda: descendants(root))
-
-
 def kill_tree(root: int) -> dict[int, Process]:
     """`kill_all` of what is below `root`."""
     return kill_all(lambda: descendants(root))
