@@ -32,11 +32,15 @@ async def why(request: web.Request) -> web.Response:
     reason = scheduler.reason_for(job)
     key = scheduler.world.class_of(job.id)
     parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
+    text = reason.text if reason else (job.reason_text or f"is {job.state}")
+    over = service.facts_of([job])(job).vram_over
+    if over is not None:
+        text = f"runs; {over}"
     document: dict[str, Any] = {
         "id": str(job.id),
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
-        "text": viewer.text(reason.text if reason else (job.reason_text or f"is {job.state}")),
+        "text": viewer.text(text),
         "facts": viewer.facts(plain(reason.facts)) if reason else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
         "position": scheduler.position(job) if key is not None else None,

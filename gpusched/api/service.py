@@ -248,13 +248,17 @@ class Service:
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler = self.scheduler
-        ranking = scheduler.ranking()
+        ranking, now = scheduler.ranking(), scheduler.now()
 
         def context(job: Job) -> JobContext:
+            run = runs.get(job.id)
+            is_open = run is not None and run.outcome is None
             return JobContext(
                 settings=self.settings,
                 node=scheduler.site.node,
-                run=runs.get(job.id),
+                run=run,
+                shares=scheduler.overuse.facts(run, scheduler.reading, self.settings) if run and is_open else {},
+                vram_over=scheduler.overuse.why(run, self.settings, now) if run and is_open else None,
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
                 progress=self.progress_of(job) if job.state in MOVING else None,
                 fallback_of=failed[job.spec.fallback_of].shown_id if job.spec.fallback_of in failed else None,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuState
+from gpusched.model.units import gpu_label
 from gpusched.policy.life.admin_alerting import News
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
@@ -44,5 +45,5 @@ class GpuWatch:
                     continue
                 what = "was lost" if event == "gpu_lost" else "is suspect"
                 why = (status.why or "see ginfo").removeprefix("lost: ").removeprefix(SUSPECT)
-                text = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {why}"
+                text = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid}) {what}: {why}"
                 yield News(event, text, node, gpu.uuid)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gpusched.model.execution import Ticket
+from gpusched.model.execution import Cage, Ticket
 from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
@@ -125,13 +125,13 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
 
 
 def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
-    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs.
+    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs. MIG has UUIDs only.
 
     The index is looked up at launch because it shifts when a card is lost; a card that has none now is
     named by UUID, which CUDA resolves or refuses, never mistakes.
     """
     indexes = [index_of.get(share.uuid) for share in run.gpus]
-    if form == "uuid" or None in indexes:
+    if form == "uuid" or None in indexes or any(share.uuid.startswith("MIG-") for share in run.gpus):
         return ",".join(share.uuid for share in run.gpus)
     return ",".join(str(index) for index in indexes)
 
@@ -265,6 +265,7 @@ def make_ticket(
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
+    cage: Cage | None = None,
 ) -> Ticket:
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
@@ -294,5 +295,7 @@ def make_ticket(
         checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
+        # What an adopted process was started in stays as it is.
+        cage=cage if spec.adopted is None else None,
         adopt=spec.adopted,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.cluster import GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import GpuShare
 
 Bookings = Sequence[tuple[str, GpuShare]]
@@ -72,6 +72,26 @@ def _slice_mib(share: GpuShare, total_mib: int) -> int:
     if share.vram_mib is not None:
         return share.vram_mib
     return total_mib if share.fraction is None else int(total_mib * share.fraction)
+
+
+def share_uses(sample: GpuSample, usage: Usage, booked: Bookings, total_mib: int | None) -> tuple[ShareUse, ...]:
+    """What each run that shares the card holds of it; a run with a whole card is left out.
+
+    Memory that nobody visible holds is laid to nobody's charge: it may be what an ended run has not given back yet.
+    Args: total_mib: bookable memory of the card.
+    """
+    found = []
+    seen: dict[str, int | None] = {run: None if sample.processes is None else 0 for run, _ in booked}
+    seen.update(usage.ours)
+    for run, share in booked:
+        if share.is_whole or total_mib is None:
+            continue
+        others = [mib for other, mib in seen.items() if other != run]
+        left_mib = None
+        if not sample.unified_memory and not usage.has_blind_spot and None not in others:
+            left_mib = max(0, total_mib - usage.visible_mib - sum(mib or 0 for mib in others))
+        found.append(ShareUse(run, sample.uuid, sample.index, _slice_mib(share, total_mib), seen[run], left_mib))
+    return tuple(found)
 
 
 def foreign_mib(usage: Usage, baseline_mib: int) -> int:
