@@ -142,7 +142,8 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
     found = []
     for gpu in reading.gpus:
         held = [process.vram_mib for process in gpu.processes or () if process.pid in tree]
-        if held:
+        # Of a card that MIG divides its instances are booked.
+        if held and not gpu.mig_enabled:
             known = [mib for mib in held if mib is not None]
             total_mib = None if gpu.vram_total_mib is None else gpu.vram_total_mib - gpu.vram_reserved_mib
             used_mib = sum(known) if len(known) == len(held) else None
