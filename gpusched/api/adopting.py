@@ -13,7 +13,7 @@ from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec
 from gpusched.daemon.access import is_admin
-from gpusched.daemon.adopting import Adopt, examine, wanted
+from gpusched.daemon.adopting import Adopt, check_is_no_job, examine, wanted
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
 
@@ -33,9 +33,10 @@ async def adopt(request: web.Request) -> web.Response:
     asked: dict[str, Any] = check_fields(body, {name: SPEC_FIELDS[name] for name in FIELDS})
     scheduler = service.scheduler
     settings = service.settings
-    found = examine(
-        pid, caller, is_admin(caller, settings), scheduler.engine, scheduler.reading, scheduler.host.boot_id
-    )
+    is_an_admin, reading, boot_id = is_admin(caller, settings), scheduler.reading, scheduler.host.boot_id
+    found = await service.work_out(lambda: examine(pid, caller, is_an_admin, reading, boot_id))
+    # Whose it is was checked: others are not told which job it is part of.
+    check_is_no_job(pid, scheduler.engine)
     payloads: dict[str, bytes] = {}
     spec = replace(read_spec(wanted(found, asked), settings, payloads), adopted=found.process)
     service.pace.submission(

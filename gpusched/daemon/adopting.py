@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.engine import proctree
-from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.cluster import GpuReading
-from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec
+from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_size_mib, printable
 from gpusched.policy.foreign import is_of_the_system
@@ -30,6 +30,7 @@ from .turn import Deed, Turn
 
 _LONGEST_COMMAND = 1 << 16
 """Bytes of a command line that are kept."""
+_MOST_PROCESSES = 4096
 _SEE = "see who is on a GPU with: ginfo --foreign"
 
 
@@ -77,10 +78,11 @@ class Adopt:
 # --- what there is ------------------------------------------------------------------------------
 
 
-def examine(
-    pid: int, caller: Caller, is_an_admin: bool, engine: Engine, reading: GpuReading | None, boot_id: str
-) -> Found:
-    """Read the process. Raises: NotFound, Forbidden, Refused."""
+def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> Found:
+    """Read the process and what is below it, which may be a lot: to be called on another thread.
+
+    Raises: NotFound, Forbidden, Refused.
+    """
     process = proctree.read_process(pid)
     uid = proctree.real_uid(pid)
     if process is None or uid is None or not process.is_alive:
@@ -101,15 +103,8 @@ def examine(
     tree = frozenset({pid, *below})
     if os.getpid() in tree:
         raise Refused(f"process {pid} is, or has started, the scheduler's daemon", _SEE)
-    owners = engine.owners(tree)
-    if pid in owners:
-        raise _is_job(pid, owners[pid])
-    if owners:
-        other = min(owners)
-        raise Refused(
-            f"process {other}, which process {pid} has started, is part of job {_job_of(owners[other])}",
-            f"see it with: gshow {_job_of(owners[other])}",
-        )
+    if len(tree) > _MOST_PROCESSES:
+        raise Refused(f"process {pid} has started more than {_MOST_PROCESSES} processes that still run", _SEE)
     cards = _cards(tree, reading, pid)
     own = [process for gpu in (reading.gpus if reading else ()) for process in gpu.processes or ()]
     if process.session == pid and pid not in {one.pid for one in own}:
@@ -157,12 +152,16 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
     raise Refused(f"neither process {pid} nor any that it has started is on a GPU", _SEE)
 
 
-def _is_job(pid: int, run: str) -> GpuschedError:
-    return Refused(f"process {pid} is part of job {_job_of(run)} already", f"see it with: gshow {_job_of(run)}")
+def check_is_no_job(pid: int, engine: Engine) -> None:
+    """Refuse a process that is part of a job. Raises: Refused."""
+    run = engine.owners([pid]).get(pid)
+    if run is not None:
+        raise _is_job(pid, str(split_run_id(run)[0]))
 
 
-def _job_of(run: str) -> str:
-    return run.partition(".")[0]
+def _is_job(pid: int, job: str, root: int | None = None) -> Refused:
+    what = f"process {pid}" if root is None else f"process {pid}, which process {root} has started,"
+    return Refused(f"{what} is part of job {job} already", f"see it with: gshow {job}")
 
 
 def _user_of(uid: int) -> str:
@@ -219,7 +218,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
         # They were when the process was looked at.
         raise Forbidden(f"process {found.process.pid} belongs to {found.user}, not to {caller.user}", _SEE)
     owner = Caller(found.uid, found.user, caller.pid)
-    _check_is_no_job(found, (turn.world.jobs[run.job_id] for run in turn.world.open_runs.values()))
+    _check_is_apart(found, (turn.world.jobs[run.job_id] for run in turn.world.open_runs.values()))
     check_room(1, owner, turn)
     check_nice(command.spec.nice, command.spec.queue, caller, settings)
     (spec,) = complete_all([command.spec], found.user, settings)
@@ -242,15 +241,17 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     return {"id": str(job.id), "gpus": [share.index for share in shares], "uuids": [share.uuid for share in shares]}
 
 
-def _check_is_no_job(found: Found, jobs: Iterable[Job]) -> None:
-    """The engine knows the others; two requests may have come at once."""
-    related = found.tree | found.above
+def _check_is_apart(found: Found, jobs: Iterable[Job]) -> None:
+    """Refuse what shares processes with an adopted job; two requests may have come at once. Raises: Refused."""
+    pid = found.process.pid
     for job in jobs:
         adopted = job.spec.adopted
-        if adopted is None or adopted.pid not in related:
+        if adopted is None or not proctree.lives(adopted.pid, adopted.start_ticks):
             continue
-        if proctree.lives(adopted.pid, adopted.start_ticks):
-            raise _is_job(found.process.pid, job.shown_id)
+        if adopted.pid == pid or adopted.pid in found.above:
+            raise _is_job(pid, job.shown_id)
+        if adopted.pid in found.tree:
+            raise _is_job(adopted.pid, job.shown_id, pid)
 
 
 def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found) -> GpuShare:
