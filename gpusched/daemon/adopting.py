@@ -78,11 +78,8 @@ class Adopt:
 # --- what there is ------------------------------------------------------------------------------
 
 
-def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> Found:
-    """Read the process and what is below it, which may be a lot: to be called on another thread.
-
-    Raises: NotFound, Forbidden, Refused.
-    """
+def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.Process, int, str]:
+    """The process with the uid and name of its owner. Raises: NotFound, Forbidden, Refused."""
     process = proctree.read_process(pid)
     uid = proctree.real_uid(pid)
     if process is None or uid is None or not process.is_alive:
@@ -94,6 +91,15 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
         )
     if uid != os.geteuid() and os.geteuid() != 0:
         raise Refused(f"process {pid} belongs to {user}, and this daemon can watch its own user's only", _SEE)
+    return process, uid, user
+
+
+def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> Found:
+    """Read the process and what is below it, which may be a lot: to be called on another thread.
+
+    Raises: NotFound, Forbidden, Refused.
+    """
+    process, uid, user = check_rights(pid, caller, is_an_admin)
     argv = _command(pid)
     if not argv:
         raise Refused(f"process {pid} ({printable(process.name)}) is one of the kernel's own", _SEE)

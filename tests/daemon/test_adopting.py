@@ -185,25 +185,30 @@ def test_a_slice_of_its_card_is_booked_when_that_is_asked_for(lab: Daemon, stran
 
 def test_who_cannot_be_adopted(lab: Daemon, strangers: Strangers) -> None:
     process, idle = strangers.start(), strangers.start()
-    leader = strangers.start(PARENT, stdout=subprocess.PIPE, start_new_session=True)
-    assert leader.stdout is not None
-    child = int(leader.stdout.readline())
-    stand_on(lab, strangers, 0, process.pid, os.getpid())
-    stand_on(lab, strangers, 1, child)
+    leader, child = with_a_child(strangers, start_new_session=True)
+    parent, other = with_a_child(strangers)
+    stand_on(lab, strangers, 0, process.pid)
+    stand_on(lab, strangers, 1, child, other)
     assert lab.process is not None
     gone = strangers.start("pass")
     gone.wait()
     assert refusal(lab, gone.pid) == f"there is no process {gone.pid}"
     assert refusal(lab, idle.pid) == f"neither process {idle.pid} nor any that it has started is on a GPU"
-    assert f"gpusched adopt {child}" in hint_of(lab, leader.pid)
+    assert f"gpusched adopt {child}" in hint_of(lab, leader)
     assert "is, or has started, the scheduler's daemon" in refusal(lab, lab.process.pid)
     assert "pid is 'x'" in refusal(lab, "x")
     assert "pid is 0" in refusal(lab, 0)
     assert "unknown field 'argv'" in refusal(lab, process.pid, argv=["x"])
     job = adopt(lab, process.pid)
     assert refusal(lab, process.pid) == f"process {process.pid} is part of job {job} already"
-    adopt(lab, child)
-    assert f"which process {leader.pid} has started, is part of job" in refusal(lab, leader.pid)
+    adopt(lab, other, vram_mib=15360)
+    assert f"process {other}, which process {parent} has started, is part of job" in refusal(lab, parent)
+
+
+def with_a_child(strangers: Strangers, **options: Any) -> tuple[int, int]:
+    process = strangers.start(PARENT, stdout=subprocess.PIPE, **options)
+    assert process.stdout is not None
+    return process.pid, int(process.stdout.readline())
 
 
 def hint_of(daemon: Daemon, pid: int) -> str:
