@@ -123,8 +123,8 @@ def _print_shared(gpus: list[dict[str, Any]]) -> None:
             printable(held["user"]),
             format_size_mib(gpu["vram_total_mib"] if held["vram_mib"] is None else held["vram_mib"]),
             format_size_mib(gpu["vram_used_mib"] if held["vram_mib"] is None else held["vram_used_mib"]),
-            gpu["enforcement"],
-            gpu["enforcement_why"],
+            held["enforcement"],
+            held["enforcement_why"],
         )
         for gpu in gpus
         for held in gpu["booked_by"]

@@ -65,6 +65,8 @@ def remark(sample: GpuSample) -> str | None:
     """What is worth a word and keeps nobody out."""
     if sample.remap_pending:
         return _waits_for_reset(sample)
+    if sample.mps is False and not sample.mig_enabled:
+        return "[gpu] mps_dir is set, but no MPS control daemon runs for it"
     return None
 
 

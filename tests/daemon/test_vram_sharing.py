@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from harness import Daemon
 from support import wait_until
+
+from gpusched.gpu.simulated import simulated_uuid
 
 CONFIG = """
 [gpu]
@@ -110,3 +114,30 @@ def test_what_nobody_knows_ends_nobody(make_daemon: Callable[..., Daemon], tmp_p
     )
     assert (daemon.state(job_id), told(daemon, job_id, "vram")) == ("RUNNING", [])
     write_gpus(gpus, {})
+
+
+def test_mps_is_named_only_where_its_daemon_really_runs(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy("/bin/sleep", program)
+    pipes = tmp_path / "mps" / simulated_uuid(0)
+    pipes.mkdir(parents=True)
+    control = subprocess.Popen([program, "1000"])
+    try:
+        (pipes / "nvidia-cuda-mps-control.pid").write_text(str(control.pid))
+        config = f'[gpu]\nmps_dir = "{tmp_path / "mps"}"\n[daemon]\npoll_s = 0.1\n'
+        daemon = make_daemon(fake_gpus="2x24GiB", config=config)
+        show = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"; sleep 1000'
+        under = daemon.submit("/bin/sh", "-c", show, vram_mib=4096, env={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"})
+        wide = daemon.submit("/bin/sh", "-c", show, vram_mib=4096, gpus=2)
+        for job_id in (under, wide):
+            wait_until(lambda job_id=job_id: bool(daemon.output(job_id)), what="the job to say what it has")
+        assert daemon.output(under) == f"{simulated_uuid(0)} {pipes} 0=4096M\n"
+        assert daemon.output(wide) == "0,1  \n"
+        assert [gpu["enforcement"] for gpu in daemon.job(under)["gpus"]] == ["MPS"]
+        assert [gpu["enforcement"] for gpu in daemon.job(wide)["gpus"]] == ["watched", "watched"]
+        assert [gpu["enforcement"] for gpu in daemon.call("GET", "/v1/cluster")["gpus"]] == ["MPS", "watched"]
+    finally:
+        control.kill()
+        control.wait()
+    wait_until(lambda: daemon.job(under)["gpus"][0]["enforcement"] == "watched", what="the loss of MPS to be seen")
+    assert "its MPS control daemon is gone" in daemon.job(under)["gpus"][0]["enforcement_why"]
