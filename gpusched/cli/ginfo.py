@@ -40,7 +40,9 @@ def body(words: list[str]) -> int:
     if values.get("json"):
         output.print_json(cluster)
     elif values.get("quiet"):
-        sys.stdout.write("".join(f"{gpu['node']}:{gpu['index']} {gpu['state']}\n" for gpu in cluster["gpus"]))
+        sys.stdout.write(
+            "".join(f"{gpu['node']}:{gpu_label(gpu['index'])} {gpu['state']}\n" for gpu in cluster["gpus"])
+        )
     else:
         _print(cluster)
         _print_queues(cluster)

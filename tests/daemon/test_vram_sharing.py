@@ -141,3 +141,36 @@ def test_mps_is_named_only_where_its_daemon_really_runs(make_daemon: Callable[..
         control.wait()
     wait_until(lambda: daemon.job(under)["gpus"][0]["enforcement"] == "watched", what="the loss of MPS to be seen")
     assert "its MPS control daemon is gone" in daemon.job(under)["gpus"][0]["enforcement_why"]
+
+
+def test_what_earlier_runs_used_is_told_of_the_next(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.json"
+    write_gpus(gpus, {})
+    daemon = make_daemon(fake_gpus=str(gpus), config=CONFIG)
+    ends = tmp_path / "ends"
+    line = ["/bin/sh", "-c", f"while [ ! -e {ends} ]; do sleep 0.05; done"]
+    jobs = [daemon.submit(*line, vram_mib=12288) for _ in range(3)]
+    sizes = [2048, 3072, 2560]
+    holders: dict[int, str | None] = {
+        daemon.pid_of(job_id): f"{mib}MiB" for job_id, mib in zip(jobs, sizes, strict=True)
+    }
+    write_gpus(gpus, holders)
+    wait_until(
+        lambda: [daemon.job(job_id)["gpus"][0]["vram_used_mib"] for job_id in jobs] == sizes, what="them to be seen"
+    )
+    ends.touch()
+    wait_until(lambda: all(daemon.job(job_id)["runs"][0]["outcome"] for job_id in jobs), what="them to end")
+    write_gpus(gpus, {})
+    assert [job["runs"][0]["peak_vram_mib"] for job in daemon.wait(*jobs)] == sizes
+    daemon.stop()
+    daemon.start()
+    spec = daemon.spec(*line, vram_mib=12288)
+    told = daemon.call("POST", "/v1/jobs", {"spec": spec, "dry_run": True})["dry_run"]["vram"]
+    assert told == {
+        "runs": 3,
+        "peak_mib": 3072,
+        "text": "its last 3 runs peaked at 3G of VRAM",
+        "proposal": "--vram 4G would do",
+    }
+    assert daemon.call("POST", "/v1/jobs", {"spec": spec, "advise": True})["vram"] == told
+    assert "vram" not in daemon.call("POST", "/v1/jobs", {"spec": spec})
