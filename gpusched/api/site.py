@@ -18,6 +18,7 @@ from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands
 from gpusched.daemon.access import check_admin
+from gpusched.daemon.caging import isolation
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
@@ -58,6 +59,7 @@ async def cluster(request: web.Request) -> web.Response:
             "gpu_error": node.gpu_error,
             "driver_version": reading.driver_version if reading else None,
             "notes": _notes(reading),
+            "isolation": isolation(scheduler.cager.isolation, service.settings.isolation),
         }
     ]
     queues, loans = queues_and_loans(viewer)

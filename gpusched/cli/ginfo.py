@@ -69,6 +69,7 @@ def _print(cluster: dict[str, Any]) -> None:
     ]
     output.print_table(("NODE", "STATE", "CPUS", "MEMORY", "LOAD", "AVAILABLE", "NOTE"), rows)
     for node in cluster["nodes"]:
+        sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
     gpus = [
@@ -107,6 +108,22 @@ def _print(cluster: dict[str, Any]) -> None:
     if foreign:
         sys.stdout.write("\nprocesses of no job:\n")
         output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
+
+
+def _limits(isolation: dict[str, Any]) -> str:
+    """What the kernel keeps runs to, why not to more, and whom it keeps off the GPUs."""
+    parts = [key for key in ("memory", "tasks") if isolation[key] == "cgroup"]
+    if isolation["cpus"] != "none":
+        parts.append("own processors" if isolation["cpus"] == "own" else "weight of processors")
+    if isolation["gpus"] == "device rule":
+        parts.append("GPUs")
+    if isolation["tmp"] == "own":
+        parts.append("/tmp")
+    why = "" if isolation["why_not"] is None else f" ({printable(isolation['why_not'])})"
+    if not parts:
+        return f"none, what they ask for is only booked{why}"
+    guard = ", ".join(map(printable, isolation["guard"]))
+    return f"{', '.join(parts)}{why}; kept off the GPUs: {guard or 'nobody else, see gpusched system guard'}"
 
 
 def _model(gpu: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpusched.model.cluster import Enforcement, GpuReading
-from gpusched.model.execution import Ticket
+from gpusched.model.execution import Cage, Ticket
 from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
@@ -300,6 +300,7 @@ def make_ticket(
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
+    cage: Cage | None = None,
 ) -> Ticket:
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
@@ -329,4 +330,5 @@ def make_ticket(
         checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
+        cage=cage,
     )

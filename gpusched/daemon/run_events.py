@@ -72,7 +72,8 @@ class RunEvents:
             run = self._with_meter(run)
             # A run that never started has left nothing on its cards.
             clean = not run.gpus or event.start_at is None
-            step = lifecycle.run_ended(job, run, event, turn.settings, turn.now, gpus_clean=clean)
+            more = partial(grow, turn=turn)
+            step = lifecycle.run_ended(job, run, event, turn.settings, turn.now, gpus_clean=clean, grow=more)
             self._close_run(turn, *step, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import signal
     from typing import Any
 
+    from gpusched.engine.cage import Box
     from gpusched.engine.streams import Streams
 else:
     import _signal as signal
@@ -25,10 +26,13 @@ RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
 
 
-def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) -> tuple[int, Logs]:
+def start(
+    ticket: dict[str, Any], spool: str, streams: Streams | None = None, box: Box | None = None
+) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
-    Changes this process's work dir. Args: streams: what it has in place of the log files and /dev/null.
+    Changes this process's work dir. Args: streams: what it has in place of the log files and /dev/null. box: entered
+    before anything of the job's runs.
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
@@ -52,7 +56,10 @@ def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) ->
             from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
 
             logs = RotatedLogs(logs, ticket, (ticket["user"], uid, gid) if foreign else None)
-        pid = _fork_as(ticket, argv, logs, uid, gid, streams) if foreign else _spawn(ticket, argv, logs, streams)
+        if foreign or box is not None:
+            pid = _fork_as(ticket, argv, logs, (uid, gid) if foreign else None, streams, box)
+        else:
+            pid = _spawn(ticket, argv, logs, streams)
     except LaunchError:
         logs.close()
         raise
@@ -167,7 +174,14 @@ def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams
         os.umask(before)
 
 
-def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid: int, streams: Streams | None) -> int:
+def _fork_as(
+    ticket: dict[str, Any],
+    argv: list[str],
+    logs: Logs,
+    identity: tuple[int, int] | None,
+    streams: Streams | None,
+    box: Box | None,
+) -> int:
     report, told = os.pipe()
     try:
         pid = os.fork()
@@ -178,9 +192,13 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
     if pid == 0:
         try:
             os.close(report)
-            os.initgroups(ticket["user"], gid)
-            os.setgid(gid)
-            os.setuid(uid)
+            if box is not None:
+                box.enter()
+            if identity is not None:
+                uid, gid = identity
+                os.initgroups(ticket["user"], gid)
+                os.setgid(gid)
+                os.setuid(uid)
             if streams is not None and streams.is_terminal:
                 os.setsid()
             else:

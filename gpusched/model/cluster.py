@@ -136,6 +136,31 @@ class HostSample:
     boot_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """One logical processor. Those with the same `core` share a physical one."""
+
+    id: int
+    core: int
+    numa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What the kernel keeps runs to on this machine, and what is only booked."""
+
+    launcher: str
+    """`systemd`: each run is a unit of its own. `fork`: the daemon's fork server starts them."""
+    is_limited: bool = False
+    """Memory, tasks and processors, by control groups."""
+    folder: str | None = None
+    """The control group in which runs have theirs; None: each has its own unit's."""
+    why_not: str | None = None
+    """Why nothing is limited; None when it is."""
+    why_not_devices: str | None = None
+    """Why the GPUs of others can be opened; None when they cannot."""
+
+
 class GpuState:
     """Words for a GPU's condition, as `ginfo` prints them."""
 

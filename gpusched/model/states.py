@@ -100,6 +100,8 @@ class ReasonCode(str, Enum):
     TIME_LIMIT = "TimeLimit"
     LEASE_EXPIRED = "LeaseExpired"
     OUT_OF_MEMORY = "OutOfMemory"
+    MEM_LIMIT = "MemoryLimit"
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     JOB_LAUNCH_FAILURE = "JobLaunchFailure"
     CANCELLED_BY_USER = "CancelledByUser"
     CLIENT_LOST = "ClientLost"

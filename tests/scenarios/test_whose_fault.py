@@ -92,6 +92,11 @@ def test_whose_fault_it_is_that_memory_ran_out(name: str) -> None:
     assert is_theirs or after is before
 
 
+def test_host_memory_that_ran_out_is_nothing_that_others_on_the_card_could_cause() -> None:
+    before = replace(ended(job(1), outcome=JobState.OUT_OF_MEMORY, lasted_s=3.0), reason=ReasonCode.MEM_LIMIT)
+    assert crowded_out(before, {CARD: 9000}, SETTINGS.early_s, 1024) is before
+
+
 # --- the first seconds ----------------------------------------------------------------------------
 
 
