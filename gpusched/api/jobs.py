@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from aiohttp import web
 
 from gpusched.api import validate
 from gpusched.api.again import read_resubmission
-from gpusched.api.arrays import resolve_tasks
+from gpusched.api.arrays import MOST_IDS, resolve_tasks
 from gpusched.api.foreground import foreground_json
 from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
@@ -26,6 +27,7 @@ from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.access import Act, Caller
 from gpusched.daemon.forecast import Forecast, forecast
 from gpusched.daemon.making import new_job
+from gpusched.daemon.pipelines import ResumePipeline
 from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
 from gpusched.model.job import Job
@@ -36,17 +38,57 @@ from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
+MOST_PARTS = 2_000_000
+EVENT_BYTES = 256
+"""What a line in a job's story takes."""
 
 
 async def read_body(request: web.Request) -> dict[str, Any]:
     """The request's JSON object. Raises: UsageError."""
     content = await whole_body(request)
+    if (parts := parts_of(content)) > MOST_PARTS:
+        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
     try:
         # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
         body = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
     return validate.read_object(body, "the request")
+
+
+Change = (
+    commands.Cancel
+    | commands.Hold
+    | commands.Release
+    | commands.Update
+    | yielding.Suspend
+    | yielding.Resume
+    | yielding.Requeue
+    | ResumePipeline
+)
+"""What is done to jobs that are there."""
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def parts_of(content: bytes) -> int:
+    """At most so many values are in a JSON text; each takes twenty times its bytes in memory, or more."""
+    parts = sum(map(content.count, (b",", b"[", b"{")))
+    if parts > MOST_PARTS:
+        # Those within texts, of which there may be any number, do not count.
+        parts = sum(map(_STRINGS.sub(b"", content).count, (b",", b"[", b"{")))
+    return parts
+
+
+async def change(service: Service, command: Change) -> dict[str, Any]:
+    """Have a command of one user applied, and count what it adds to the database. Raises: Refused."""
+    limit, caller = service.settings.limit, command.caller
+    service.pace.check_writing(caller, limit)
+    answer = await service.ask(command)
+    rows = sum(len(found) for found in answer.values() if isinstance(found, (list, dict)))
+    words = sum(len(repr(value)) for value in command.changes.values()) if isinstance(command, commands.Update) else 0
+    service.pace.written(caller, rows * (EVENT_BYTES + words), limit)
+    return answer
 
 
 def check_keys(body: dict[str, Any], *known: str) -> None:
@@ -76,6 +118,8 @@ async def submit(request: web.Request) -> web.Response:
             service.requests,
         )
     if body.get("dry_run"):
+        if not submission.specs:
+            raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
         planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
         return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)})
@@ -348,8 +392,8 @@ async def cancel(request: web.Request) -> web.Response:
     signal = body.get("signal")
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
         raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
-    answer = await service.ask(
-        commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
+    answer = await change(
+        service, commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
     )
     return respond(**answer)
 
@@ -366,12 +410,18 @@ def _words(body: dict[str, Any]) -> list[str]:
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
+    if len(value) > MOST_IDS:
+        raise UsageError(f"{len(value)} jobs are named; at most {MOST_IDS} are taken at once", "ask in parts")
     return list(map(str, value))
 
 
 def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
-    found = (job_id for word in _words(body) for job_id in service.named(word, caller, unfinished=True))
-    return list(dict.fromkeys(found))
+    found: dict[int, None] = {}
+    for word in _words(body):
+        found.update(dict.fromkeys(service.named(word, caller, unfinished=True)))
+        if len(found) > MOST_IDS and "_" in word:
+            raise UsageError(f"more than {MOST_IDS} tasks are named", "name whole arrays, or ask in parts")
+    return list(found)
 
 
 def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
@@ -385,14 +435,14 @@ async def hold(request: web.Request) -> web.Response:
     """POST /v1/jobs/hold"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
-    return respond(**await service.ask(commands.Hold(caller, _named_ids(service, body, caller))))
+    return respond(**await change(service, commands.Hold(caller, _named_ids(service, body, caller))))
 
 
 async def release(request: web.Request) -> web.Response:
     """POST /v1/jobs/release"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
-    return respond(**await service.ask(commands.Release(caller, _named_ids(service, body, caller))))
+    return respond(**await change(service, commands.Release(caller, _named_ids(service, body, caller))))
 
 
 async def _to_runs(
@@ -400,7 +450,7 @@ async def _to_runs(
 ) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
-    return respond(**await service.ask(command(caller, _named_ids(service, body, caller))))
+    return respond(**await change(service, command(caller, _named_ids(service, body, caller))))
 
 
 async def suspend(request: web.Request) -> web.Response:
@@ -423,7 +473,7 @@ async def update(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
     changes = validate.read_changes(with_task_ids(body.get("changes"), viewer_of(request)), service.settings)
-    return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
+    return respond(**await change(service, commands.Update(caller, _named_ids(service, body, caller), changes)))
 
 
 async def wait(request: web.Request) -> web.Response:

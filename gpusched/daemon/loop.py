@@ -14,7 +14,7 @@ from logging import getLogger
 from aiohttp import web
 
 from gpusched.api.gate import Gate
-from gpusched.api.server import gate_for
+from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.checkpoints import CheckpointKeeper
@@ -108,7 +108,9 @@ class Loop:
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
+        )
         await runner.setup()
         server: asyncio.Server | None = None
         try:

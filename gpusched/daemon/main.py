@@ -187,8 +187,8 @@ def _make_folders() -> None:
     os.chmod(paths.state_dir(), 0o711)
     os.chmod(os.path.dirname(paths.log_file()), 0o700)
     os.chmod(paths.runtime_dir(), 0o755)
-    # Each makes the folders of their own jobs, as in /tmp.
-    os.chmod(paths.checkpoint_dir(), 0o1777)
+    # Each may make the folders of their own jobs, as in /tmp, and nobody sees whose there are.
+    os.chmod(paths.checkpoint_dir(), 0o1733)
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.engine.spool import attach_path
-from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import (
@@ -342,7 +342,9 @@ class Scheduler:
         try:
             reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
-            log.error("the settings were not reloaded: %s", error.message)
+            if not isinstance(error, Forbidden):
+                # That one is in the record of refusals, where nobody can drown out what the log says.
+                log.error("the settings were not reloaded: %s", error.message)
             return error
         self.witness(Deed(command.caller, "reload", "the settings"))
         self.settings = reloaded.settings

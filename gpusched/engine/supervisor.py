@@ -14,7 +14,7 @@ import time
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
-from gpusched.engine.users import LaunchError
+from gpusched.engine.users import LaunchError, write_as
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
@@ -419,7 +419,8 @@ class Supervisor:
         job = self.run.partition(".")[0]
         at = time.strftime("%Y-%m-%dT%H:%M:%S")
         try:
-            os.write(self.logs.error, f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode())
+            line = f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode()
+            write_as(None if self.ticket["uid"] == os.geteuid() else self.ticket["uid"], self.logs.error, line)
         except OSError:
             # A full disk or an output that went away: the state says it too.
             pass
