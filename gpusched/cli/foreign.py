@@ -7,7 +7,7 @@ import time
 
 from gpusched.cli import output
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def show_foreign(values: Values) -> int:
         (*titles, "TOLD") if is_anybody_told else titles,
         [
             (
-                str(row["gpu"]),
+                gpu_label(row["gpu"]),
                 str(row["pid"]),
                 printable(row["user"] or "?"),
                 printable(row["name"] or "?", 28),

@@ -203,6 +203,7 @@ RULES: dict[str, Rule] = {
     "gpu.display_mib": _MIB,
     "gpu.foreign_peak_s": _WAIT,
     "gpu.share_headroom_mib": _MIB,
+    "gpu.mps_dir": Folder(),
     "gpu.vram_over": OneOf(("ignore", "warn", "kill")),
     "gpu.vram_over_mib": _MIB,
     # One reading alone may be a transient; nothing is done by it.

@@ -197,7 +197,8 @@ class Turn:
             if target == node.name:
                 return node.name
             for gpu in node.gpus:
-                names = (gpu.uuid, gpu_label(gpu.index), f"{node.name}:{gpu_label(gpu.index)}")
+                label = gpu_label(gpu.index)
+                names = (gpu.uuid, label, str(gpu.index), f"{node.name}:{label}", f"{node.name}:{gpu.index}")
                 if target in names or (len(target) >= 8 and gpu.uuid.startswith(target)):
                     matches.add(gpu.uuid)
         if len(matches) == 1:

@@ -97,6 +97,8 @@ class GpuSample:
     """Of a MIG instance: its GPU instance, by which its device files are found; None when unknown."""
     mig_ci: int | None = None
     """And its compute instance in that."""
+    mps: bool | None = None
+    """Whether an MPS control daemon runs for the card; None where MPS is not used."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open and are not in the driver's list; looked for only when memory is in use that
     the list does not explain."""

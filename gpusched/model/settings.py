@@ -138,6 +138,11 @@ class GpuSettings:
     )
     foreign_peak_s: float = setting(300.0, "Foreign memory counts at its peak over this many seconds.")
     share_headroom_mib: int = setting(512, "Memory of a shared card that is never booked, for CUDA contexts, in MiB.")
+    mps_dir: str | None = setting(
+        None,
+        "Folder with the pipes of one MPS control daemon for each GPU, by UUID; slices of one GPU are held to their "
+        "booking by MPS where that runs. Unset: MPS is not used.",
+    )
     vram_over: str = setting(
         "warn",
         "What becomes of a run that holds more of a shared card than it booked: `ignore`; `warn` tells its owner and "
