@@ -26,12 +26,14 @@ from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.access import Act, Caller
 from gpusched.daemon.forecast import Forecast, forecast
+from gpusched.daemon.making import new_job
 from gpusched.daemon.pipelines import ResumePipeline
 from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
 from gpusched.model.units import parse_pipeline_id, printable, split_ids
+from gpusched.policy.ahead import vram
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
@@ -102,7 +104,7 @@ async def submit(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     caller = viewer.caller
     body = await read_body(request)
-    check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit")
+    check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit", "advise")
     key_again = _key_again(body)
     origins: list[str] = []
     if "resubmit" in body:
@@ -119,7 +121,8 @@ async def submit(request: web.Request) -> web.Response:
         if not submission.specs:
             raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again), caller)
-        return respond(dry_run=_forecast(viewer, outlook))
+        planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
+        return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)})
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
@@ -129,8 +132,29 @@ async def submit(request: web.Request) -> web.Response:
         return respond(ids=answer["ids"])
     job = service.find(answer["ids"][0])
     # With a key one must be able to tell the job that was made from the one that was found.
-    found = {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
+    found: dict[str, Any] = (
+        {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
+    )
+    if body.get("advise") is True:
+        found["vram"] = _vram(service, job)
     return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found)
+
+
+def _vram(service: Service, job: Job) -> dict[str, Any] | None:
+    """What jobs like this one used of their GPUs, and what could be asked for instead; null when too few have ended."""
+    scheduler = service.scheduler
+    if not job.spec.request.gpus:
+        return None
+    scheduler.history.load_some()
+    seen = scheduler.history.vram_seen(job)
+    if seen is None:
+        return None
+    cards = [card for node in scheduler.nodes(scheduler.now()) for card in node.gpus]
+    return {
+        **plain(seen),
+        "text": vram.in_words(job.spec.request, seen),
+        "proposal": vram.proposal(job.spec.request, seen, cards, service.settings.gpu),
+    }
 
 
 def _key_again(body: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from gpusched.api.gate import Gate
 from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
@@ -78,6 +79,7 @@ class Loop:
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self.audit: Audit | None = None
+        self.bypassers: Bypassers | None = None
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -152,6 +154,7 @@ class Loop:
             return
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
         log.info("the machine is being shut down: %d runs are ended", len(self._scheduler.world.open_runs))
+        self._manager.still_at_it("the machine is being shut down")
         self._scheduler.go_down(grace_s)
         self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
         self.wake()
@@ -248,6 +251,8 @@ class Loop:
         self._activity.poll()
         self._clients.poll()
         self._checkpoints.poll()
+        if self.bypassers is not None:
+            self._guarded(self.bypassers.poll)
         self._poll_alerts()
         self._poll_shutdown()
         self._show_status()
@@ -258,6 +263,8 @@ class Loop:
         self.wake()
         wait_s = settings.poll_s
         if self._scheduler.awaits_release:
+            wait_s = min(wait_s, _RELEASE_POLL_S)
+        if self._farewell is not None:
             wait_s = min(wait_s, _RELEASE_POLL_S)
         if self._manager.watchdog_s is not None:
             wait_s = min(wait_s, self._manager.watchdog_s / 4)

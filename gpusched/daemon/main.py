@@ -23,6 +23,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import Loaded, load_settings
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
@@ -336,6 +337,8 @@ async def _loop(
     service.serves_all = True
     service.audit = loop.audit = audit = Audit(folder, time.time, lambda: scheduler.settings.access)
     scheduler.witness = audit.witness
+    service.bypassers = loop.bypassers = Bypassers(scheduler)
+    dispatcher.listeners.append(loop.bypassers.heard)
     _allow_connections(scheduler.settings.limit.connections)
     try:
         await loop.run(build_app(service), paths.socket_path(), report.ready, serves_all=True)
@@ -354,7 +357,7 @@ def _allow_connections(connections: int) -> None:
 
 
 def _facts(unit: str | None, launcher: str) -> dict[str, object]:
-    in_journal = unit is not None and writes_to_journal()
+    journal = journal_command(unit, is_system=paths.is_system())
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -365,7 +368,7 @@ def _facts(unit: str | None, launcher: str) -> dict[str, object]:
         "database": paths.database(),
         "spool": paths.spool_dir(),
         "launcher": launcher,
-        "log": journal_command(unit, is_system=paths.is_system()) if in_journal else paths.log_file(),
+        "log": journal if writes_to_journal() else paths.log_file(),
         "unit": unit,
         "config": paths.config_file(),
     }

@@ -53,7 +53,7 @@ from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
 from .history import Estimates, History
 from .idling import IdleWatch
-from .launch import Site, checkpoint_folder, make_ticket, output_paths
+from .launch import Site, checkpoint_folder, make_ticket, output_paths, with_limit
 from .meters import Meters
 from .overuse import OveruseWatch
 from .past import past_environment
@@ -398,6 +398,7 @@ class Scheduler:
                     break
                 launches += more
             self._look_again = False
+        launches = turn.adopted + launches
         self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
@@ -513,9 +514,8 @@ class Scheduler:
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
-                job, run, story = lifecycle.start_run(
-                    job, start.placement, self._boot_id, turn.now, stdout_path, stderr_path
-                )
+                placement = with_limit(start.placement, self._reading, self.settings)
+                job, run, story = lifecycle.start_run(job, placement, self._boot_id, turn.now, stdout_path, stderr_path)
                 turn.put(job, run, (*story, *self._kept_to(job, run)))
                 launches.append((job, run))
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:

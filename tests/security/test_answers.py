@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import warnings
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,9 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
         app = build_app(Service(Lab().scheduler, wake=lambda: None, stop=lambda: None, facts={}))
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
-        gate = gate_for(app, runner)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            gate = gate_for(app, runner)
         listener = await asyncio.get_running_loop().create_unix_server(gate, path)
         held = []
         for _ in range(60):
@@ -40,7 +44,7 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
             await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         said = [await loop.sock_recv(sock, 4096) for sock in held]
-        unread = gate.unread_of(server_uid())
+        unread = gate.unread_of(os.getuid())
         for sock in held:
             sock.close()
         listener.close()
@@ -53,10 +57,3 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
     assert heads.count(b"HTTP/1.1 429 Too Many Requests") > 2
     assert unread <= 1 << 20
     assert any(b"are not taken in" in answer for answer in said)
-
-
-def server_uid() -> int:
-    """Whose connections these are."""
-    import os
-
-    return os.getuid()
