@@ -195,7 +195,9 @@ def _make_folders() -> None:
 
 
 def _read_settings() -> Loaded:
-    """The settings as they are in the file now. Raises: SettingsError."""
+    """The settings as they are in the file now. Raises: SettingsError; NotReady for a file that others may write."""
+    if paths.is_system():
+        _check_trusted(paths.config_file())
     loaded = load_settings(paths.config_file(), os.environ)
     limit = loaded.settings.limit
     if not paths.is_system() or limit.running_per_user is not None:
@@ -203,6 +205,20 @@ def _read_settings() -> Loaded:
     # Whoever asks for no core could otherwise have a hundred thousand supervisors of root's.
     limit = replace(limit, running_per_user=RUNNING_PER_USER)
     return replace(loaded, settings=replace(loaded.settings, limit=limit))
+
+
+def _check_trusted(file: str) -> None:
+    """Refuse settings that somebody other than root may write: what they say runs as root."""
+    for path in (file, os.path.dirname(file)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            raise NotReady(
+                f"{path} can be written to by others than root, and the daemon of root does what it says",
+                f"chown root {path} && chmod go-w {path}",
+            )
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:

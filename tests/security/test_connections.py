@@ -177,11 +177,12 @@ def test_questions_and_waits_are_bounded(make: Any) -> None:
         assert works(ann) < 30
     finally:
         crowd.leave()
+    bob.call("POST", "/v1/jobs/cancel", {"ids": [array]})
     spec = {"spec": {"argv": ["/bin/true"], "work_dir": "/tmp", "gpus": 1}, "dry_run": True}
     body = json.dumps(spec)
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     ann.submit("/bin/sleep", "600", gpus=2)
-    ann.call("POST", "/v1/jobs", {"spec": {**spec["spec"], "stdout": "/dev/null"}, "batch": ["sleep 600"] * 300})
+    ann.call("POST", "/v1/jobs", {"spec": {**spec["spec"], "stdout": "/dev/null"}, "batch": ["sleep 600"] * 60})
     crowd = Crowd(daemon.socket, BOB, [(head + body).encode()], 100)
     try:
         assert works(ann) < SOON_S
