@@ -86,7 +86,6 @@ def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
         assert "--time" in wrong.err
         assert "ExitUnknown" not in crowded.ok("gshow", "1")
         for words in (
-            ("glogs", "1"),
             ("ghist", "--usage"),
             ("ghist", "--efficiency"),
             ("gq", "--priority"),
