@@ -1,10 +1,11 @@
-"""Answers that a user asks for and does not take in: they are in the daemon's memory, and bounded."""
+"""Answers that a user asks for, and does not take in or has to be thought about: they are bounded."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from lab import Lab
 
 from gpusched.api import server
 from gpusched.api.server import build_app, gate_for
-from gpusched.api.service import Service
+from gpusched.api.service import MOST_QUESTIONS, Service
+from gpusched.daemon.access import Caller
+from gpusched.errors import TooMany
 
 ASKED = b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -55,3 +58,27 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
     assert heads.count(b"HTTP/1.1 429 Too Many Requests") > 2
     assert unread <= 1 << 20
     assert any(b"are not taken in" in answer for answer in said)
+
+
+def test_questions_that_take_long_are_bounded() -> None:
+    service = Service(Lab().scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    ann, bob = Caller(4242, "ann"), Caller(4243, "bob")
+    done = threading.Event()
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(service.work_out(done.wait, ann)) for _ in range(MOST_QUESTIONS)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooMany, match=f"ann has {MOST_QUESTIONS} questions about what is to come open"):
+            await service.work_out(done.wait, ann)
+        other = loop.create_task(service.work_out(done.wait, bob))
+        await asyncio.sleep(0)
+        done.set()
+        assert await asyncio.gather(*asked, other) == [True] * (MOST_QUESTIONS + 1)
+        assert await service.work_out(done.wait, ann)
+        assert service.thinking == {}
+
+    try:
+        asyncio.run(ask())
+    finally:
+        service.thinker.shutdown()

@@ -52,8 +52,8 @@ def test_no_header_and_no_field_says_who_asks(make: Any) -> None:
                 status, _ = asked(sock, "POST", "/v1/jobs/cancel", {"ids": [job]}, claim)
                 found.append(str(status))
             for name, value in (("user", "root"), ("uid", 0), ("owner", ANN), ("account_uid", 0)):
-                for body in ({"spec": {**SPEC, name: value}}, {"spec": SPEC, name: value}):
-                    found.append(str(asked(sock, "POST", "/v1/jobs", body)[0]))
+                bodies = ({"spec": {**SPEC, name: value}}, {"spec": SPEC, name: value})
+                found += [str(asked(sock, "POST", "/v1/jobs", body)[0]) for body in bodies]
                 found.append(str(asked(sock, "POST", "/v1/jobs/cancel", {"ids": [job], name: value})[0]))
                 found.append(str(asked(sock, "POST", "/v1/jobs/hold", {"ids": [job], name: value})[0]))
             queries = ("?user=root", "?uid=0", f"?as={ANN}")
