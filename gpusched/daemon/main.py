@@ -210,7 +210,9 @@ def _serve(settings: Settings, report: _Report) -> None:
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-        engine = LocalEngine(paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make)
+        engine = LocalEngine(
+            paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make, pam=paths.is_system()
+        )
         scheduler = Scheduler(
             store=store,
             engine=engine,

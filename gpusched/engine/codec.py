@@ -23,7 +23,7 @@ from gpusched.model.execution import (
 )
 
 
-def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
+def ticket_facts(ticket: Ticket, spool: str, pam: bool = False) -> dict[str, Any]:
     """A ticket in built-in types. Its environment also says which run it is, by which its processes are found."""
     notice = ticket.notice
     foreground = ticket.interactive
@@ -66,6 +66,7 @@ def ticket_facts(ticket: Ticket, spool: str) -> dict[str, Any]:
         "checkpoint_dir": ticket.checkpoint_dir,
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,
+        "pam": pam,
     }
 
 

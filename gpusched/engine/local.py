@@ -66,6 +66,7 @@ class LocalEngine:
         boot_id: str,
         clock: Clock,
         launcher: Callable[[str, str, int], Launcher] = ForkServer,
+        pam: bool = False,
     ) -> None:
         """Make the spool and start the launcher.
 
@@ -74,6 +75,7 @@ class LocalEngine:
         Raises: OSError when the spool cannot be made or the launcher not be started.
         """
         self._make_launcher = launcher
+        self._pam = pam
         self._spool = os.path.abspath(spool_dir)
         os.makedirs(self._spool, exist_ok=True)
         # A root daemon's users execute their scripts from here, and may list nothing.
@@ -143,7 +145,7 @@ class LocalEngine:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 self._runs.add(watched)
-                server.send(ticket, ticket_facts(ticket, self._spool))
+                server.send(ticket, ticket_facts(ticket, self._spool, self._pam))
         self._flush(server)
         self._take_refusals(server)
         self._waker.alarm_within(CHECK_S)
