@@ -180,8 +180,11 @@ class LocalEngine:
             for watched in gone:
                 if watched.phase is not Phase.ENDED:
                     self._supervisor_gone(watched)
-            if self._server is not None and self._server.fileno() in ready:
-                self._look_after_server(self._server)
+            server = self._server
+            if server is not None and server.fileno() in ready:
+                self._look_after_server(server)
+            elif server is not None:
+                self._flush(server)
         if self._waker.take_alarm():
             self._look_by_clock()
         self._waker.rearm()
@@ -299,6 +302,10 @@ class LocalEngine:
                 log.error("run %s: %s", run, detail)
                 self._settle(watched, detail)
 
+    def _heard(self, watched: Watched) -> None:
+        if self._server is not None:
+            self._server.heard(watched.run)
+
     def _drop_server(self) -> None:
         """The launcher is gone or does not answer: settle what it was asked for. The next start makes one."""
         server = self._server
@@ -316,6 +323,7 @@ class LocalEngine:
     def _settle(self, watched: Watched, detail: str) -> None:
         """Learn from the spool where a run is; one that nobody claimed is revoked."""
         run = watched.run
+        self._heard(watched)
         try:
             record = files.read_record(self._spool, run)
             if record is None and watched.supervisor is not None:
@@ -465,6 +473,8 @@ class LocalEngine:
             if watched.phase is Phase.ASKED:
                 self._settle(watched, facts["detail"])
             return
+        if watched.phase is Phase.ASKED:
+            self._heard(watched)
         event = event_from(facts)
         if isinstance(event, RunEnded):
             self._end(watched, event)
