@@ -119,9 +119,10 @@ class Client:
             reach(sock, self.socket_path)
         except OSError as error:
             sock.close()
+            is_system = self.socket_path == paths.SYSTEM_SOCKET
             raise errors.DaemonUnreachable(
                 f"no daemon answers on {self.socket_path}: {error.strerror}",
-                "see what is wrong with: gpusched doctor",
+                f"see what is wrong with: {'systemctl status gpusched' if is_system else 'gpusched doctor'}",
             ) from None
         self._socket = sock
 
@@ -191,7 +192,7 @@ def chosen_socket() -> tuple[str, bool]:
     chosen = os.environ.get("GPUSCHED_SOCKET")
     if chosen:
         return os.path.abspath(chosen), False
-    if paths.home() is None and os.path.exists(paths.SYSTEM_SOCKET):
+    if paths.finds_system():
         return paths.SYSTEM_SOCKET, False
     return paths.socket_path(), True
 
@@ -199,19 +200,36 @@ def chosen_socket() -> tuple[str, bool]:
 def connect(autostart: bool = True) -> Client:
     """A connected client: GPUSCHED_SOCKET, else the system's daemon, else the personal one.
 
-    The personal daemon is started when it is not there. Raises: DaemonUnreachable, or what the daemon
-    says when it cannot start.
+    The personal daemon is started when it is not there, the system's is waited for while it restarts.
+    Raises: DaemonUnreachable, or what the daemon says when it cannot start.
     """
     socket_path, is_personal = chosen_socket()
     client = Client(socket_path)
     try:
         client.open()
     except errors.DaemonUnreachable:
-        if not (autostart and is_personal):
+        if not autostart:
             raise
-        start_daemon()
-        client.open()
+        if is_personal:
+            start_daemon()
+            client.open()
+        else:
+            _await_system(client)
     return client
+
+
+def _await_system(client: Client) -> None:
+    """Connect to a system's daemon that is being restarted. Raises: DaemonUnreachable, at once if it was stopped."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            client.open()
+            return
+        except errors.DaemonUnreachable:
+            is_away = client.socket_path == paths.SYSTEM_SOCKET and paths.is_coming_back()
+            if not is_away or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def start_daemon() -> bool:

@@ -10,6 +10,7 @@ import os
 SYSTEM_CONFIG = "/etc/gpusched"
 SYSTEM_STATE = "/var/lib/gpusched"
 SYSTEM_SOCKET = "/run/gpusched/api.sock"
+SYSTEM_UNIT = "/etc/systemd/system/gpusched.service"
 
 _root: str | None = None
 """Set in a system daemon, and in nothing else: what its paths begin with, empty for the machine's own root."""
@@ -32,8 +33,28 @@ def system_root() -> str:
 
 
 def finds_system() -> bool:
-    """Whether commands talk to the system's daemon: its socket is there, and no variable says otherwise."""
-    return not os.environ.get("GPUSCHED_SOCKET") and home() is None and os.path.exists(SYSTEM_SOCKET)
+    """Whether commands talk to the system's daemon: it runs or is installed, and no variable says otherwise.
+
+    Who has it installed must not get a daemon of their own while it is restarted.
+    """
+    if os.environ.get("GPUSCHED_SOCKET") or home() is not None:
+        return False
+    return os.path.exists(SYSTEM_SOCKET) or os.path.lexists(SYSTEM_UNIT)
+
+
+def is_coming_back() -> bool:
+    """Whether the system's daemon is away for a moment: systemd keeps its folder over a restart, not over a stop."""
+    return os.path.isdir(os.path.dirname(SYSTEM_SOCKET))
+
+
+def start_command() -> str:
+    """What starts the daemon that commands talk to."""
+    return "sudo systemctl start gpusched" if finds_system() else "gpusched daemon start"
+
+
+def stop_command() -> str:
+    """What stops it."""
+    return "sudo systemctl stop gpusched" if finds_system() else "gpusched daemon stop"
 
 
 def home() -> str | None:

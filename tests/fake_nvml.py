@@ -54,6 +54,14 @@ class FakeDevice:
     links: dict[int, str | None] = field(default_factory=dict)
     """Link -> UUID at its far end (`switch` for a switch); None for one that is down. None at all: no NVLink."""
     numa: tuple[int, ...] | None = None
+    instances: list[FakeDevice | None] = field(default_factory=list)
+    """MIG instances by slot; None for an empty one."""
+    gi: int = 0
+    ci: int = 0
+    slices: tuple[int, int] = (1, 1)
+    """Of a MIG instance: slices of its GPU instance and of its compute instance."""
+    gone: bool = False
+    """Of a MIG instance: it was removed, and its handle means nothing any more."""
     codes: dict[str, int] = field(default_factory=dict)
 
 
@@ -97,6 +105,15 @@ class FakeNvml:
                 int(gpu.mig),
                 int(gpu.mig if gpu.mig_pending is None else gpu.mig_pending),
             ],
+            "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
+            "nvmlDeviceGetMigDeviceHandleByIndex": _instance,
+            "nvmlDeviceGetGpuInstanceId": lambda gpu: gpu.gi,
+            "nvmlDeviceGetComputeInstanceId": lambda gpu: gpu.ci,
+            "nvmlDeviceGetAttributes_v2": lambda gpu: SimpleNamespace(
+                gpuInstanceSliceCount=gpu.slices[0],
+                computeInstanceSliceCount=gpu.slices[1],
+                memorySizeMB=gpu.total_mib,
+            ),
             "nvmlDeviceGetTotalEccErrors": _ecc,
             "nvmlDeviceGetRemappedRows": lambda gpu: _told(gpu.rows),
             "nvmlDeviceGetRetiredPagesPendingStatus": lambda gpu: _told(gpu.pages_pending),
@@ -131,6 +148,8 @@ class FakeNvml:
         if not self.is_initialised:
             raise NVMLError(1)
         code = self.codes.get(name) or (gpu.codes.get(name) if gpu else None)
+        if gpu is not None and gpu.gone:
+            code = 2
         if gpu is not None and gpu.lost:
             code = 15
         if code:
@@ -194,6 +213,13 @@ def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:
     for node in gpu.numa:
         mask[node // 64] |= 1 << node % 64
     return mask
+
+
+def _instance(gpu: FakeDevice, slot: int) -> FakeDevice:
+    found = gpu.instances[slot] if slot < len(gpu.instances) else None
+    if found is None:
+        raise NVMLError(6)
+    return found
 
 
 def _told(value: Any) -> Any:

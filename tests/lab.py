@@ -56,6 +56,10 @@ class Lab:
         self.used: dict[int, int] = {}
         self.strangers: dict[int, int] = {}
         """Memory (MiB) that a process of no job uses, by GPU."""
+        self.held: dict[str, tuple[int, int | None]] = {}
+        """GPU and memory (MiB, None: not told) that a process of each of these runs holds."""
+        self.unlisted: set[int] = set()
+        """GPUs whose processes the driver does not list."""
         self.lost: set[int] = set()
         self.xids: dict[int, tuple[int, ...]] = {}
         """Faults of GPUs, told of in the next reading alone."""
@@ -97,10 +101,11 @@ class Lab:
                 index,
                 "A100",
                 vram_total_mib=81920,
-                vram_used_mib=self.used.get(index, 0) + self.strangers.get(index, 0),
+                vram_used_mib=self.used.get(index, 0)
+                + sum(process.vram_mib or 0 for process in self._processes(index)),
                 utilisation=self.load.get(index, 0.0),
                 memory_utilisation=self.load.get(index, 0.0),
-                processes=(GpuProcess(1, self.strangers[index]),) if index in self.strangers else (),
+                processes=None if index in self.unlisted else self._processes(index),
                 is_lost=index in self.lost,
                 error="the GPU is lost" if index in self.lost else None,
                 xids=(*(Xid(xid, self.clock.now()) for xid in self.xids.pop(index, ())), *self.logged.pop(index, ())),
@@ -109,6 +114,12 @@ class Lab:
             for index in range(self.gpus)
         )
         self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples, self.gpu_error))
+
+    def _processes(self, index: int) -> tuple[GpuProcess, ...]:
+        strangers = (GpuProcess(1, self.strangers[index]),) if index in self.strangers else ()
+        runs = self.scheduler.world.open_runs if self.held else {}
+        mine = [(runs[name].pid, mib) for name, (card, mib) in self.held.items() if name in runs and card == index]
+        return (*strangers, *(GpuProcess(pid, mib) for pid, mib in mine if pid is not None))
 
     def turn(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)

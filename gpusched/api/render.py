@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpusched.daemon.launch import output_paths
+from gpusched.daemon.overuse import ShareFacts
 from gpusched.daemon.progress import Shown
-from gpusched.model.job import Job, JobEvent, Request, Run
+from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
@@ -38,6 +39,10 @@ class JobContext:
     """The weighted factors that its priority is the sum of."""
     progress: Shown | None = None
     """How far its run is, if it says so and somebody has looked."""
+    shares: Mapping[str, ShareFacts] = field(default_factory=dict)
+    """By GPU UUID, what is known of the cards that its open run shares."""
+    vram_over: str | None = None
+    """A sentence when its run is known to hold more VRAM than it booked."""
     fallback_of: str | None = None
     """Of a fallback: the id of the failed job as people know it."""
 
@@ -48,10 +53,19 @@ JobFacts = Callable[[Job], JobContext]
 def _gpus(ctx: JobContext) -> list[dict[str, Any]]:
     if ctx.run is None:
         return []
-    return [
-        {"uuid": share.uuid, "index": share.index, "vram_mib": share.vram_mib, "fraction": share.fraction}
-        for share in ctx.run.gpus
-    ]
+    return [_gpu(share, ctx.shares.get(share.uuid)) for share in ctx.run.gpus]
+
+
+def _gpu(share: GpuShare, facts: ShareFacts | None) -> dict[str, Any]:
+    return {
+        "uuid": share.uuid,
+        "index": share.index,
+        "vram_mib": share.vram_mib,
+        "fraction": share.fraction,
+        "vram_used_mib": facts.used_mib if facts else None,
+        "enforcement": facts.enforcement if facts else None,
+        "enforcement_why": facts.enforcement_why if facts else None,
+    }
 
 
 def _reason(job: Job, ctx: JobContext) -> str | None:
@@ -142,6 +156,7 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "cpus": lambda job, ctx: job.spec.request.cpus,
     "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
     "idle_at": lambda job, ctx: ctx.run.idle_at if ctx.run and job.state is JobState.RUNNING else None,
+    "vram_over": lambda job, ctx: ctx.vram_over,
     "nodes": lambda job, ctx: job.spec.request.nodes,
     "gpus_per_node": lambda job, ctx: job.spec.request.gpus,
     "gpus_linked": lambda job, ctx: job.spec.request.is_linked,

@@ -52,11 +52,12 @@ ROUTES: tuple[Route, ...] = (
         "/v1/jobs",
         jobs.submit,
         "Record a job, one per batch line, or old ones again; with dry_run only say what would become of it.",
-        "job (with a key: existing, differs), ids or dry_run",
+        "job (with a key: existing, differs; with advise: vram), ids or dry_run",
         body={
             "spec": {"$ref": "#/components/schemas/Spec"},
             "batch": _STRINGS,
             "dry_run": {"type": "boolean"},
+            "advise": {"type": "boolean"},
             "key_again": {"type": "string", "enum": list(AGAIN)},
             "resubmit": _IDS["ids"],
         },

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpusched.api.arrays import task_ids
+from gpusched.api.arrays import MOST_IDS, task_ids
 from gpusched.api.pace import Pace
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
@@ -156,7 +156,12 @@ class Service:
 
     def job_ids(self, text: str, caller: Caller) -> list[int]:
         """A comma-separated list of ids, each once, in the order given."""
-        return list(dict.fromkeys(job_id for word in split_ids(text) for job_id in self.named(word, caller)))
+        found: dict[int, None] = {}
+        for word in split_ids(text):
+            found.update(dict.fromkeys(self.named(word, caller)))
+            if len(found) > MOST_IDS and "_" in word:
+                raise UsageError(f"more than {MOST_IDS} tasks are named", "name whole arrays, or ask in parts")
+        return list(found)
 
     def not_needed(self, text: str) -> list[str]:
         """Jobs of the pipelines among these ids that were left out because others went well."""
@@ -245,13 +250,17 @@ class Service:
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler = self.scheduler
-        ranking = scheduler.ranking()
+        ranking, now = scheduler.ranking(), scheduler.now()
 
         def context(job: Job) -> JobContext:
+            run = runs.get(job.id)
+            is_open = run is not None and run.outcome is None
             return JobContext(
                 settings=self.settings,
                 node=scheduler.site.node,
-                run=runs.get(job.id),
+                run=run,
+                shares=scheduler.overuse.facts(run, scheduler.reading, self.settings) if run and is_open else {},
+                vram_over=scheduler.overuse.why(run, self.settings, now) if run and is_open else None,
                 reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
                 progress=self.progress_of(job) if job.state in MOVING else None,
                 fallback_of=failed[job.spec.fallback_of].shown_id if job.spec.fallback_of in failed else None,

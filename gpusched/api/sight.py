@@ -30,7 +30,7 @@ PUBLIC = frozenset(
 MASKED: dict[str, Any] = {
     **dict.fromkeys(("name", "command", "work_dir", "submit_dir"), "-"),
     **dict.fromkeys(("reason_text", "priority_parts", "sweep", "dependency", "pipeline", "step", "key", "snapshot")),
-    **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at")),
+    **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at", "vram_over")),
     **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),
     "depends_on": [],
 }

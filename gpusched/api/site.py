@@ -18,11 +18,13 @@ from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands
 from gpusched.daemon.access import check_admin
+from gpusched.daemon.caging import isolation
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
-from gpusched.model.cluster import GpuReading, GpuView
+from gpusched.gpu.enforcement import enforcement
+from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, GpuView
 from gpusched.model.units import printable
 from gpusched.policy.life.blame import MEANINGS, is_hardware
 
@@ -57,6 +59,7 @@ async def cluster(request: web.Request) -> web.Response:
             "gpu_error": node.gpu_error,
             "driver_version": reading.driver_version if reading else None,
             "notes": _notes(reading),
+            "isolation": isolation(scheduler.cager.isolation, service.settings.isolation),
         }
     ]
     queues, loans = queues_and_loans(viewer)
@@ -76,6 +79,13 @@ def _notes(reading: GpuReading | None) -> list[str]:
     return [*reading.notes, *([reading.log_trouble] if reading.log_trouble else [])]
 
 
+_LIMIT = ("enforcement", "enforcement_why")
+
+
+def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tuple[str, str]:
+    return enforcement(sample, viewer.service.settings.gpu, limit)
+
+
 def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
     scheduler = viewer.service.scheduler
     world = scheduler.world
@@ -91,6 +101,8 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
     booked = view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
     if whole and view.vram_total_mib is None:
         booked = None
+    held = {use.run: use.used_mib for use in scheduler.tracker.shares().get(view.uuid, ())}
+    word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if sample and sample.mps else None)
     shown = [(run, share) for run, share in runs if viewer.sees(world.jobs[run.job_id])]
     return {
         "node": node,
@@ -102,6 +114,9 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
         "vram_total_mib": sample.vram_total_mib if sample else None,
         "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,
+        "vram_over_mib": view.over_mib,
+        "enforcement": word,
+        "enforcement_why": enforcement_why,
         "utilisation": sample.utilisation if sample else None,
         "temperature_c": sample.temperature_c if sample else None,
         "power_w": sample.power_w if sample else None,
@@ -111,6 +126,9 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
         "remap_failed": sample.remap_failed if sample else None,
         "mig": sample.mig_enabled if sample else None,
         "mig_pending": sample.mig_pending if sample else None,
+        "mig_instances": sample.mig_instances if sample else None,
+        "mig_parent": view.mig_parent,
+        "mig_profile": view.mig_profile,
         "link_group": view.link_group,
         "numa": view.numa,
         "pci_bus_id": sample.pci_bus_id if sample else None,
@@ -121,6 +139,8 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
                 "user": user_name(world.jobs[run.job_id].uid),
                 "vram_mib": share.vram_mib,
                 "fraction": share.fraction,
+                "vram_used_mib": held.get(run.id),
+                **dict(zip(_LIMIT, _limit_of(sample, viewer, share.limit), strict=True)),
             }
             for run, share in shown
         ],

@@ -13,8 +13,9 @@ import typer
 
 from gpusched import __version__, paths
 from gpusched.cli import output
+from gpusched.cli.system import app as system_app
 from gpusched.client import connect, start_daemon
-from gpusched.errors import DaemonUnreachable, NotReady, UsageError, UserError
+from gpusched.errors import DaemonUnreachable, NotReady, Refused, UsageError, UserError
 from gpusched.model.units import format_duration, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
@@ -35,6 +36,7 @@ debug_app = typer.Typer(help="For bug reports.", no_args_is_help=True, rich_mark
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 app.add_typer(notify_app, name="notify")
+app.add_typer(system_app, name="system")
 app.add_typer(debug_app, name="debug")
 
 
@@ -164,6 +166,11 @@ def restore_command(
 @daemon_app.command("start")
 def daemon_start() -> None:
     """Start the personal daemon, if it does not run. The first gsub does it too."""
+    if paths.finds_system():
+        raise Refused(
+            "this machine has a scheduler for everybody, which systemd starts",
+            "start it with: sudo systemctl start gpusched; one of your own runs where GPUSCHED_HOME says",
+        )
     typer.echo("started" if start_daemon() else "runs already")
 
 
@@ -176,7 +183,13 @@ def daemon_stop() -> None:
         typer.echo("does not run")
         return
     with client:
-        pid = int(client.call("GET", "/v1/status")["daemon"]["pid"])
+        daemon = client.call("GET", "/v1/status")["daemon"]
+        pid = int(daemon["pid"])
+        if daemon.get("unit") and paths.finds_system():
+            raise Refused(
+                f"systemd keeps {daemon['unit']} running, and would start it again",
+                "stop it with: sudo systemctl stop gpusched; jobs go on",
+            )
         client.call("POST", "/v1/shutdown", {})
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{pid}") and _is_alive(pid):
@@ -200,7 +213,7 @@ def daemon_status(as_json: Json = False) -> None:
     try:
         client = connect(autostart=False)
     except DaemonUnreachable as error:
-        raise DaemonUnreachable(error.message, "start it with: gpusched daemon start") from None
+        raise DaemonUnreachable(error.message, f"start it with: {paths.start_command()}") from None
     with client:
         facts = client.call("GET", "/v1/status")
     if as_json:
@@ -345,6 +358,8 @@ def admin_help() -> dict[str, str]:
         ["config", "check"],
         ["notify", "test"],
         ["debug", "snapshot"],
+        ["system", "install"],
+        ["system", "uninstall"],
         ["demo"],
         ["version"],
     ):

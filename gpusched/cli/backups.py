@@ -11,7 +11,7 @@ from gpusched import paths
 from gpusched.api.identity import user_name
 from gpusched.cli import output
 from gpusched.engine.spool import runs_in
-from gpusched.errors import DaemonBusy
+from gpusched.errors import DaemonBusy, Forbidden
 from gpusched.model.units import printable
 from gpusched.policy.words import name_some
 from gpusched.store.backup import backup, restore
@@ -20,7 +20,8 @@ _NAMED = 20
 
 
 def make(file: str, as_json: bool) -> None:
-    """Copy the job table of this scheduler into a file, whether or not its daemon runs."""
+    """Copy the job table of this scheduler into a file, whether or not its daemon runs. Raises: Forbidden."""
+    _choose_table("gpusched backup")
     made = backup(paths.database(), file)
     if as_json:
         output.print_json(
@@ -34,8 +35,9 @@ def make(file: str, as_json: bool) -> None:
 def put_back(file: str, hold: bool, as_json: bool) -> None:
     """Put a backup in the place of the job table, while no daemon runs and none can start.
 
-    Raises: DaemonBusy when one runs.
+    Raises: DaemonBusy when one runs; Forbidden.
     """
+    _choose_table("gpusched restore")
     os.makedirs(paths.state_dir(), mode=0o700, exist_ok=True)
     lock = FileLock(paths.lock_file(), mode=0o600)
     try:
@@ -43,7 +45,7 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
     except Timeout:
         raise DaemonBusy(
             f"a daemon runs for {paths.state_dir()}, and would go on with the table that it knows",
-            "stop it first with: gpusched daemon stop; its jobs go on",
+            f"stop it first with: {paths.stop_command()}; its jobs go on",
         ) from None
     try:
         present = runs_in(paths.spool_dir()) if os.path.isdir(paths.spool_dir()) else set()
@@ -76,4 +78,13 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
         )
     if unknown:
         output.note("gpusched", f"not in the backup, and the daemon will end them: {name_some('run', unknown, _NAMED)}")
-    output.note("gpusched", "go on with: gpusched daemon start")
+    output.note("gpusched", f"go on with: {paths.start_command()}")
+
+
+def _choose_table(command: str) -> None:
+    """The table of the daemon that commands talk to; the system's is root's."""
+    if not paths.finds_system():
+        return
+    if os.geteuid() != 0:
+        raise Forbidden("the job table of this machine's scheduler is root's", f"ask as root: sudo {command} FILE")
+    paths.serve_system()

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched import __version__, paths
-from gpusched.cli.doctor_machine import advice, check, clock, control_groups, nvml, permissions, table_at_rest
+from gpusched.cli.doctor_machine import (
+    advice,
+    check,
+    clock,
+    control_groups,
+    nvml,
+    permissions,
+    service,
+    table_at_rest,
+)
 from gpusched.client import connect
 from gpusched.config import load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError
@@ -25,16 +34,21 @@ _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p"
 
 
 def examine() -> list[Check]:
-    """All checks, the client's own first, then those that only the daemon can make."""
+    """All checks, the client's own first, then those that only the daemon can make.
+
+    On a machine with a scheduler for everybody root looks at that one's files; others cannot, and need not.
+    """
+    is_system = paths.finds_system()
+    if is_system and os.geteuid() == 0:
+        paths.serve_system()
+    own: tuple[Callable[[], Check], ...] = (_folder, _file_system, _disk, permissions, _spool_executes)
+    if is_system:
+        own = (*own, service) if os.geteuid() == 0 else (_left_to_root, service)
     steps: tuple[Callable[[], Check], ...] = (
         _versions,
         _config,
         _targets,
-        _folder,
-        _file_system,
-        _disk,
-        permissions,
-        _spool_executes,
+        *own,
         control_groups,
         clock,
         _nvml_module,
@@ -47,14 +61,19 @@ def examine() -> list[Check]:
             facts = client.call("GET", "/v1/status")["daemon"]
             same = facts["version"] == __version__
             text = f"daemon {facts['version']} answers on {facts['socket']}"
-            hint = "restart it with: gpusched daemon stop && gpusched daemon start"
+            hint = "restart it with: " + (
+                "sudo systemctl restart gpusched" if is_system else "gpusched daemon stop && gpusched daemon start"
+            )
             checks.append(advice("daemon", same, text if same else f"{text}, but this is {__version__}", hint))
             checks.extend(client.call("GET", "/v1/doctor")["checks"])
     except DaemonUnreachable as error:
         chosen = os.environ.get("GPUSCHED_SOCKET")
-        text = error.message if chosen else "does not run; the first gsub starts it"
-        checks.append(check("daemon", not chosen, text, "unset GPUSCHED_SOCKET, or start that daemon"))
-        checks.append(table_at_rest())
+        text = error.message if chosen or is_system else "does not run; the first gsub starts it"
+        hint = "see why: journalctl -u gpusched; start it with: sudo systemctl start gpusched"
+        hint = "unset GPUSCHED_SOCKET, or start that daemon" if chosen else hint
+        checks.append(check("daemon", not (chosen or is_system), text, hint))
+        if not is_system or os.geteuid() == 0:
+            checks.append(table_at_rest())
     except GpuschedError as error:
         checks.append(check("daemon", False, error.message, error.hint))
     return checks
@@ -84,6 +103,10 @@ def _targets() -> Check:
     where = paths.notify_file()
     text = f"{where} is fine" if os.path.exists(where) else f"no {where}: --notify has nobody to tell"
     return advice("notify", True, text, "")
+
+
+def _left_to_root() -> Check:
+    return check("folders", True, "the files of this machine's scheduler are root's: sudo gpusched doctor looks there")
 
 
 def _nearest_existing(path: str) -> str:

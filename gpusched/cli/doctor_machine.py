@@ -17,6 +17,7 @@ from gpusched.store.look import look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     Check = dict[str, Any]
@@ -104,6 +105,38 @@ def permissions() -> Check:
             text = f"{path} can be read by others (mode {mode:o}), and may hold secrets"
             return advice("permissions", False, text, f"chmod go-rwx {path}")
     return check("permissions", True, "files are changed by their owner alone")
+
+
+def service() -> Check:
+    """Whether systemd starts the daemon with the machine, and has it running."""
+    if not os.path.isdir("/run/systemd/system"):
+        return check("service", True, "no systemd here: whoever started the daemon looks after it")
+    if not os.path.lexists(paths.SYSTEM_UNIT):
+        hint = "it does not come back after a reboot; install it with: sudo gpusched system install"
+        return advice("service", False, f"there is no {paths.SYSTEM_UNIT}", hint)
+    argv = ["systemctl", "show", "gpusched.service", "--property=ActiveState,UnitFileState,NRestarts"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return advice("service", False, "systemctl does not answer", "try: systemctl status gpusched")
+    facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    return judge_service(facts)
+
+
+def judge_service(facts: Mapping[str, str]) -> Check:
+    """Args: facts: properties of the unit by name, as `systemctl show` prints them."""
+    active, enabled = facts.get("ActiveState", ""), facts.get("UnitFileState", "")
+    if active not in ("active", "reloading"):
+        hint = "see why: journalctl -u gpusched; start it with: sudo systemctl start gpusched"
+        return check("service", False, f"gpusched.service is {active or 'unknown'}", hint)
+    if enabled != "enabled":
+        hint = "start it with the machine: sudo systemctl enable gpusched"
+        return advice("service", False, f"gpusched.service runs and is {enabled or 'not enabled'}", hint)
+    restarts = facts.get("NRestarts", "0")
+    if restarts not in ("", "0"):
+        hint = "see why: journalctl -u gpusched"
+        return advice("service", False, f"gpusched.service had to be started again {restarts} times", hint)
+    return check("service", True, "gpusched.service runs, and starts with the machine")
 
 
 def _name(uid: int) -> str:

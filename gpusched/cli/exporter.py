@@ -33,7 +33,7 @@ def read(form: str) -> str:
         with connect(autostart=False) as client:
             return _ask(client, form)
     except DaemonUnreachable as error:
-        raise DaemonUnreachable(error.message, "start it with: gpusched daemon start") from None
+        raise DaemonUnreachable(error.message, f"start it with: {paths.start_command()}") from None
 
 
 def _ask(client: Client, form: str) -> str:

@@ -6,7 +6,7 @@ import sys
 
 from gpusched.cli import output
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def show_foreign(values: Values) -> int:
         ("GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT"),
         [
             (
-                str(row["gpu"]),
+                gpu_label(row["gpu"]),
                 str(row["pid"]),
                 printable(row["user"] or "?"),
                 printable(row["name"] or "?", 28),

@@ -8,7 +8,7 @@ from gpusched.cli import output
 from gpusched.cli.options import ginfo_table
 from gpusched.cli.parse import parse
 from gpusched.client import connect
-from gpusched.model.units import format_size_mib, printable
+from gpusched.model.units import format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def body(words: list[str]) -> int:
     if values.get("json"):
         output.print_json(cluster)
     elif values.get("quiet"):
-        sys.stdout.write("".join(f"{gpu['node']}:{gpu['index']} {gpu['state']}\n" for gpu in cluster["gpus"]))
+        sys.stdout.write(
+            "".join(f"{gpu['node']}:{gpu_label(gpu['index'])} {gpu['state']}\n" for gpu in cluster["gpus"])
+        )
     else:
         _print(cluster)
         _print_queues(cluster)
@@ -67,12 +69,13 @@ def _print(cluster: dict[str, Any]) -> None:
     ]
     output.print_table(("NODE", "STATE", "CPUS", "MEMORY", "LOAD", "AVAILABLE", "NOTE"), rows)
     for node in cluster["nodes"]:
+        sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
     gpus = [
         (
-            str(gpu["index"]),
-            printable(gpu["name"], 28),
+            gpu_label(gpu["index"]),
+            _model(gpu),
             gpu["state"],
             _of(gpu["vram_used_mib"], gpu["vram_total_mib"]),
             format_size_mib(gpu["vram_booked_mib"]),
@@ -89,10 +92,11 @@ def _print(cluster: dict[str, Any]) -> None:
     sys.stdout.write("\n")
     titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
     output.print_table(titles, gpus, right=frozenset({0, 5, 6}))
+    _print_shared(cluster["gpus"])
     _print_faults(cluster["gpus"])
     foreign = [
         (
-            str(gpu["index"]),
+            gpu_label(gpu["index"]),
             str(process["pid"]),
             printable(process["user"] or "?"),
             format_size_mib(process["vram_mib"]),
@@ -106,6 +110,51 @@ def _print(cluster: dict[str, Any]) -> None:
         output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
 
 
+def _limits(isolation: dict[str, Any]) -> str:
+    """What the kernel keeps runs to, why not to more, and whom it keeps off the GPUs."""
+    parts = [key for key in ("memory", "tasks") if isolation[key] == "cgroup"]
+    if isolation["cpus"] != "none":
+        parts.append("own processors" if isolation["cpus"] == "own" else "weight of processors")
+    if isolation["gpus"] == "device rule":
+        parts.append("GPUs")
+    if isolation["tmp"] == "own":
+        parts.append("/tmp")
+    why = "" if isolation["why_not"] is None else f" ({printable(isolation['why_not'])})"
+    if not parts:
+        return f"none, what they ask for is only booked{why}"
+    guard = ", ".join(map(printable, isolation["guard"]))
+    return f"{', '.join(parts)}{why}; kept off the GPUs: {guard or 'nobody else, see gpusched system guard'}"
+
+
+def _model(gpu: dict[str, Any]) -> str:
+    """Its name; of a MIG instance what it is a part of, and which."""
+    if gpu["mig_profile"] is None:
+        return printable(gpu["name"], 28)
+    return printable(f"MIG {gpu['mig_profile']} of GPU {gpu_label(gpu['index']).partition(':')[0]}", 28)
+
+
+def _print_shared(gpus: list[dict[str, Any]]) -> None:
+    """Who shares a card, and what holds them to the VRAM that they booked."""
+    rows = [
+        (
+            gpu_label(gpu["index"]),
+            held["job"],
+            printable(held["user"]),
+            format_size_mib(gpu["vram_total_mib"] if held["vram_mib"] is None else held["vram_mib"]),
+            format_size_mib(gpu["vram_used_mib"] if held["vram_mib"] is None else held["vram_used_mib"]),
+            held["enforcement"],
+            held["enforcement_why"],
+        )
+        for gpu in gpus
+        for held in gpu["booked_by"]
+        if held["vram_mib"] is not None or gpu["mig_profile"] is not None
+    ]
+    if rows:
+        sys.stdout.write("\nshared GPUs, and what holds jobs to the VRAM they booked:\n")
+        titles = ("GPU", "JOB", "USER", "BOOKED", "HELD", "LIMIT", "MEANING")
+        output.print_table(titles, rows, right=frozenset({0, 1}))
+
+
 def _print_faults(gpus: list[dict[str, Any]]) -> None:
     """The newest faults of the hardware; a program's own are in --json only."""
     if not any(gpu["faults"] for gpu in gpus):
@@ -113,7 +162,7 @@ def _print_faults(gpus: list[dict[str, Any]]) -> None:
     from gpusched.cli.instants import instant
 
     rows = [
-        (str(gpu["index"]), instant(fault["at"]), str(fault["xid"]), fault["meaning"] or "-")
+        (gpu_label(gpu["index"]), instant(fault["at"]), str(fault["xid"]), fault["meaning"] or "-")
         for gpu in gpus
         for fault in [fault for fault in gpu["faults"] if fault["is_hardware"]][-_FAULTS:]
     ]

@@ -40,6 +40,8 @@ _BECAUSE = {
     "lease": "nothing happened in it for the length of its lease",
     "preempt": "it had to make room for another job",
     "gpu_lost": "a GPU of its was lost",
+    "shutdown": "the machine is being shut down",
+    "vram_over": "it held more GPU memory than it booked",
     "client_lost": "its client was gone",
 }
 

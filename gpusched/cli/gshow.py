@@ -11,7 +11,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, parse_pipeline_id, printable, split_ids
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, parse_pipeline_id, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def describe(job: dict[str, Any]) -> str:
         from gpusched.cli.attended import attended  # few jobs have somebody at them
 
         pairs.extend(attended(job))
+    pairs.extend(_shares(job))
     if job["progress"] is not None:
         from gpusched.cli.bars import sentence  # few jobs say how far they are
 
@@ -144,6 +145,18 @@ def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
         why = f": {other['reason_text']}" if name == "Follows" and other["reason_text"] else ""
         pairs.append((name, f"job {other['id']} ({other['state']}{why}), output {other['stdout_path']}"))
     return pairs
+
+
+def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """What an open run holds of each card that it shares, and what holds it to what it booked."""
+    found = []
+    for gpu in job["gpus"]:
+        if gpu["enforcement"] is not None:
+            held = format_size_mib(gpu["vram_used_mib"])
+            booked = format_size_mib(gpu["vram_mib"])
+            kept = f"{gpu['enforcement']} ({gpu['enforcement_why']})"
+            found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: holds {held} of {booked} booked; {kept}"))
+    return found + ([("Too much", job["vram_over"])] if job["vram_over"] else [])
 
 
 def _has_reason(job: dict[str, Any]) -> bool:
@@ -197,7 +210,7 @@ def _exit(job: dict[str, Any]) -> str:
 def _describe_run(run: dict[str, Any]) -> list[str]:
     head = f"Run {run['run']}: {run['outcome'] or run['state']} on {run['node']}"
     if run["gpus"]:
-        head += f", GPU {','.join(str(gpu['index']) for gpu in run['gpus'])}"
+        head += f", GPU {','.join(gpu_label(gpu['index']) for gpu in run['gpus'])}"
     if run["reason_text"]:
         head += f": {run['reason_text']}"
     times = f"{instant(run['start_at'])} to {instant(run['end_at'])}"

@@ -33,9 +33,10 @@ def time_limit(value: str) -> Values:
 
 
 def gpus(value: str) -> Values:
-    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`. Sets all of it, so that nothing of an earlier -g stays."""
+    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`, `1g.10gb`. Sets all of it, so that nothing of an earlier -g stays."""
     kind, colon, count = value.rpartition(":")
-    if not colon and not count[:1].isdigit() and count[:1] not in (".", "-", "+"):
+    is_profile = "g." in count  # of a MIG instance, 1g.10gb
+    if not colon and (is_profile or (not count[:1].isdigit() and count[:1] not in (".", "-", "+"))):
         kind, count = count, "1"
     found: Values = {"gpus": None, "gpu_fraction": None, "gpu_type": kind or None}
     if "." in count:

@@ -8,7 +8,7 @@ import time
 from gpusched.cli import output
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _place(place: dict[str, Any]) -> str:
     node = printable(place["node"])
     if place["is_node"]:
         return f"node {node}"
-    indices = ",".join(str(gpu["index"]) for gpu in place["gpus"])
+    indices = ",".join(gpu_label(gpu["index"]) for gpu in place["gpus"])
     parts = [f"GPU{'s' if len(place['gpus']) > 1 else ''} {indices}"] if indices else []
     parts.append(f"{place['cpus']:g} cores")
     parts.append(format_size_mib(place["mem_mib"]))

@@ -7,7 +7,7 @@ import time
 
 from gpusched.cli import output
 from gpusched.cli.query import COMPACT, quote
-from gpusched.model.units import format_duration, printable
+from gpusched.model.units import format_duration, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _row(place: Place, now: float) -> tuple[str, ...]:
         until = job["end_at"] or job["suspended_at"] or now
         elapsed = format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
     if job["state"] in ("RUNNING", "COMPLETING"):
-        cards = ",".join(str(gpu["index"]) for gpu in job["gpus"])
+        cards = ",".join(gpu_label(gpu["index"]) for gpu in job["gpus"])
         where = f"{job['node']}:{cards}" if cards else job["node"] or ""
     elif job["reason"] and job["reason"] != "None":
         where = f"({job['reason']}) {job['reason_text'] or ''}"

@@ -200,6 +200,12 @@ RULES: dict[str, Rule] = {
     "gpu.foreign_mib": _MIB,
     "gpu.foreign_peak_s": _WAIT,
     "gpu.share_headroom_mib": _MIB,
+    "gpu.mps_dir": Folder(),
+    "gpu.vram_over": OneOf(("ignore", "warn", "kill")),
+    "gpu.vram_over_mib": _MIB,
+    # One reading alone may be a transient; nothing is done by it.
+    "gpu.vram_over_polls": Range(2, 1000),
+    "gpu.vram_over_grace_s": _WAIT,
     "gpu.release_wait_s": _WAIT,
     "gpu.baseline_mib": _MIB,
     "gpu.ecc_errors": Range(0, 1_000_000),
@@ -221,6 +227,10 @@ RULES: dict[str, Rule] = {
     # Without a size and one old file, the record would grow without end.
     "access.audit_mib": Range(0.01, MAX_MIB),
     "access.audit_files": Range(1, 1000),
+    "isolation.default_mem_mib": Range(16, MAX_MIB),
+    "isolation.oom_kills": OneOf(("job", "process")),
+    "isolation.tasks": Range(0, 4_000_000),
+    "isolation.guard_units": Texts("names of systemd units"),
     "limit.array": Range(1, 4_000_000),
     "limit.snapshot_mib": Range(0, 1 << 20, above=True),
     "limit.snapshot_files": _COUNT,
@@ -256,6 +266,7 @@ RULES: dict[str, Rule] = {
     "idle.notice_s": _WAIT,
     "daemon.poll_s": _PACE,
     "daemon.idle_poll_s": _PACE,
+    "daemon.shutdown_grace_s": Range(0, 3600),
     "daemon.log_level": OneOf(("debug", "info", "warning", "error")),
     # Without a size and one old file, the log would never be rotated and grow without end.
     "daemon.log_mib": Range(0.01, MAX_MIB),

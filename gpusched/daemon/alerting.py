@@ -130,6 +130,11 @@ class Alerts:
         if "gpu_idle" in alerting.wanted_of(job):
             self.tell(turn, job, Raised("gpu_idle", message, job.run))
 
+    def vram_over(self, turn: Turn, job: Job, message: str) -> None:
+        """Tell the owner that the job's run holds more VRAM than it booked; once for each run."""
+        if "vram_over" in alerting.wanted_of(job):
+            self.tell(turn, job, Raised("vram_over", message, job.run))
+
     def tell(self, turn: Turn, job: Job, what: Raised, run: Run | None = None) -> None:
         """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
         if run is None and what.run:

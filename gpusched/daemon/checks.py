@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
+from gpusched.model.units import gpu_label
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
@@ -32,6 +34,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _books(scheduler),
         _gpus(scheduler),
         _gpu_faults(scheduler),
+        _isolation(scheduler),
         _queues(scheduler),
         _plugins(scheduler),
         _alerts(scheduler),
@@ -71,6 +74,22 @@ def _books(scheduler: Scheduler) -> Check:
     return Check("bookings", False, "; ".join(problems), "report this with: gpusched debug snapshot > snapshot.json")
 
 
+def _isolation(scheduler: Scheduler) -> Check:
+    found = scheduler.cager.isolation
+    facts = isolation(found, scheduler.settings.isolation)
+    kinds = ("memory", "tasks", "cpus", "gpus")
+    text = ", ".join(f"{kind} {facts[kind]}" for kind in kinds) + f"; runs are started by {found.launcher}"
+    if found is PERSONAL:
+        return Check("isolation", True, "runs are kept to nothing but what they book, as always by a personal daemon")
+    if facts["why_not"] is not None:
+        hint = "until then what runs ask for is only booked; see docs/howto/isolation.md"
+        return Check("isolation", True, f"{text}: {facts['why_not']}", hint, "warn")
+    if scheduler.reading is not None and scheduler.reading.gpus and not facts["guard"]:
+        hint = "keep logins off the GPUs with: sudo gpusched system guard on   (or leave it, if they may use them)"
+        return Check("isolation", True, f"{text}; logins may open every GPU", hint, "warn")
+    return Check("isolation", True, text)
+
+
 def _gpus(scheduler: Scheduler) -> Check:
     reading = scheduler.reading
     if reading is None:
@@ -81,7 +100,7 @@ def _gpus(scheduler: Scheduler) -> Check:
         return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
     broken = [view for view in scheduler.tracker.views(scheduler.now()) if view.why_not]
     if broken:
-        text = "; ".join(f"GPU {view.index}: {view.why_not}" for view in broken)
+        text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
     return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
 

@@ -6,11 +6,12 @@ taken back by `gctl undrain`. The evidence itself is not recorded: after a resta
 
 from __future__ import annotations
 
+from dataclasses import replace
 from logging import getLogger
 
 from gpusched.model.cluster import SUSPECT, GpuReading
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy.life.blame import (
     Evidence,
     GpuFault,
@@ -34,6 +35,8 @@ class GpuFaults:
 
     def __init__(self) -> None:
         self._known: tuple[GpuFault, ...] = ()
+        self._parents: dict[str, str] = {}
+        """UUIDs of the cards that MIG instances are parts of."""
         self._new: list[GpuFault] = []
         self._evidence: Evidence = {}
         self._drains: dict[str, str] = {}
@@ -41,6 +44,7 @@ class GpuFaults:
 
     def observe(self, reading: GpuReading) -> None:
         """Take in the faults of a reading."""
+        self._parents = {gpu.uuid: gpu.mig_parent for gpu in reading.gpus if gpu.mig_parent is not None}
         for gpu in reading.gpus:
             for xid in gpu.xids:
                 is_event = xid.sequence is None
@@ -68,7 +72,10 @@ class GpuFaults:
 
     def judge(self, job: Job, run: Run, turn: Turn) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
-        after = blamed(run, self._known, turn.settings.fault)
+        # A fault is told of the card; which of its instances it was in, nobody says.
+        parents = {self._parents[share.uuid]: share.uuid for share in run.gpus if share.uuid in self._parents}
+        inherited = tuple(replace(one, uuid=parents[one.uuid]) for one in self._known if one.uuid in parents)
+        after = blamed(run, self._known + inherited, turn.settings.fault)
         if after is run:
             foreign = {gpu.uuid: gpu.foreign_mib for node in turn.nodes for gpu in node.gpus}
             after = crowded_out(run, foreign, turn.settings.fault.early_s, turn.settings.gpu.foreign_mib)
@@ -86,8 +93,8 @@ class GpuFaults:
     def _drain(self, uuid: str, index: int, why: str, turn: Turn) -> None:
         if uuid in turn.world.drains:
             return
-        message = f"{SUSPECT}{why}; when it is well again: gctl undrain {index}"
-        log.error("GPU %d (%s) is taken out: %s", index, uuid, why)
+        message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
+        log.error("GPU %s (%s) is taken out: %s", gpu_label(index), uuid, why)
         self._drains[uuid] = message
         _record(uuid, message, turn)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuState
+from gpusched.model.units import gpu_label
 from gpusched.policy.life.admin_alerting import News
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
@@ -34,6 +35,9 @@ class GpuWatch:
         for gpu in reading.gpus:
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
+            if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:
+                # What its card has, all instances have: that is told of the card.
+                continue
             if event is None:
                 # One that cannot be judged now is not well yet.
                 if status.state != GpuState.UNKNOWN:
@@ -44,5 +48,5 @@ class GpuWatch:
                     continue
                 what = "was lost" if event == "gpu_lost" else "is suspect"
                 why = (status.why or "see ginfo").removeprefix("lost: ").removeprefix(SUSPECT)
-                text = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) {what}: {why}"
+                text = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid}) {what}: {why}"
                 yield News(event, text, node, gpu.uuid)

@@ -1,4 +1,4 @@
-"""The larger request of a job whose GPU memory ran out, judged by the machines and limits of this turn."""
+"""The larger request of a job whose memory ran out, judged by the machines and limits of this turn."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from logging import getLogger
 from aiohttp import web
 
 from gpusched.api.gate import Gate
-from gpusched.api.server import gate_for
+from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.checkpoints import CheckpointKeeper
@@ -24,7 +24,9 @@ from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.pruning import Pruner
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import Caller
+from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
 from gpusched.notify.courier import Courier
@@ -37,13 +39,30 @@ _RETRY_S = 0.5
 _BITE_GAP_S = 0.05
 _TICK_GAP_S = 0.002
 _SHUTDOWN_S = 2.0
+_LAST_WORDS_S = 15.0
+"""Beyond their grace, for runs of a machine that goes down to be killed and their ends to be recorded."""
+_LOOK_UP_S = 10.0
+"""Between two questions whether the machine still goes down."""
 
 
 class Loop:
     """Turns the scheduler whenever something happened, and at every poll."""
 
-    def __init__(self, scheduler: Scheduler, worker: GpuWorker, host: HostSource, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: GpuWorker,
+        host: HostSource,
+        dispatcher: Dispatcher,
+        manager: ServiceManager,
+        goes_down: Callable[[], bool] = machine_goes_down,
+    ) -> None:
         self._scheduler = scheduler
+        self._manager = manager
+        self._goes_down = goes_down
+        self._farewell: asyncio.TimerHandle | None = None
+        """Set while the machine goes down and runs are waited for."""
+        self._last_look_up = 0.0
         self._worker = worker
         self._host = host
         self._dispatcher = dispatcher
@@ -86,10 +105,12 @@ class Loop:
     ) -> None:
         """Serve until stopped; everybody on the machine when it `serves_all`."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
+        )
         await runner.setup()
         server: asyncio.Server | None = None
         try:
@@ -99,9 +120,11 @@ class Loop:
             self._dispatcher.watch = self._watch_courier
             self._poll()
             ready()
+            self._manager.ready()
             await self._stopping.wait()
         finally:
-            for timer in (self._timer, self._promotion_timer, self._retry, self._bite):
+            self._manager.stopping()
+            for timer in (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell):
                 if timer is not None:
                     timer.cancel()
             self._scheduler.engine.set_waker(None)
@@ -114,15 +137,56 @@ class Loop:
 
     def _reload(self) -> None:
         """SIGHUP: whoever may send it is the owner or root. The tick logs what comes of it."""
-        self._scheduler.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: None)
+        self._manager.reloading()
+        self._scheduler.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: self._manager.ready())
         self.wake()
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def _terminate(self) -> None:
+        """TERM: end at once, and runs go on; when the machine goes down, end them first, with their grace."""
+        if self._farewell is not None:
+            return
+        if not self._goes_down():
+            self.stop()
+            return
+        grace_s = self._scheduler.settings.daemon.shutdown_grace_s
+        log.info("the machine is being shut down: %d runs are ended", len(self._scheduler.world.open_runs))
+        self._scheduler.go_down(grace_s)
+        self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
+        self.wake()
+
+    def _poll_shutdown(self) -> None:
+        """While the machine goes down: say so, end when all runs have, and notice when it does not after all."""
+        if not self._scheduler.is_going_down:
+            return
+        left = len(self._scheduler.world.open_runs)
+        if self._farewell is not None:
+            self._manager.still_at_it(f"the machine is being shut down: {left} runs are coming to their end")
+            if not left and self._scheduler.is_quiet:
+                self.stop()
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._last_look_up >= _LOOK_UP_S:
+            self._last_look_up = now
+            if not self._goes_down():
+                log.warning("runs were ended as by a shutdown of the machine, which stays up: jobs are started again")
+                self._scheduler.stay_up()
+
+    def _show_status(self) -> None:
+        counts = self._scheduler.world.counts()
+        jobs = ", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count)
+        self._manager.status(jobs or "no jobs")
 
     def _turn(self) -> None:
         self._due = None
         self._last_turn = asyncio.get_running_loop().time()
         try:
             self._scheduler.tick()
+            self._manager.alive()
         except GpuschedError as error:
+            # It looked at everything; starting anew would not help.
+            self._manager.alive()
             log.error("tick: %s", error.message)
         except Exception:
             # One bad tick must not take the queue down: what it was about is still in the table and
@@ -185,6 +249,8 @@ class Loop:
         self._clients.poll()
         self._checkpoints.poll()
         self._poll_alerts()
+        self._poll_shutdown()
+        self._show_status()
         if self.audit is not None:
             self.audit.poll()
         if self._bite is None:
@@ -193,6 +259,8 @@ class Loop:
         wait_s = settings.poll_s
         if self._scheduler.awaits_release:
             wait_s = min(wait_s, _RELEASE_POLL_S)
+        if self._manager.watchdog_s is not None:
+            wait_s = min(wait_s, self._manager.watchdog_s / 4)
         self._timer = loop.call_later(wait_s, self._poll)
 
     def _prune(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import json
 import logging
@@ -21,6 +22,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import load_settings
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
 from gpusched.daemon.launch import Site
@@ -28,9 +30,18 @@ from gpusched.daemon.loop import Loop
 from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
+from gpusched.daemon.service_manager import (
+    JournalFormatter,
+    ServiceManager,
+    is_locked_in,
+    journal_command,
+    writes_to_journal,
+)
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.choice import choose
+from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
+from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
@@ -78,6 +89,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the daemon in the foreground until it is told to stop. Returns the process exit code."""
     options = build_parser().parse_args(argv)
+    manager = ServiceManager()
+    manager.starting()
     report = _Report(options.ready_fd)
     try:
         if options.root is not None and not options.system:
@@ -89,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
                     "start your own, without --system: gpuschedd",
                 )
             paths.serve_system(options.root or "")
-        _run(report, foreground=options.ready_fd is None)
+        _run(report, manager, foreground=options.ready_fd is None)
     except GpuschedError as error:
         log.error("%s", error.message)
         report.failed(error)
@@ -130,7 +143,7 @@ class _Report:
         self._fd = None
 
 
-def _run(report: _Report, foreground: bool) -> None:
+def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
     os.umask(0o077)
     _make_folders()
     lock = FileLock(paths.lock_file())
@@ -149,7 +162,7 @@ def _run(report: _Report, foreground: bool) -> None:
             os.environ["GPUSCHED_FAKE_GPUS"] = os.path.abspath(fake)
         _start_log(loaded.settings, foreground)
         os.chdir("/")
-        _serve(loaded.settings, report)
+        _serve(loaded.settings, report, manager)
     finally:
         lock.release()
 
@@ -174,11 +187,19 @@ def _make_folders() -> None:
     os.chmod(paths.state_dir(), 0o711)
     os.chmod(os.path.dirname(paths.log_file()), 0o700)
     os.chmod(paths.runtime_dir(), 0o755)
-    # Each makes the folders of their own jobs, as in /tmp.
-    os.chmod(paths.checkpoint_dir(), 0o1777)
+    # Each may make the folders of their own jobs, as in /tmp, and nobody sees whose there are.
+    os.chmod(paths.checkpoint_dir(), 0o1733)
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:
+    level = settings.daemon.log_level.upper()
+    if foreground and writes_to_journal():
+        # The journal rotates, dates and keeps; a trace of where the loop hung comes when the watchdog ends it.
+        faulthandler.enable()
+        journal = logging.StreamHandler()
+        journal.setFormatter(JournalFormatter())
+        logging.basicConfig(level=level, handlers=[journal], force=True)
+        return
     handlers: list[logging.Handler] = [
         logging.handlers.RotatingFileHandler(
             paths.log_file(),
@@ -191,16 +212,21 @@ def _start_log(settings: Settings, foreground: bool) -> None:
     if foreground:
         handlers.append(logging.StreamHandler())
     logging.basicConfig(
-        level=settings.daemon.log_level.upper(),
+        level=level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         handlers=handlers,
         force=True,
     )
 
 
-def _serve(settings: Settings, report: _Report) -> None:
+def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None:
     clock = SystemClock()
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
+    if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
+        raise NotReady(
+            f"runs would be locked in with the daemon: {chosen.text}",
+            "unlock it: gpusched system install, which reads [daemon] launcher; or have systemd start them",
+        )
     log.info("runs are started by: %s", chosen.text)
     plugins = Plugins.load(settings.plugins)
     host = PsutilHost(settings.node)
@@ -210,8 +236,14 @@ def _serve(settings: Settings, report: _Report) -> None:
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
+        isolation = look(chosen.kind) if paths.is_system() else PERSONAL
         engine = LocalEngine(
-            paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make, pam=paths.is_system()
+            paths.spool_dir(),
+            boot_id=sample.boot_id,
+            clock=clock,
+            launcher=chosen.make,
+            pam=paths.is_system(),
+            cages=isolation.folder,
         )
         scheduler = Scheduler(
             store=store,
@@ -225,6 +257,7 @@ def _serve(settings: Settings, report: _Report) -> None:
             step=crash_step(os.environ.get(VARIABLE)),
             read_settings=lambda: load_settings(paths.config_file(), os.environ),
             plugins=plugins,
+            cager=Cager(isolation, read_processors(), pinned_cpus),
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
@@ -236,7 +269,7 @@ def _serve(settings: Settings, report: _Report) -> None:
         gc.collect()
         gc.freeze()
         tell_of_restart(scheduler)
-        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, chosen.text))
+        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
         scheduler.flush()
         log.info("stopped; runs go on")
     finally:
@@ -281,10 +314,12 @@ async def _loop(
     host: PsutilHost,
     report: _Report,
     dispatcher: Dispatcher,
+    manager: ServiceManager,
     launcher: str,
 ) -> None:
-    loop = Loop(scheduler, worker, host, dispatcher)
-    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=_facts(launcher))
+    loop = Loop(scheduler, worker, host, dispatcher, manager)
+    facts = _facts(manager.unit, launcher)
+    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=facts)
     service.progress = ProgressReader(paths.spool_dir(), time.time)
     if not paths.is_system():
         await loop.run(build_app(service), paths.socket_path(), report.ready)
@@ -310,7 +345,8 @@ def _allow_connections(connections: int) -> None:
         log.warning("only %d files may be open; [limit] connections = %d needs %d", hard, connections, wanted)
 
 
-def _facts(launcher: str) -> dict[str, object]:
+def _facts(unit: str | None, launcher: str) -> dict[str, object]:
+    in_journal = unit is not None and writes_to_journal()
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -321,6 +357,7 @@ def _facts(launcher: str) -> dict[str, object]:
         "database": paths.database(),
         "spool": paths.spool_dir(),
         "launcher": launcher,
-        "log": paths.log_file(),
+        "log": journal_command(unit, is_system=paths.is_system()) if in_journal else paths.log_file(),
+        "unit": unit,
         "config": paths.config_file(),
     }

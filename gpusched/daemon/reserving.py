@@ -171,7 +171,9 @@ def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEn
     place = choose(wish, bare, turn.nodes, world.calendar.values(), world.holds.values(), turn.now)
     if place is not None:
         return replace(bare, held=(place,))
-    most = max((sum(view.is_present for view in node.gpus) for node in turn.nodes), default=0)
+    most = max(
+        (sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in turn.nodes), default=0
+    )
     if command.cards:
         raise Refused("the cards are not of one node", "make one reservation for each node")
     if command.gpus is not None and command.gpus > most:

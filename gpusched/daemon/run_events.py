@@ -28,6 +28,7 @@ from .accounting import charge
 from .gpu_faults import GpuFaults
 from .growing import grow
 from .history import History
+from .overuse import OveruseWatch
 from .turn import Turn
 from .world import World
 
@@ -37,10 +38,13 @@ log = getLogger("gpusched.daemon")
 class RunEvents:
     """Carries out what is known about runs and their cards, turn by turn."""
 
-    def __init__(self, tracker: GpuTracker, history: History, gpu_faults: GpuFaults, boot_id: str) -> None:
+    def __init__(
+        self, tracker: GpuTracker, history: History, gpu_faults: GpuFaults, overuse: OveruseWatch, boot_id: str
+    ) -> None:
         self._tracker = tracker
         self._history = history
         self._gpu_faults = gpu_faults
+        self._overuse = overuse
         self._boot_id = boot_id
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
@@ -68,7 +72,8 @@ class RunEvents:
             run = self._with_meter(run)
             # A run that never started has left nothing on its cards.
             clean = not run.gpus or event.start_at is None
-            step = lifecycle.run_ended(job, run, event, turn.settings, turn.now, gpus_clean=clean)
+            more = partial(grow, turn=turn)
+            step = lifecycle.run_ended(job, run, event, turn.settings, turn.now, gpus_clean=clean, grow=more)
             self._close_run(turn, *step, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
@@ -121,7 +126,7 @@ class RunEvents:
                 continue
             job = turn.world.jobs[run.job_id]
             turn.world.end_release(run)
-            run = self._gpu_faults.judge(job, run, turn)
+            run = self._gpu_faults.judge(job, self._overuse.judge(job, run, turn), turn)
             job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
@@ -134,10 +139,10 @@ class RunEvents:
     def stop_runs_of_lost_gpus(self, turn: Turn, reading: GpuReading | None) -> None:
         """Have the runs ended whose card the driver has lost; each is told once."""
         lost = {gpu.uuid for gpu in reading.gpus if gpu.is_lost} if reading else set()
-        if not lost:
-            return
         for run in turn.world.open_runs.values():
-            if run.id not in self._stopped and any(share.uuid in lost for share in run.gpus):
+            if run.id in self._stopped or not run.gpus:
+                continue
+            if any(share.uuid in lost or self._tracker.is_gone(share.uuid) for share in run.gpus):
                 log.error("run %s is ended: a GPU of its was lost", run.id)
                 self._stopped.add(run.id)
                 turn.order(run.id, StopOrder("gpu_lost"))

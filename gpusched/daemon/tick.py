@@ -24,20 +24,22 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.engine.spool import attach_path
-from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import (
     EngineEvent,
     RunEnded,
+    StopOrder,
     Ticket,
 )
-from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
+from gpusched.policy.caging import describe
 from gpusched.policy.cycle import decide
 from gpusched.policy.life import lifecycle
 from gpusched.policy.ordering import Ranking
@@ -45,13 +47,15 @@ from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
 from .alerting import Alerts
+from .caging import Cager
 from .fallbacks import follow_failures
 from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
 from .history import Estimates, History
 from .idling import IdleWatch
-from .launch import Site, checkpoint_folder, make_ticket, output_paths
+from .launch import Site, checkpoint_folder, make_ticket, output_paths, with_limit
 from .meters import Meters
+from .overuse import OveruseWatch
 from .past import past_environment
 from .payloads import PayloadCache
 from .reloading import Reload, reread
@@ -89,6 +93,7 @@ class Scheduler:
         step: Callable[[str], None] = lambda name: None,
         read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
+        cager: Cager | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -98,6 +103,7 @@ class Scheduler:
         self.host = host
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
+        self.cager = Cager() if cager is None else cager
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
@@ -109,6 +115,7 @@ class Scheduler:
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
+        self.overuse = OveruseWatch()
         self.gpu_faults = GpuFaults()
         self.witness: Callable[[Deed], None] = lambda deed: None
         """Called after a commit with each thing that was done to what is another's."""
@@ -124,12 +131,14 @@ class Scheduler:
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
         self._windows = Windows()
+        self.is_going_down = False
+        """The machine is being shut down: nothing is started any more."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
         self.alerts = Alerts(store, self.world, settings)
         self._gpu_watch = GpuWatch()
-        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, boot_id)
+        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, boot_id)
         self._run_events.resume_releases(self.world, self._clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
@@ -171,6 +180,7 @@ class Scheduler:
         self.tracker.set_clearances(self.world.clearances)
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
         self.idle.observe(reading, self.world, self.settings)
+        self.overuse.observe(reading, self.tracker, self.world, self.settings)
         self.gpu_faults.observe(reading)
         for news in self._gpu_watch.news(self.tracker, reading, self.site.node):
             self.alerts.tell_admin(news, self.now(), self.settings)
@@ -185,6 +195,21 @@ class Scheduler:
         now = self._clock.now()
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+
+    def go_down(self, grace_s: float) -> None:
+        """Start nothing any more, and have all runs ended as those of a machine that is being shut down.
+
+        Args: grace_s: longest time that a run gets, however long its own grace is.
+        """
+        self.is_going_down = self._look_again = True
+        for run_id, run in sorted(self.world.open_runs.items()):
+            own_s = self.world.jobs[run.job_id].spec.launch.grace_s
+            own_s = self.settings.life.grace_s if own_s is None else own_s
+            self.engine.order(run_id, StopOrder("shutdown", grace_s=min(own_s, grace_s)))
+
+    def stay_up(self) -> None:
+        """The machine is not going down after all."""
+        self.is_going_down, self._look_again = False, True
 
     def files_of(self, run: str) -> tuple[str, ...]:
         """Logs of an open run, where it keeps its work, and what is dated by what somebody types."""
@@ -210,6 +235,9 @@ class Scheduler:
         self.tracker.set_drains(self.world.drains)
         self.tracker.set_clearances(self.world.clearances)
         drained = self.world.drains.get(name)
+        why_not = None if drained is None else f"node {name} is drained: {drained}"
+        if self.is_going_down:
+            why_not = f"node {name} is being shut down"
         node = (settings or self.settings).node
         return (
             NodeView(
@@ -217,7 +245,7 @@ class Scheduler:
                 cpus=node.cpus if node.cpus is not None else float(self.host.cpus),
                 mem_mib=node.mem_mib if node.mem_mib is not None else self.host.mem_total_mib,
                 gpus=self.tracker.views(now),
-                why_not=None if drained is None else f"node {name} is drained: {drained}",
+                why_not=why_not,
                 gpu_error=self._reading.error if self._reading else None,
                 load=self.host,
                 labels=tuple(sorted(set(node.labels))),
@@ -293,6 +321,12 @@ class Scheduler:
         self.recent_tick_s.append(perf_counter() - began)
         self.meters.ticked(self.recent_tick_s[-1], now)
 
+    def _tells_of_shutdown(self, event: EngineEvent) -> bool:
+        """Whether a run of this boot was ended because the machine is going down."""
+        why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
+        run = self.world.open_runs.get(event.run)
+        return why == "shutdown" and run is not None and run.boot_id == self._boot_id
+
     def _take_commands(self) -> list[tuple[commands.Command, Reply]]:
         """The commands of this turn; new settings are put in place before it begins."""
         taken, self._queue = self._queue, deque()
@@ -308,7 +342,9 @@ class Scheduler:
         try:
             reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
-            log.error("the settings were not reloaded: %s", error.message)
+            if not isinstance(error, Forbidden):
+                # That one is in the record of refusals, where nobody can drown out what the log says.
+                log.error("the settings were not reloaded: %s", error.message)
             return error
         self.witness(Deed(command.caller, "reload", "the settings"))
         self.settings = reloaded.settings
@@ -326,6 +362,10 @@ class Scheduler:
 
     def _turn(self, turn: Turn, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]]) -> None:
         self._step("apply")
+        if any(self._tells_of_shutdown(event) for event in events):
+            # The first process ends runs by itself, before it ends this daemon.
+            self.is_going_down = self._look_again = True
+            turn.nodes = self.nodes(turn.now)
         for event in events:
             try:
                 self._run_events.apply(turn, event)
@@ -344,6 +384,7 @@ class Scheduler:
         end_what_is_too_late(turn)
         follow_failures(turn)
         self.idle.carry_out(turn, self.alerts.gpu_idle)
+        self.overuse.carry_out(turn, self.alerts.vram_over)
         self.alerts.ring(turn, self.plan)
 
         self._step("decide")
@@ -472,10 +513,9 @@ class Scheduler:
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
-                job, run, story = lifecycle.start_run(
-                    job, start.placement, self._boot_id, turn.now, stdout_path, stderr_path
-                )
-                turn.put(job, run, story)
+                placement = with_limit(start.placement, self._reading, self.settings)
+                job, run, story = lifecycle.start_run(job, placement, self._boot_id, turn.now, stdout_path, stderr_path)
+                turn.put(job, run, (*story, *self._kept_to(job, run)))
                 launches.append((job, run))
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:
                     turn.changes.estimates[job.id] = estimate
@@ -483,6 +523,14 @@ class Scheduler:
             if not yielding.carry_out(self.plan, turn) and not self.plan.has_more:
                 break
         return launches
+
+    def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
+        """Make the cage of a run; what its story says of it."""
+        samples = {gpu.uuid: gpu for gpu in (self._reading.gpus if self._reading else ())}
+        cage = self.cager.cage(run, self.settings.isolation, samples, self.world.open_runs)
+        if cage is None:
+            return ()
+        return (JobEvent(job.id, self._clock.now(), "note", describe(cage), run.number),)
 
     def _ticket(self, job: Job, run: Run) -> Ticket | None:
         launch = job.spec.launch
@@ -495,7 +543,8 @@ class Scheduler:
             self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
             return None
         past = past_environment(job, run, self.store)
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past)
+        cage = self.cager.known(run.id)
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past, cage)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.units import gpu_label
 from gpusched.policy.draft import Layout
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.ports import Changes, JobFilter, Store
@@ -194,7 +195,8 @@ class Turn:
             if target == node.name:
                 return node.name
             for gpu in node.gpus:
-                names = (gpu.uuid, str(gpu.index), f"{node.name}:{gpu.index}")
+                label = gpu_label(gpu.index)
+                names = (gpu.uuid, label, str(gpu.index), f"{node.name}:{label}", f"{node.name}:{gpu.index}")
                 if target in names or (len(target) >= 8 and gpu.uuid.startswith(target)):
                     matches.add(gpu.uuid)
         if len(matches) == 1:

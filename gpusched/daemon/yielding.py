@@ -13,7 +13,7 @@ from gpusched.errors import Refused
 from gpusched.model.execution import ResumeOrder, StopOrder, SuspendOrder
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life import yielding
 
 from .access import Act
@@ -203,4 +203,6 @@ def pending_order(job: Job) -> StopOrder | SuspendOrder | None:
         return StopOrder("cancel")
     if job.preempt_at is not None:
         return StopOrder("preempt")
+    if job.state is JobState.COMPLETING and job.reason is ReasonCode.GPU_MEMORY_OVER:
+        return StopOrder("vram_over")
     return SuspendOrder() if job.state is JobState.SUSPENDED else None

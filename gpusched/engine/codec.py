@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
@@ -23,8 +24,12 @@ from gpusched.model.execution import (
 )
 
 
-def ticket_facts(ticket: Ticket, spool: str, pam: bool = False) -> dict[str, Any]:
-    """A ticket in built-in types. Its environment also says which run it is, by which its processes are found."""
+def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | None = None) -> dict[str, Any]:
+    """A ticket in built-in types. Its environment also says which run it is, by which its processes are found.
+
+    Args: pam: whether a PAM session is opened; cages: the control group that the run's is made in; None: that of its
+    supervisor's unit.
+    """
     notice = ticket.notice
     foreground = ticket.interactive
     own = {
@@ -67,6 +72,7 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False) -> dict[str, Any
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,
         "pam": pam,
+        "cage": None if ticket.cage is None else {**asdict(ticket.cage), "folder": cages},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 
 from gpusched.engine import spool as files
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
     import signal
     from typing import Any
 
+    from gpusched.engine.cage import Box
     from gpusched.engine.streams import Streams
 else:
     import _signal as signal
 
+TRIES = 20
+BECOME_S = 60.0
+"""So long may it take to read a program from a file server; who was stopped on the way takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
 
 
-def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) -> tuple[int, Logs]:
+def start(
+    ticket: dict[str, Any], spool: str, streams: Streams | None = None, box: Box | None = None
+) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
-    Changes this process's work dir. Args: streams: what it has in place of the log files and /dev/null.
+    Changes this process's work dir. Args: streams: what it has in place of the log files and /dev/null. box: entered
+    before anything of the job's runs.
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
@@ -46,6 +54,7 @@ def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) ->
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
+        _give_checkpoint_dir(ticket["checkpoint_dir"], uid, gid)
     owner = (ticket["user"], uid, gid) if foreign else None
     logs = _enter(ticket) if owner is None else as_user(*owner, lambda: _enter(ticket))
     try:
@@ -54,7 +63,10 @@ def start(ticket: dict[str, Any], spool: str, streams: Streams | None = None) ->
 
             logs = RotatedLogs(logs, ticket, owner)
         logs.owner = owner
-        pid = _fork_as(ticket, argv, logs, uid, gid, streams) if foreign else _spawn(ticket, argv, logs, streams)
+        if foreign or box is not None:
+            pid = _fork_as(ticket, argv, logs, (uid, gid) if foreign else None, streams, box)
+        else:
+            pid = _spawn(ticket, argv, logs, streams)
     except LaunchError:
         logs.close()
         raise
@@ -119,6 +131,35 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.umask(before)
 
 
+def _give_checkpoint_dir(path: str | None, uid: int, gid: int) -> None:
+    """Make a user's folder where everybody may make some, as in /tmp. Whoever took its name before loses it."""
+    if path is None:
+        return
+    try:
+        around = os.stat(os.path.dirname(path))
+        if around.st_uid != 0 or not around.st_mode & stat.S_ISVTX:
+            return
+        for number in range(TRIES):
+            try:
+                os.mkdir(path, 0o700)
+                break
+            except FileExistsError:
+                found = os.lstat(path)
+                if found.st_uid == uid:
+                    return
+                os.rename(path, f"{path}.of-{found.st_uid}.{os.getpid()}-{number}")
+        else:
+            return
+        try:
+            os.chown(path, uid, gid, follow_symlinks=False)
+        except OSError:
+            # A file server where root is nobody: the user can make it.
+            os.rmdir(path)
+    except OSError:
+        # Gone meanwhile, a full disk: what the user finds is looked at as the user.
+        return
+
+
 def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
     """Make the job's folder as its user. One that is somebody else's is not used: what is in it would not be theirs."""
     path = ticket["checkpoint_dir"]
@@ -162,7 +203,14 @@ def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams
         os.umask(before)
 
 
-def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid: int, streams: Streams | None) -> int:
+def _fork_as(
+    ticket: dict[str, Any],
+    argv: list[str],
+    logs: Logs,
+    identity: tuple[int, int] | None,
+    streams: Streams | None,
+    box: Box | None,
+) -> int:
     report, told = os.pipe()
     try:
         pid = os.fork()
@@ -173,14 +221,18 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
     if pid == 0:
         try:
             os.close(report)
-            if ticket["pam"]:
-                from gpusched.engine import pam  # loaded by the job alone
+            if box is not None:
+                box.enter()
+            if identity is not None:
+                uid, gid = identity
+                if ticket["pam"]:
+                    from gpusched.engine import pam  # loaded by the job alone
 
-                if pam.is_wanted():
-                    pam.open_session(ticket["user"])
-            os.initgroups(ticket["user"], gid)
-            os.setgid(gid)
-            os.setuid(uid)
+                    if pam.is_wanted():
+                        pam.open_session(ticket["user"])
+                os.initgroups(ticket["user"], gid)
+                os.setgid(gid)
+                os.setuid(uid)
             if streams is not None and streams.is_terminal:
                 os.setsid()
             else:
@@ -203,13 +255,26 @@ def _fork_as(ticket: dict[str, Any], argv: list[str], logs: Logs, uid: int, gid:
         os.write(told, sentence.encode("utf-8", "surrogateescape"))
         os._exit(127)
     os.close(told)
-    # Closed by the exec when all went well.
-    sentence = os.read(report, 65536).decode("utf-8", "surrogateescape")
+    sentence = _hear(report, pid)
     os.close(report)
     if sentence:
         os.waitpid(pid, 0)
         raise LaunchError(sentence)
     return pid
+
+
+def _hear(report: int, pid: int) -> str:
+    """What a child says that could not become the job's program; empty when it has.
+
+    From its change of identity on its user may stop it, and this process would wait for ever, deaf to all orders.
+    """
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    if not poll.poll(BECOME_S * 1000):
+        os.kill(pid, signal.SIGKILL)
+        return f"its first process did not become its program within {BECOME_S:g} s"
+    # Closed by the exec when all went well.
+    return os.read(report, 65536).decode("utf-8", "surrogateescape")
 
 
 def _find(name: str, env: dict[str, str]) -> str:

@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
+from gpusched.engine.cage import leaf_of
+from gpusched.engine.cgroup import kill as kill_leaf
+from gpusched.engine.cgroup import remove as remove_leaf
 from gpusched.engine.codec import event_from, order_line, ticket_facts
 from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
@@ -67,11 +70,14 @@ class LocalEngine:
         clock: Clock,
         launcher: Callable[[str, str, int], Launcher] = ForkServer,
         pam: bool = False,
+        cages: str | None = None,
     ) -> None:
         """Make the spool and start the launcher.
 
         Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; launcher: makes one, from
-        the spool, the boot id and the event pipe's end for writing.
+        the spool, the boot id and the event pipe's end for writing; pam: limits.conf holds for other users' jobs, if
+        there is a PAM file for them; cages: control group in which runs that are kept to something have theirs; None:
+        each in its unit's.
         Raises: OSError when the spool cannot be made or the launcher not be started.
         """
         self._make_launcher = launcher
@@ -81,6 +87,7 @@ class LocalEngine:
         # A root daemon's users execute their scripts from here, and may list nothing.
         os.chmod(self._spool, 0o711 if os.geteuid() == 0 else 0o700)
         self._boot_id = boot_id
+        self._cages = cages
         self._clock = clock
         self._events: list[EngineEvent] = []
         self._janitor = Janitor()
@@ -145,7 +152,7 @@ class LocalEngine:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 self._runs.add(watched)
-                server.send(ticket, ticket_facts(ticket, self._spool, self._pam))
+                server.send(ticket, ticket_facts(ticket, self._spool, self._pam, self._cages))
         self._flush(server)
         self._take_refusals(server)
         self._waker.alarm_within(CHECK_S)
@@ -201,20 +208,7 @@ class LocalEngine:
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """See `ports.Engine`."""
-        supervisors = {
-            watched.supervisor: watched.run
-            for watched in self._runs
-            if watched.supervisor is not None and watched.phase in ALIVE
-        }
-        found: dict[int, str] = {}
-        for pid in pids:
-            at = pid
-            while at > 1 and at not in supervisors:
-                process = proctree.read_process(at)
-                at = process.ppid if process else 0
-            if at in supervisors:
-                found[pid] = supervisors[at]
-        return found
+        return self._runs.owners(pids)
 
     def checkpoints(self) -> Mapping[str, float]:
         """See `ports.Engine`."""
@@ -546,6 +540,9 @@ class LocalEngine:
         haunted = [watched for watched in self._runs if watched.phase is Phase.HAUNTED]
         if not haunted:
             return
+        if self._cages is not None:
+            for watched in haunted:
+                kill_leaf(leaf_of(self._cages, watched.run))
         lost = [Lost(watched.run, watched.supervisor, watched.witnessed) for watched in haunted]
         alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
@@ -554,6 +551,9 @@ class LocalEngine:
             if left[watched.run]:
                 self._look_again(watched)
                 continue
+            if self._cages is not None:
+                # If it does not go at once it stays, empty.
+                remove_leaf(leaf_of(self._cages, watched.run), patience_s=0.1)
             detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
             self._end(watched, RunLost(watched.run, self._clock.now(), detail))
 

@@ -74,7 +74,8 @@ def properties(ticket: Ticket, names: Names, program: Program, fds: Sequence[int
         ("OOMPolicy", ("s", "continue")),
         # A limit of its own would make systemd's default a limit of jobs.
         ("TasksMax", ("t", MAX_UINT64)),
-        ("PrivateTmp", ("b", ticket.private_tmp)),
+        # All else of a cage is set by the supervisor, on the job's part alone.
+        *([] if ticket.cage is None else [("CPUWeight", ("t", ticket.cage.cpu_weight))]),
     ]
 
 

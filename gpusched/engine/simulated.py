@@ -53,6 +53,9 @@ class Outcome:
     lost: bool = False
     """Its supervisor dies when the first process would end."""
     gpu_oom: bool = False
+    oom_kills: int = 0
+    mem_limit_mib: int | None = None
+    """With `oom_kills`: it was killed at this limit of its own."""
     leftovers: tuple[str, ...] = ()
     """Processes that stay behind for the whole leftover grace."""
     stop_takes_s: float = 0.0
@@ -315,6 +318,9 @@ class SimulatedEngine:
                 signal=None if number is None else int(number),
                 stopped_by=run.stopped_by,
                 gpu_oom=outcome.gpu_oom and run.stopped_by is None,
+                oom_kills=outcome.oom_kills,
+                at_mem_limit=outcome.mem_limit_mib is not None,
+                mem_limit_mib=outcome.mem_limit_mib,
                 cpu_s=outcome.cpu_s,
                 peak_mem_mib=outcome.peak_mem_mib,
                 leftovers=leftovers,

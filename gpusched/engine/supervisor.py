@@ -14,7 +14,7 @@ import time
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
-from gpusched.engine.users import LaunchError, as_user
+from gpusched.engine.users import LaunchError, as_user, write_as
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from gpusched.engine.cage import Box
     from gpusched.engine.logs import Logs
     from gpusched.engine.session import Session
 else:
@@ -38,14 +39,16 @@ RESULT_RETRY_S = (0.2, 10.0)
 RESULT_RETRIES = 400
 """With the pauses above: more than an hour for a full disk to be emptied."""
 ORDER_SIGNAL = signal.SIGUSR1
-"""Says: read the order file. Not TERM, which stands for a cancel when it comes from anybody else."""
+"""Says: read the order file. Not TERM, which comes from others: it is a cancel, or the machine is going down."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 BECAUSE = {
     "timeout": " DUE TO TIME LIMIT",
     "preempt": " DUE TO PREEMPTION",
     "lease": " DUE TO END OF LEASE",
+    "vram_over": " DUE TO GPU MEMORY BEYOND ITS BOOKING",
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
+    "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
 }
 
 
@@ -66,6 +69,7 @@ class Supervisor:
     """The life of one run, from its claim to its result."""
 
     __slots__ = (
+        "box",
         "cpu_s",
         "heard",
         "home",
@@ -98,6 +102,7 @@ class Supervisor:
         self.is_script = ticket["script"] is not None
         self.home = home
         self.session: Session | None = None
+        self.box: Box | None = None
         self.heard = True
         self.record_fd = -1
         self.order_offset = 0
@@ -202,7 +207,11 @@ class Supervisor:
         try:
             start_at, started = time.time(), time.monotonic()
             streams = None if self.session is None else self.session.open_streams()
-            self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams)
+            if self.ticket["cage"] is not None:
+                from gpusched.engine import cage  # a personal daemon's runs have none
+
+                self.box = cage.Box(self.ticket["cage"], self.run)
+            self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams, self.box)
         except LaunchError as error:
             return str(error)
         except OSError as error:
@@ -245,7 +254,8 @@ class Supervisor:
     def wait(self) -> None:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
-        due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
+        looks_at = None if self.box is None else self.box.look_at
+        due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at, looks_at) if at is not None]
         if self.session is not None:
             at = self.session.due_at() if self.still.since is None else None
             due += [] if at is None else [at]
@@ -264,7 +274,9 @@ class Supervisor:
         if ORDER_SIGNAL in numbers:
             self.read_orders()
         if signal.SIGTERM in numbers:
-            self.stop("cancel", None, None)
+            from gpusched.engine.going_down import machine_goes_down  # no run that ends by itself needs it
+
+            self.stop("shutdown" if machine_goes_down() else "cancel", None, None)
 
     def act(self, now: float) -> None:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
@@ -283,11 +295,16 @@ class Supervisor:
                 self.stop("timeout", None, None)
         if self.still.look_at is not None and now >= self.still.look_at:
             self.freeze(now)
+        if self.box is not None and self.box.look_at is not None and now >= self.box.look_at:
+            self.box.look(now)
         if self.linger_until is not None and now >= self.linger_until:
             self.linger_until = None
             self.end_leftovers(now)
         if self.kills_at is not None and now >= self.kills_at:
             killed = proctree.kill_tree(self.home.pid)
+            if self.box is not None:
+                # Also what forks faster than it is found.
+                self.box.kill()
             if self.status is not None:
                 self.name_leftovers(killed)
             # Again, until the kernel says that no child is left: some come to light only now.
@@ -349,8 +366,8 @@ class Supervisor:
             self.note_in_log(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
-        elif why == "cancel" and self.stopped_by == "preempt":
-            # A preempted job comes back, a cancelled one must not.
+        elif why == "cancel" and self.stopped_by in ("preempt", "shutdown"):
+            # These come back, a cancelled job must not.
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
         if kills_at > time.monotonic():
@@ -402,7 +419,8 @@ class Supervisor:
         job = self.run.partition(".")[0]
         at = time.strftime("%Y-%m-%dT%H:%M:%S")
         try:
-            os.write(self.logs.error, f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode())
+            line = f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode()
+            write_as(None if self.ticket["uid"] == os.geteuid() else self.ticket["uid"], self.logs.error, line)
         except OSError:
             # A full disk or an output that went away: the state says it too.
             pass
@@ -479,6 +497,10 @@ class Supervisor:
         """Write the result, then say so."""
         status = self.status
         code, number = self.how_it_ended()
+        counted: dict[str, Any] = {"cpu_s": self.cpu_s, "peak_mem_mib": self.peak_kib / 1024}
+        if self.box is not None:
+            counted.update(self.box.facts())
+            self.box.close()
         content = encode_event(
             run=self.run,
             event="ended",
@@ -489,10 +511,9 @@ class Supervisor:
             stopped_by=self.stopped_by,
             launch_error=None if launch_error is None else report.shortened(launch_error),
             gpu_oom=bool(status) and self.stopped_by is None and self.ran_out_of_vram(),
-            cpu_s=None if status is None else self.cpu_s,
-            peak_mem_mib=None if status is None else self.peak_kib / 1024,
             leftovers=report.joined(list(self.leftovers.values())),
             suspended_s=self.still.so_far_s(time.monotonic()),
+            **({} if status is None else counted),
         )
         pause_s = RESULT_RETRY_S[0]
         for _ in range(RESULT_RETRIES):

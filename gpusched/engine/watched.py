@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -128,6 +128,23 @@ class Watchlist:
         except ProcessLookupError:
             # Just ended: its pidfd says so too.
             pass
+
+    def owners(self, pids: Iterable[int]) -> dict[int, str]:
+        """Which of these processes are below which run's supervisor; others are left out."""
+        supervisors = {
+            watched.supervisor: watched.run
+            for watched in self._runs.values()
+            if watched.supervisor is not None and watched.phase in ALIVE
+        }
+        found: dict[int, str] = {}
+        for pid in pids:
+            at = pid
+            while at > 1 and at not in supervisors:
+                process = proctree.read_process(at)
+                at = process.ppid if process else 0
+            if at in supervisors:
+                found[pid] = supervisors[at]
+        return found
 
     def close(self) -> None:
         """Close all pidfds; to be called after the waker's."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from gpusched.gpu.health import Heat, ailments, remark
 from gpusched.gpu.release import Release, named_openers, remains
-from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib
-from gpusched.model.cluster import Clearance, GpuProcess, GpuSample
+from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib, share_uses
+from gpusched.model.cluster import Clearance, GpuProcess, GpuSample, ShareUse
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import format_duration, format_size_mib
 
@@ -23,11 +23,17 @@ class Card:
         self.sample = sample
         self.usage: Usage | None = None
         """Of the last good sample."""
+        self.shares: tuple[ShareUse, ...] | None = None
+        """Of the last reading; None when that said nothing."""
+        self._over: dict[str, tuple[float, int]] = {}
+        """By run, when it was seen to hold most beyond its booking of late, and how much (MiB)."""
         self.total_mib: int | None = None
         """Bookable memory when it was last known."""
         self.good_at: float | None = None
         self.trouble: str | None = None
         """Why the last reading says nothing about this card."""
+        self.missed_polls = 0
+        """Readings in a row in which the driver answered and did not list it."""
         self.is_missing = False
         self.booked: Bookings = ()
         self.releases: dict[str, Release] = {}
@@ -57,10 +63,12 @@ class Card:
             self._good_polls = self._free_polls = 0
         self.sample = sample
         self.is_missing = False
+        self.missed_polls = 0
         self.booked = booked
         if sample.vram_total_mib is not None:
             self.total_mib = sample.vram_total_mib - sample.vram_reserved_mib
         self.trouble = _trouble(sample)
+        self.shares = None
         if self.trouble is not None:
             self._good_polls = self._free_polls = 0
             if self.is_lost:
@@ -68,6 +76,8 @@ class Card:
             return
         self.usage = usage = attribute(sample, owners, booked)
         self.good_at = at
+        self.shares = share_uses(sample, usage, booked, self.total_mib)
+        self._fold_over(at, self.shares)
         self._heat.fold(at, sample, self._settings)
         if sample.utilisation is None or sample.utilisation > _IDLE_UTILISATION:
             self.idle_since = None
@@ -84,11 +94,27 @@ class Card:
     def miss(self, why: str, booked: Bookings, *, is_missing: bool = False) -> None:
         """The reading says nothing about this card."""
         self.trouble = why
+        self.shares = None
         self.booked = booked
         self.is_missing = is_missing
         self._good_polls = self._free_polls = 0
-        if is_missing:
+        self.missed_polls = self.missed_polls + 1 if is_missing else 0
+        if is_missing and self.is_instance:
+            # Its memory went with it.
+            self.releases.clear()
+        elif is_missing:
             self._give_up_releases()
+
+    def _fold_over(self, at: float, shares: tuple[ShareUse, ...]) -> None:
+        """Keep what runs hold beyond their bookings at its peak: who frees some for a moment takes it again."""
+        before, self._over = self._over, {}
+        for use in shares:
+            peak_at, peak_mib = before.get(use.run, (at, 0))
+            is_old = not 0 <= at - peak_at <= self._settings.foreign_peak_s
+            if use.used_mib is not None and (is_old or use.over_mib >= peak_mib):
+                peak_at, peak_mib = at, use.over_mib
+            if peak_mib:
+                self._over[use.run] = peak_at, peak_mib
 
     def _remember_pids(self, usage: Usage, booked: Bookings) -> None:
         for run, processes in usage.pids.items():
@@ -135,6 +161,11 @@ class Card:
         return self.sample.is_lost or self.is_missing
 
     @property
+    def is_instance(self) -> bool:
+        """Whether it is a part of a card, by MIG."""
+        return self.sample.mig_parent is not None
+
+    @property
     def is_dirty(self) -> bool:
         """Whether an ended run did not give the card back."""
         return any(release.is_dirty for release in self.releases.values())
@@ -142,7 +173,7 @@ class Card:
     @property
     def can_share(self) -> bool:
         """Whether the card admits more than one process, of more than one job."""
-        return self.sample.compute_mode == 0 and not self.sample.mig_enabled
+        return self.sample.compute_mode == 0 and not self.sample.mig_enabled and not self.is_instance
 
     @property
     def foreign(self) -> tuple[GpuProcess, ...]:
@@ -155,6 +186,11 @@ class Card:
         while len(peaks) > 1 and peaks[0][0] < now - self._settings.foreign_peak_s:
             peaks.popleft()
         return peaks[0][1] if peaks else 0
+
+    @property
+    def over_mib(self) -> int:
+        """Memory that runs hold beyond what they booked, each at its recent peak."""
+        return sum(mib for _, mib in self._over.values())
 
     def fault(self, now: float, stale_after_s: float) -> str | None:
         """Why its state is not known."""
@@ -173,7 +209,11 @@ class Card:
     def obstacle(self) -> str | None:
         """Why its mode lets no job run here."""
         if self.sample.mig_enabled:
-            return "MIG is on; MIG instances are not supported yet"
+            count = self.sample.mig_instances
+            if count:
+                return f"MIG is on: {count} instance{'s are' if count > 1 else ' is'} in its place"
+            make = f"nvidia-smi mig -i {self.sample.index} -cgi PROFILE -C"
+            return f"MIG is on and it has no instance; make some with: {make}, or switch MIG off"
         if self.sample.mig_pending:
             return f"MIG is to be switched on, which waits for a reset: nvidia-smi -r -i {self.sample.index}"
         if self.sample.compute_mode == _PROHIBITED:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpusched.gpu import faults, procinfo
+from gpusched.gpu.mig import Instances
 from gpusched.gpu.modes import ABSENT, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Modes, read_modes
 from gpusched.model.cluster import GpuProcess, GpuSample
 
@@ -77,6 +78,7 @@ class Device:
         self._has_memory_v2 = nvml.constant("nvmlMemory_v2") is not None
         self._reserve_mib: int | None = None
         self._process_calls: dict[str, str] = {}
+        self._instances = Instances(self._call, self._processes, SLOW_S)
 
     @property
     def uuid(self) -> str | None:
@@ -89,6 +91,18 @@ class Device:
         if self._handle is None or self._identity is None:
             return None
         return Present(self._index, self._handle, self._identity.pci_bus_id)
+
+    def read_all(self, now: float) -> tuple[GpuSample, ...]:
+        """A sample of the card and, with MIG on, one of each of its instances. Args, Raises: as `read`."""
+        sample = self.read(now)
+        if not sample.mig_enabled or self._handle is None:
+            self._instances.forget()
+            return (sample,)
+        try:
+            instances = self._instances.read(now, self._handle, sample)
+        except _Lost:
+            return (self._absent(IS_LOST, now),)
+        return replace(sample, mig_instances=len(instances)), *instances
 
     def read(self, now: float) -> GpuSample:
         """One sample. Args: now: monotonic seconds. Raises: DriverGone."""
@@ -170,7 +184,7 @@ class Device:
         memory = self._memory()
         rates = self._ask("nvmlDeviceGetUtilizationRates", self._handle)
         power_mw = self._ask("nvmlDeviceGetPowerUsage", self._handle)
-        processes = self._processes(memory.total_mib)
+        processes = self._processes(self._handle, memory.total_mib)
         reserved_mib, used_mib = memory.reserved_mib, memory.used_mib
         if memory.counts_reserve and used_mib is not None:
             reserved_mib = self._learn_reserve(used_mib, processes)
@@ -235,11 +249,12 @@ class Device:
 
     # --- processes ------------------------------------------------------------------------------
 
-    def _processes(self, total_mib: int | None) -> tuple[GpuProcess, ...] | None:
-        """All processes, one entry per pid; None when the lists are incomplete or make no sense."""
+    def _processes(self, handle: Any, total_mib: int | None) -> tuple[GpuProcess, ...] | None:
+        """All processes of the card or the instance of it, one entry per pid; None when the lists are incomplete or
+        make no sense."""
         held: dict[int, int | None] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            entries, code = self._list(kind)
+            entries, code = self._list(handle, kind)
             if code and (kind == "Compute" or code not in ABSENT):
                 return None
             for entry in entries or ():
@@ -255,12 +270,12 @@ class Device:
                 return None
         return tuple(procinfo.describe(pid, amount) for pid, amount in sorted(held.items()))
 
-    def _list(self, kind: str) -> tuple[Any, int]:
+    def _list(self, handle: Any, kind: str) -> tuple[Any, int]:
         base = f"nvmlDeviceGet{kind}RunningProcesses"
         names = [self._process_calls[kind]] if kind in self._process_calls else [f"{base}_v3", f"{base}_v2", base]
         entries, code = None, FUNCTION_NOT_FOUND
         for name in names:
-            entries, code = self._call(name, self._handle)
+            entries, code = self._call(name, handle)
             if code != FUNCTION_NOT_FOUND:
                 self._process_calls[kind] = name
                 break

@@ -108,16 +108,19 @@ class NvmlSource:
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver's library was replaced; it is asked anew")
         try:
-            samples = tuple(device.read(now) for device in self._devices)
+            read = [device.read_all(now) for device in self._devices]
         except DriverGone:
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; it is asked again soon")
+        samples = tuple(card for card, *_ in read)
         samples = self._with_openers(self._with_faults(self._placed(samples, now), now), now)
         notes = []
         if self._limit is not None:
             chosen = visible.visible(self._limit, [device.uuid for device in self._devices])
             samples = tuple(sample for sample in samples if sample.index in chosen)
             notes.append(_limit_note(self._limit, chosen, len(self._devices)))
+        instances = [(card, found) for card in samples for found in _of_card(card, read)]
+        samples += tuple(replace(found, numa=card.numa) for card, found in instances)
         if self._binding_note is not None:
             notes.append(self._binding_note)
         log_trouble = self._log.trouble if self._log else None
@@ -214,8 +217,13 @@ class NvmlSource:
         return None
 
 
+def _of_card(card: GpuSample, read: list[tuple[GpuSample, ...]]) -> tuple[GpuSample, ...]:
+    """The MIG instances of a card."""
+    return next((found[1:] for found in read if found[0].uuid == card.uuid), ())
+
+
 def _has_hidden_use(sample: GpuSample) -> bool:
-    if sample.vram_used_mib is None or sample.minor is None or sample.unified_memory:
+    if sample.vram_used_mib is None or sample.minor is None or sample.unified_memory or sample.mig_enabled:
         return False
     listed_mib = sum(process.vram_mib or 0 for process in sample.processes or ())
     return sample.vram_used_mib - listed_mib > _HIDDEN_MIB

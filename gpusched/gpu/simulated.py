@@ -1,12 +1,13 @@
 """GPUs that exist only in a text, so that everything can be tried and tested without hardware.
 
-The text is a sum of groups, `COUNTxNAME:SIZE/LINKED`; all but the size may be left out:
+The text is a sum of groups, `COUNTxNAME:SIZE/LINKED[mig=INSTANCES]`; all but the size may be left out:
 
     4x24GiB      2xA100:80GiB+2xT4:16GiB      a100:80G      8x80GiB/4      4x24GiB/1
+    1xA100:80GiB[mig=3x2g.20gb]      2xA100:80GiB[mig=1x3g.40gb+2x1g.10gb]+1xA100:80GiB
 
 The cards of a group are linked with each other, as with NVLink: all of them, or always so many (`/4`), or
-none (`/1`). Or it is the path of a JSON file (it holds another `/`, or ends in `.json`), which is read again
-when it changes:
+none (`/1`). With `[mig=...]` each of them is divided into these MIG instances; `[mig=]` has MIG on and none. Or
+it is the path of a JSON file (it holds another `/`, or ends in `.json`), which is read again when it changes:
 
     {"gpus": [
         {"name": "A100", "vram": "80GiB", "utilisation": 0.4, "temperature_c": 61, "power_w": 250,
@@ -19,7 +20,8 @@ hold; null: unknown), `utilisation` and `memory_utilisation` (0 to 1; null: unkn
 `display_active`, `unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the
 NUMA node), `xids` (a list of faults so far; those that are new in the file are told of once: numbers as the driver
 tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
-`openers` (processes that
+`mig` (a list of MIG instances, also an empty one, has MIG on; each with `profile`, and if it is to be other than the
+profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers` (processes that
 have it open and are not in the list), `ecc_errors` and `slowdown_c` (numbers), `remap_pending`, `remap_failed` and
 `mig_pending` (all unknown at first).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
@@ -42,6 +44,7 @@ from typing import Any
 
 from gpusched.errors import UsageError
 from gpusched.gpu import faults
+from gpusched.gpu.mig import instance_of
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 from gpusched.model.units import parse_size_mib
 
@@ -49,6 +52,12 @@ MAX_GPUS = 1024
 
 _EXAMPLE = "for example: GPUSCHED_FAKE_GPUS=4x24GiB, or 2xA100:80GiB+2xT4:16GiB, or the path of a JSON file"
 _GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]+):)?(?P<size>[^:+/]+)(?:/(?P<linked>\d+))?", re.IGNORECASE)
+_MIG = re.compile(r"\[mig=(?P<mig>[^\]]*)\]$", re.IGNORECASE)
+_ANY_MIG = re.compile(r"\[mig=[^\]]*\]", re.IGNORECASE)
+_PLUS = re.compile(r"\+(?![^\[]*\])")
+"""Between groups, not between the instances of one."""
+_INSTANCES = re.compile(r"(?:(?P<count>\d)x)?(?P<profile>(?:\d+c\.)?\d+g\.(?P<gib>\d+)gb[\w.+]*)", re.IGNORECASE)
+_MOST_INSTANCES = 7
 _GROUPS_ONLY = re.compile(r"[^/]*\d[KMGT]?(I?B)?/\d+(\+[^/]*\d[KMGT]?(I?B)?(/\d+)?)*", re.IGNORECASE)
 """A sum of groups that holds a `/`; anything else that does is a path."""
 _IDLE_TEMPERATURE_C = 35.0
@@ -156,9 +165,14 @@ def simulated_uuid(number: int) -> str:
     return f"GPU-SIM-00000000-0000-0000-0000-{number:012d}"
 
 
+def simulated_mig_uuid(number: int, slot: int) -> str:
+    """UUID of an instance of the simulated GPU of this number."""
+    return f"MIG-SIM-00000000-0000-0000-{number:04d}-{slot:012d}"
+
+
 def is_path(text: str) -> bool:
     """Whether a description of GPUs is the path of a JSON file."""
-    return text.endswith(".json") or ("/" in text and _GROUPS_ONLY.fullmatch(text) is None)
+    return text.endswith(".json") or ("/" in text and _GROUPS_ONLY.fullmatch(_ANY_MIG.sub("", text)) is None)
 
 
 # --- groups -------------------------------------------------------------------------------------
@@ -166,8 +180,11 @@ def is_path(text: str) -> bool:
 
 def _parse_groups(text: str) -> tuple[GpuSample, ...]:
     kinds: list[tuple[str, int, int | None]] = []
-    for group in text.split("+"):
-        match = _GROUP.fullmatch(group.strip())
+    divided: dict[int, tuple[str, ...]] = {}
+    """Profiles of the instances of each card that has MIG on."""
+    for group in _PLUS.split(text):
+        mig = _MIG.search(group.strip())
+        match = _GROUP.fullmatch(group.strip() if mig is None else group.strip()[: mig.start()])
         if match is None:
             raise _bad(text, f"{group.strip()!r} is not COUNTxNAME:SIZE")
         try:
@@ -181,7 +198,9 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
         first = len(kinds)
         groups = (None if linked == 1 else first + at // linked * linked for at in range(count))
         kinds.extend((name, vram_mib, group) for group in groups)
-    return tuple(
+        if mig is not None:
+            divided.update(dict.fromkeys(range(first, first + count), _profiles(text, mig["mig"])))
+    cards = tuple(
         GpuSample(
             uuid=simulated_uuid(number),
             index=number,
@@ -199,6 +218,51 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
         )
         for number, (name, vram_mib, group) in enumerate(kinds)
     )
+    found = [_divided(card, divided[card.index]) if card.index in divided else (card,) for card in cards]
+    return (*(card for card, *_ in found), *(one for _, *instances in found for one in instances))
+
+
+def _profiles(text: str, parts: str) -> tuple[str, ...]:
+    """Profiles of the instances, one each: `3x2g.20gb`."""
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in parts.split("+"))):
+        match = _INSTANCES.fullmatch(part)
+        if match is None:
+            raise _bad(text, f"{part!r} is not COUNTxPROFILE of a MIG instance, such as 3x2g.20gb")
+        found.extend([match["profile"]] * int(match["count"] or 1))
+    if len(found) > _MOST_INSTANCES:
+        raise _bad(text, f"a card has at most {_MOST_INSTANCES} MIG instances")
+    return tuple(found)
+
+
+def _divided(card: GpuSample, profiles: tuple[str, ...]) -> tuple[GpuSample, ...]:
+    """The card with MIG on, and its instances, all empty."""
+    card = replace(card, mig_enabled=True, mig_instances=len(profiles), utilisation=None, memory_utilisation=None)
+    made = []
+    for slot, profile in enumerate(profiles):
+        total_mib, uuid = profile_mib(profile), simulated_mig_uuid(card.index, slot)
+        made.append(
+            instance_of(
+                card,
+                slot=slot,
+                uuid=uuid,
+                profile=profile,
+                total_mib=total_mib,
+                used_mib=0,
+                processes=(),
+                gi=slot,
+                ci=0,
+            )
+        )
+    return card, *made
+
+
+def profile_mib(profile: str) -> int:
+    """Memory of a MIG instance, as its profile says. Raises: ValueError when it is no profile."""
+    match = _INSTANCES.fullmatch(profile)
+    if match is None or match["count"] is not None:
+        raise ValueError(f"{profile!r} is not a profile of a MIG instance, such as 2g.20gb")
+    return int(match["gib"]) * 1024
 
 
 def _linked(text: str, word: str | None, count: int) -> int:
@@ -248,7 +312,8 @@ def _world(top: _Reader) -> _World:
     entries = top.list_of("gpus")
     if len(entries) > MAX_GPUS:
         raise ValueError(f"it has {len(entries)} GPUs, at most {MAX_GPUS} are simulated")
-    gpus = tuple(_gpu(_Reader(entry, f"GPU {number}"), number) for number, entry in enumerate(entries))
+    read = [_gpu_and_instances(_Reader(entry, f"GPU {number}"), number) for number, entry in enumerate(entries)]
+    gpus = (*(card for card, *_ in read), *(one for _, *instances in read for one in instances))
     uuids = [gpu.uuid for gpu in gpus]
     for uuid in uuids:
         if uuids.count(uuid) > 1:
@@ -266,15 +331,50 @@ def _world(top: _Reader) -> _World:
     return world
 
 
+def _gpu_and_instances(entry: _Reader, number: int) -> tuple[GpuSample, ...]:
+    listed = entry.list_of("mig") if entry.has("mig") else None
+    card = _gpu(entry, number)
+    if listed is None or card.is_lost or card.error:
+        return (card,)
+    card = replace(card, mig_enabled=True, mig_instances=len(listed), utilisation=None, memory_utilisation=None)
+    if len(listed) > _MOST_INSTANCES:
+        raise ValueError(f"{entry.what} has {len(listed)} MIG instances, at most {_MOST_INSTANCES} can be")
+    return card, *(
+        _instance(_Reader(one, f"{entry.what}, instance {slot}"), slot, card) for slot, one in enumerate(listed)
+    )
+
+
+def _instance(entry: _Reader, slot: int, card: GpuSample) -> GpuSample:
+    profile = entry.text("profile")
+    if profile is None:
+        raise ValueError(f"{entry.what} has no profile")
+    processes = _processes(entry)
+    sample = instance_of(
+        card,
+        slot=slot,
+        uuid=entry.text("uuid") or simulated_mig_uuid(card.index, slot),
+        profile=profile,
+        total_mib=entry.size("vram", profile_mib(profile)),
+        used_mib=entry.size("vram_used", sum(process.vram_mib or 0 for process in processes or ())),
+        processes=processes,
+        gi=slot,
+        ci=0,
+    )
+    entry.end()
+    return sample
+
+
+def _processes(entry: _Reader) -> tuple[GpuProcess, ...] | None:
+    if entry.is_null("processes"):
+        return None
+    listed = entry.list_of("processes")
+    return tuple(_process(_Reader(found, f"{entry.what}, process {at}")) for at, found in enumerate(listed))
+
+
 def _gpu(entry: _Reader, number: int) -> GpuSample:
     name = entry.text("name") or "Simulated GPU"
     total_mib = entry.size("vram", None)
-    processes: tuple[GpuProcess, ...] | None = ()
-    if entry.is_null("processes"):
-        processes = None
-    else:
-        listed = entry.list_of("processes")
-        processes = tuple(_process(_Reader(found, f"{entry.what}, process {at}")) for at, found in enumerate(listed))
+    processes = _processes(entry)
     held_mib = sum(process.vram_mib or 0 for process in processes or ())
     sample = GpuSample(
         uuid=entry.text("uuid") or simulated_uuid(number),
@@ -361,6 +461,10 @@ class _Reader:
             raise ValueError(f"{what} is not an object with keys")
         self._left: dict[str, Any] = dict(value)
         self.what = what
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not yet taken."""
+        return key in self._left
 
     def is_null(self, key: str) -> bool:
         if key in self._left and self._left[key] is None:

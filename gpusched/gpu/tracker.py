@@ -13,7 +13,7 @@ from gpusched.gpu.card import Card
 from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
-from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView
+from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView, ShareUse
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
@@ -73,9 +73,17 @@ class GpuTracker:
                 self._cards[sample.uuid].clearance = self._clearances.get(sample.uuid)
                 self._cards[sample.uuid].releases.update(self._early.pop(sample.uuid, {}))
             self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()))
-        for uuid, card in self._cards.items():
-            if uuid not in seen:
-                card.miss("lost: the driver does not list it any more", booked.get(uuid, ()), is_missing=True)
+        for uuid, card in list(self._cards.items()):
+            if uuid in seen:
+                continue
+            if card.is_instance and not booked.get(uuid):
+                # One that was made anew has a new UUID; the old one never comes back.
+                del self._cards[uuid]
+                continue
+            what = (
+                "the MIG instance is not there any more" if card.is_instance else "the driver does not list it any more"
+            )
+            card.miss(f"lost: {what}", booked.get(uuid, ()), is_missing=True)
         self._measure(reading.at, booked)
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
@@ -88,6 +96,11 @@ class GpuTracker:
         for uuid, card in self._cards.items():
             card.clearance = clearances.get(uuid)
 
+    def is_gone(self, uuid: str) -> bool:
+        """Whether a MIG instance was seen to be gone, in more than one reading."""
+        card = self._cards.get(uuid)
+        return card is not None and card.is_instance and card.missed_polls > 1
+
     def is_drained(self, uuid: str) -> bool:
         """Whether somebody or something has taken the card out."""
         return uuid in self._drains
@@ -95,6 +108,8 @@ class GpuTracker:
     def begin_release(self, uuid: str, run: str, now: float) -> None:
         """A run has ended: wait for a reading after `now` that shows the card clean of it."""
         card = self._cards.get(uuid)
+        if card is not None and card.is_instance and card.is_missing:
+            return  # its memory went with it
         releases = self._early.setdefault(uuid, {}) if card is None else card.releases
         releases.setdefault(run, Release(run, now))
         self._meters.pop(run, None)
@@ -123,6 +138,10 @@ class GpuTracker:
                 return state
         return CLEAN
 
+    def shares(self) -> dict[str, tuple[ShareUse, ...]]:
+        """By GPU UUID, what the runs that share it hold of it, of the cards that the last reading tells of."""
+        return {uuid: card.shares for uuid, card in self._cards.items() if card.shares is not None}
+
     def take_meter(self, run: str) -> RunMeter | None:
         """What the run was seen to use, once; None when no reading fell into it."""
         meter = self._meters.pop(run, None)
@@ -136,7 +155,7 @@ class GpuTracker:
         return tuple(views)
 
     def _view(self, uuid: str, card: Card, now: float) -> GpuView:
-        drained = self._drains.get(uuid)
+        drained = self._drained(uuid, card)
         why_not = (
             (drained if drained is None or drained.startswith(SUSPECT) else f"drained: {drained}")
             or card.fault(now, self._stale_after_s)
@@ -150,15 +169,23 @@ class GpuTracker:
             name=card.sample.name,
             vram_total_mib=card.total_mib,
             foreign_mib=card.foreign_peak_mib(now),
+            over_mib=card.over_mib,
             why_not=why_not,
             why_not_whole=card.intrusion(now),
             can_share=card.can_share,
             utilisation=card.sample.utilisation,
-            is_present=not card.is_lost,
+            is_present=not card.is_lost and not card.sample.mig_enabled,
             link_group=card.sample.link_group,
             numa=card.sample.numa,
             ecc_errors=card.sample.ecc_errors,
+            is_divided=card.sample.mig_enabled,
+            mig_profile=card.sample.mig_profile,
+            mig_parent=card.sample.mig_parent,
         )
+
+    def _drained(self, uuid: str, card: Card) -> str | None:
+        """Why somebody or something has taken it out, or the card that it is a part of."""
+        return self._drains.get(uuid) or self._drains.get(card.sample.mig_parent or uuid)
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
         """One GPU for people.
@@ -178,10 +205,11 @@ class GpuTracker:
         fault = card.fault(now, self._stale_after_s)
         if card.is_lost:
             return GpuState.LOST, fault
-        if self._drains.get(uuid, "").startswith(SUSPECT):
-            return GpuState.SUSPECT, self._drains[uuid].removeprefix(SUSPECT)
-        if uuid in self._drains:
-            return GpuState.DRAINING if shares else GpuState.DRAINED, self._drains[uuid]
+        drained = self._drained(uuid, card)
+        if drained is not None and drained.startswith(SUSPECT):
+            return GpuState.SUSPECT, drained.removeprefix(SUSPECT)
+        if drained is not None:
+            return GpuState.DRAINING if shares else GpuState.DRAINED, drained
         if fault is not None:
             return GpuState.UNKNOWN, fault
         suspicion = card.suspicion()

@@ -16,6 +16,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "time_limit_80": "a run has used 80 % of its time limit",
         "pending": "the job has waited for `[alert] pending_s` since it could have started",
         "gpu_idle": "the GPUs of a run do nothing",
+        "vram_over": "a run holds more of a shared GPU's memory than it booked",
         "queue_empty": "none of your jobs waits or runs any more",
     }
 )
@@ -35,7 +36,7 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
 EACH_TASK = "array_tasks"
 """Not an event: tell of each task of an array, not of the array as a whole."""
 
-ONCE = frozenset({"time_limit_80", "pending", "gpu_idle"})
+ONCE = frozenset({"time_limit_80", "pending", "gpu_idle", "vram_over"})
 """What would be found again after a restart: kept in the table until the job has ended, so that it is told once."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(EVENTS), "requeue": ("preempt", "retry"), "none": ()}

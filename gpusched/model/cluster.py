@@ -87,6 +87,18 @@ class GpuSample:
     """Temperature from which the card slows itself down."""
     mig_pending: bool | None = None
     """MIG as it will be after a reset; None when the driver does not tell."""
+    mig_instances: int = 0
+    """How many MIG instances the card is divided into; 0 also when MIG is off."""
+    mig_parent: str | None = None
+    """Of a MIG instance: the UUID of the card that it is a part of. Heat, ECC and modes are that card's."""
+    mig_profile: str | None = None
+    """Of a MIG instance: `2g.20gb`."""
+    mig_gi: int | None = None
+    """Of a MIG instance: its GPU instance, by which its device files are found; None when unknown."""
+    mig_ci: int | None = None
+    """And its compute instance in that."""
+    mps: bool | None = None
+    """Whether an MPS control daemon runs for the card; None where MPS is not used."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open and are not in the driver's list; looked for only when memory is in use that
     the list does not explain."""
@@ -124,6 +136,31 @@ class HostSample:
     boot_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """One logical processor. Those with the same `core` share a physical one."""
+
+    id: int
+    core: int
+    numa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What the kernel keeps runs to on this machine, and what is only booked."""
+
+    launcher: str
+    """`systemd`: each run is a unit of its own. `fork`: the daemon's fork server starts them."""
+    is_limited: bool = False
+    """Memory, tasks and processors, by control groups."""
+    folder: str | None = None
+    """The control group in which runs have theirs; None: each has its own unit's."""
+    why_not: str | None = None
+    """Why nothing is limited; None when it is."""
+    why_not_devices: str | None = None
+    """Why the GPUs of others can be opened; None when they cannot."""
+
+
 class GpuState:
     """Words for a GPU's condition, as `ginfo` prints them."""
 
@@ -152,6 +189,8 @@ class GpuView:
     """Bookable memory: total less the driver's reserve. None when it cannot be read."""
     foreign_mib: int = 0
     """Held by processes of no job, at its recent peak."""
+    over_mib: int = 0
+    """Held by runs beyond what they booked of it, at its recent peak."""
     why_not: str | None = None
     """Set when nothing may be placed here: drained, lost, stale, dirty, in foreign use for slices too."""
     why_not_whole: str | None = None
@@ -159,7 +198,7 @@ class GpuView:
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True
-    """False for a lost card: it does not count as capacity."""
+    """False for a lost card, and for one that is divided by MIG: neither counts as capacity."""
     utilisation: float | None = None
     """Share of time some kernel ran, 0 to 1, as last measured."""
     link_group: int | None = None
@@ -168,6 +207,48 @@ class GpuView:
     """NUMA node of the card; None when unknown."""
     ecc_errors: int | None = None
     """As `GpuSample.ecc_errors`."""
+    is_divided: bool = False
+    """MIG is on: no job can have the card, only its instances."""
+    mig_profile: str | None = None
+    """Of a MIG instance: `2g.20gb`. A job can have one instance and no other card beside it."""
+    mig_parent: str | None = None
+    """Of a MIG instance: UUID of its card."""
+
+
+class Enforcement:
+    """Words for what holds a run to the VRAM that it booked of a card, as `ginfo` and `gshow` print them."""
+
+    NONE = "none"
+    """Nothing: nobody looks, or nobody can."""
+    WATCHED = "watched"
+    """Readings tell who holds more, some seconds late."""
+    MPS = "MPS"
+    """CUDA refuses to allocate more."""
+    MIG = "MIG"
+    """The hardware: the card is a part of one, with memory of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """What one run holds of one card that it shares, in one reading. None is what nobody knows."""
+
+    run: str
+    uuid: str
+    index: int
+    booked_mib: int
+    used_mib: int | None
+    left_mib: int | None
+    """Of the card, what all others that are seen leave to this run."""
+
+    @property
+    def over_mib(self) -> int:
+        """Beyond the booking; 0 when nobody knows."""
+        return max(0, (self.used_mib or 0) - self.booked_mib)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the others leave less than this run has booked, so that it may fail through no fault of its own."""
+        return self.left_mib is not None and self.left_mib < self.booked_mib
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,30 @@ from gpusched.model.job import Interactive, Notice
 
 
 @dataclass(frozen=True, slots=True)
+class Cage:
+    """What a run is kept to by the kernel. Every part that is unset leaves the run as free as its user."""
+
+    mem_mib: int | None = None
+    """Memory of all its processes together, files kept in memory for them included; above it the kernel kills."""
+    swap: bool = False
+    """Whether it may be swapped out, beyond that limit."""
+    oom_kills_job: bool = True
+    """Out of memory, all its processes are killed; else the kernel picks one."""
+    tasks: int | None = None
+    """Most processes and threads at once."""
+    cpu_weight: int = 100
+    """Its part of the processors when they are short, 1 to 10,000, against that of other runs."""
+    cpus: tuple[int, ...] = ()
+    """Ids of the processors it may use; empty for all."""
+    gpu_minors: tuple[int, ...] | None = None
+    """N of the /dev/nvidiaN it may open, and no other; None: whatever its user may."""
+    mig: tuple[tuple[int, int, int], ...] = ()
+    """MIG instances that it may open: N of their card's /dev/nvidiaN, GPU instance, compute instance."""
+    private_tmp: bool = False
+    """An empty /tmp and /var/tmp of its own, gone with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """All an engine needs to start one run. Nothing in it is interpreted but by the job's own exec.
 
@@ -52,8 +76,8 @@ class Ticket:
     """Put an output file aside when it has grown to this size; None lets it grow."""
     log_keep: int = 3
     """How many of those put aside are kept."""
-    private_tmp: bool = False
-    """It has a /tmp and a /var/tmp of its own, where the engine can make them."""
+    cage: Cage | None = None
+    """None: only what is booked and what its environment says keeps it apart from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +85,7 @@ class StopOrder:
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt` or `gpu_lost`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over` or `shutdown`."""
     signal: int | None = None
     """None: the ticket's stop signal."""
     grace_s: float | None = None
@@ -121,7 +145,7 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `timeout`, `lease`, `client_lost` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `shutdown`, `timeout`, `lease`, `client_lost` or `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +177,7 @@ class RunEnded:
     exit_code: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
-    """`cancel`, `preempt`, `gpu_lost`, `timeout`, `lease`, `client_lost`; None when the job ended by itself."""
+    """As `RunStopping.why`, but for leftovers; None when the job ended by itself."""
     launch_error: str | None = None
     """A sentence: why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False
@@ -164,6 +188,11 @@ class RunEnded:
     """`name(pid)` of processes that had to be ended after the job's first process was gone."""
     suspended_s: float = 0.0
     """How long it stood still, all times together."""
+    oom_kills: int = 0
+    """Processes of it that the kernel killed for want of host memory; known of a run in a cage only."""
+    at_mem_limit: bool = False
+    """They were killed at the run's own limit, and not because the machine's memory ran out."""
+    mem_limit_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,8 @@ class GpuShare:
     """Index at the time of booking, for display only."""
     vram_mib: int | None = None
     fraction: float | None = None
+    limit: str | None = None
+    """`MPS` when the run was started under it."""
 
     @property
     def is_whole(self) -> bool:

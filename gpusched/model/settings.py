@@ -129,6 +129,23 @@ class GpuSettings:
     )
     foreign_peak_s: float = setting(300.0, "Foreign memory counts at its peak over this many seconds.")
     share_headroom_mib: int = setting(512, "Memory of a shared card that is never booked, for CUDA contexts, in MiB.")
+    mps_dir: str | None = setting(
+        None,
+        "Folder with the pipes of one MPS control daemon for each GPU, by UUID; slices of one GPU are held to their "
+        "booking by MPS where that runs. Unset: MPS is not used.",
+    )
+    vram_over: str = setting(
+        "warn",
+        "What becomes of a run that holds more of a shared card than it booked: `ignore`; `warn` tells its owner and "
+        "its neighbours; `kill` also ends it, vram_over_grace_s later.",
+    )
+    vram_over_mib: int = setting(
+        512, "So much beyond its booking is no matter, in MiB: CUDA contexts count as the run's own."
+    )
+    vram_over_polls: int = setting(3, "Readings in a row that must show a run over its booking before that is told.")
+    vram_over_grace_s: float = setting(
+        60.0, "Time between the warning and the end, in seconds, all of which the run must have been over its booking."
+    )
     release_wait_s: float = setting(
         30.0, "Longest wait for a card's memory to come back after a job; then the card is suspect."
     )
@@ -182,6 +199,36 @@ class LimitSettings:
     )
     snapshot_total_mib: float = setting(
         8192.0, "With more than this of a user's copies, in MiB, those that no unfinished job needs go earlier."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationSettings:
+    """What the kernel keeps the runs of the system's daemon to; see [isolation](../howto/isolation.md).
+
+    A personal daemon books, and keeps nobody to anything.
+    """
+
+    enforce: bool = setting(
+        True, "Keep each run to its limits by a control group of its own, where there are any; `ginfo` says where not."
+    )
+    mem: bool = setting(True, "The memory that a job asks for is all that it gets: above it, it is killed.")
+    default_mem_mib: int | None = setting(None, "Memory limit of jobs that ask for none, in MiB; none when unset.")
+    swap: bool = setting(False, "Whether a job at its memory limit may be swapped out instead.")
+    oom_kills: str = setting(
+        "job", "Out of memory, the kernel kills the whole `job`, or the one `process` that it thinks best."
+    )
+    tasks: int = setting(16384, "Most processes and threads of one run at once; 0 for no limit.")
+    pin_cpus: bool = setting(
+        False,
+        "Give each job that asks for whole cores some of its own, next to its GPUs when that is known, and let it run "
+        "on no others.",
+    )
+    devices: bool = setting(True, "A run can open the GPUs that were allotted to it and no others.")
+    private_tmp: bool = setting(False, "Give each run an empty /tmp and /var/tmp of its own, which go when it ends.")
+    guard_units: tuple[str, ...] = setting(
+        ("user.slice", "cron.service", "atd.service"),
+        "What `gpusched system guard` keeps off the GPUs: units of systemd, those that are not there left out.",
     )
 
 
@@ -240,7 +287,9 @@ class LifeSettings:
         7 * 86400.0, "How long it is kept after a job that did not COMPLETE, in seconds."
     )
     oom_growth: float = setting(
-        1.5, "A slice whose GPU memory ran out is retried so many times larger, or on a larger card; 1 for the same."
+        1.5,
+        "A slice whose GPU memory ran out is retried so many times larger, or on a larger card; so is a job that "
+        "reached its limit of host memory. 1 for the same.",
     )
 
 
@@ -304,6 +353,9 @@ class DaemonSettings:
 
     poll_s: float = setting(1.0, "Time between polls; requests and ends of runs wake the daemon at once.")
     idle_poll_s: float = setting(5.0, "Time between GPU readings while no job waits or runs.")
+    shutdown_grace_s: float = setting(
+        60.0, "Longest time that runs get to end when the machine is being shut down, in seconds."
+    )
     log_level: str = setting("info", "`debug`, `info`, `warning` or `error`.")
     log_mib: float = setting(10.0, "Size at which the log is rotated, in MiB.")
     log_files: int = setting(3, "Rotated logs that are kept.")
@@ -434,6 +486,7 @@ class Settings:
     gpu: GpuSettings = field(default_factory=GpuSettings)
     limit: LimitSettings = field(default_factory=LimitSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    isolation: IsolationSettings = field(default_factory=IsolationSettings)
     default: DefaultSettings = field(default_factory=DefaultSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)

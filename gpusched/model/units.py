@@ -113,6 +113,27 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes}:{secs:02d}"
 
 
+_MIG_FROM, _MIG_SLOTS = 1000, 10
+
+
+def mig_index(parent: int, slot: int) -> int:
+    """Index of a MIG instance, apart from those of cards: 1021 is instance 1 of GPU 2."""
+    return _MIG_FROM + _MIG_SLOTS * parent + slot
+
+
+def gpu_label(index: int) -> str:
+    """How people name a GPU: `2`, and `2:1` for instance 1 of it."""
+    if index < _MIG_FROM:
+        return str(index)
+    parent, slot = divmod(index - _MIG_FROM, _MIG_SLOTS)
+    return f"{parent}:{slot}"
+
+
+def card_index(index: int) -> int:
+    """Index of the card; of a MIG instance that of the card it is a part of."""
+    return index if index < _MIG_FROM else (index - _MIG_FROM) // _MIG_SLOTS
+
+
 def parse_job_id(text: str) -> int:
     """Read a job id; ids are whole numbers from 1."""
     if not _is_digits(text) or len(text) > 18 or int(text) < 1:

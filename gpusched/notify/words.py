@@ -18,6 +18,7 @@ TITLES: Mapping[str, str] = {
     "time_limit_80": "job {job} ({name}) comes near its time limit",
     "pending": "job {job} ({name}) still waits",
     "gpu_idle": "job {job} ({name}) leaves its GPUs idle",
+    "vram_over": "job {job} ({name}) uses more GPU memory than it booked",
     "queue_empty": "no job of {user} is left",
     "test": "a test",
 }

@@ -85,7 +85,7 @@ def _as_built(node: NodeView) -> NodeView:
 
 
 def _gpu_as_built(gpu: GpuView) -> GpuView:
-    return replace(gpu, foreign_mib=0, why_not=None, why_not_whole=None)
+    return replace(gpu, foreign_mib=0, over_mib=0, why_not=None, why_not_whole=None)
 
 
 def _over_ceiling(request: Request, layout: Layout, settings: Settings) -> Refusal | None:
@@ -109,6 +109,13 @@ def _refuse_gpus(need: Need, layout: Layout) -> Refusal | None:
     asked = f"asked for {describe(request)}{_after(limited)}"
     if not layout.cards:
         return Refusal(f"{asked}; this scheduler has no GPU", f"see what there is with: ginfo; {_FAKE}")
+    if request.gpus > 1:
+        single = Need.of(replace(request, gpus=1, is_linked=False), 0)
+        if not _cards(need, layout) and any(card.view.mig_profile is not None for card in _cards(single, layout)):
+            return Refusal(
+                f"{asked}; only MIG instances would do, and a job can have one of those",
+                f"ask for one: {_count_option(request, 1).removesuffix(' --gpus-linked')}; see them with: ginfo",
+            )
     of_type = _cards(Need.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout)
     if not of_type:
         types = ", ".join(

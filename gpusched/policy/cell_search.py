@@ -54,7 +54,11 @@ def groups_of(layout: Layout, *, as_built: bool = False) -> tuple[Group, ...]:
     for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
         found: dict[object, list[int]] = {}
         for card, bond in zip(cards, _bonds(cards), strict=True):
-            if card.view.is_present and (as_built or _is_usable(card, node.why_not or node.gpu_error)):
+            if (
+                card.view.is_present
+                and card.view.mig_profile is None
+                and (as_built or _is_usable(card, node.why_not or node.gpu_error))
+            ):
                 found.setdefault(bond, []).append(card.number)
         groups += [Group(node.name, frozenset(numbers)) for numbers in found.values()]
     return tuple(groups)

@@ -29,6 +29,12 @@ class Card:
     model: str
     slice_total_mib: int | None
     """What all slices together may hold: the total less the headroom; None when the total is unknown."""
+    parent_model: str = ""
+    """Of a MIG instance: the model of the card that it is a part of."""
+
+    def is_of_type(self, model: str) -> bool:
+        """Whether a type that was asked for means this card. That of its parent does not mean an instance."""
+        return model in self.model and (not model or model not in self.parent_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,8 @@ class Layout:
         self.cards: list[Card] = []
         self.cards_of: list[tuple[Card, ...]] = []
         self.slice_limits: list[int] = []
-        """Per card, what slices may hold next to foreign use; below 0 when the total is unknown."""
+        """Per card, what slices may hold next to foreign use, and to what runs hold beyond their booking; below 0 when
+        the total is unknown."""
         self.pools: dict[object, object] = {}
         """Answers of the placement's filters that do not change within a cycle."""
         self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
@@ -107,8 +114,11 @@ class Layout:
                 if total is not None:
                     total = int(total * settings.oversubscribe.vram)
                 self._card_numbers[number, view.uuid] = len(self.cards)
-                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total))
-                self.slice_limits.append(-1 if total is None else total - view.foreign_mib)
+                parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
+                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total, parent))
+                # The headroom is there for contexts; what runs hold beyond it is taken from who comes next.
+                taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
+                self.slice_limits.append(-1 if total is None else total - taken_mib)
             self.cards_of.append(tuple(self.cards[first:]))
 
     def node_number(self, name: str) -> int | None:

@@ -12,6 +12,7 @@ from math import inf
 
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
+from gpusched.model.units import gpu_label
 from gpusched.policy.calendar.upkeep import Upkeep
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Card, Draft
@@ -160,7 +161,7 @@ class Explainer:
                 for card in cards:
                     why_not = _why_not(card, need)
                     if why_not is not None:
-                        why = f"GPU {card.view.index} of node {node.name}: {why_not}"
+                        why = f"GPU {gpu_label(card.view.index)} of node {node.name}: {why_not}"
                         yield {"node": node.name, "gpu": card.view.index, "why": why}
 
 
@@ -169,6 +170,10 @@ def _why_not(card: Card, need: Need) -> str | None:
     rejection = reject_card(card, need.kind)
     if rejection is Rejection.CARD_LOST:
         return card.view.why_not or "lost"
+    if rejection is Rejection.CARD_DIVIDED:
+        return card.view.why_not or "MIG is on"
+    if rejection is Rejection.CARD_INSTANCE:
+        return f"it is a MIG instance ({card.view.mig_profile}), and a job sees one of those only"
     if rejection is Rejection.CARD_NOT_AVAILABLE:
         return card.view.why_not
     if rejection is Rejection.CARD_FOREIGN:

@@ -38,6 +38,8 @@ class Rejection(str, Enum):
     CARD_TYPE = "GPU of another type"
     CARD_SMALL = "GPU with less VRAM than asked"
     CARD_LOST = "GPU lost"
+    CARD_DIVIDED = "GPU divided by MIG"
+    CARD_INSTANCE = "MIG instance, of which a job can have one"
     CARD_NOT_AVAILABLE = "GPU not available"
     CARD_FOREIGN = "GPU in foreign use"
     CARD_UNSHARABLE = "GPU cannot be shared"
@@ -160,12 +162,16 @@ def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
 
 def reject_card(card: Card, kind: CardKind) -> Rejection | None:
     """The first fixed filter that turns this card away, whatever is booked on it."""
-    is_slice, model, min_vram_mib = kind
+    is_slice, model, min_vram_mib, is_single = kind
     view = card.view
+    if view.is_divided:
+        return Rejection.CARD_DIVIDED
     if not view.is_present:
         return Rejection.CARD_LOST
-    if model not in card.model:
+    if not card.is_of_type(model):
         return Rejection.CARD_TYPE
+    if view.mig_profile is not None and not is_single:
+        return Rejection.CARD_INSTANCE
     if (min_vram_mib or is_slice) and view.vram_total_mib is None:
         return Rejection.CARD_SIZE_UNKNOWN
     if min_vram_mib and view.vram_total_mib is not None and view.vram_total_mib < min_vram_mib:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from gpusched.model.job import Request
 from gpusched.policy.amounts import micros_of, millicpus_of, squeeze
 
-CardKind = tuple[bool, str, int]
-"""Slices or whole cards, type, least VRAM."""
+CardKind = tuple[bool, str, int, bool]
+"""Slices or whole cards, type, least VRAM, whether it is one card alone."""
 
 Where = tuple[bool, str | None, str | None, tuple[str, ...], tuple[str, ...]]
 """Whether GPUs are asked for, constraint, preference, node list, excluded nodes."""
@@ -38,7 +38,7 @@ class Need:
             millicpus=millicpus_of(request.cpus),
             micros=0 if request.gpu_fraction is None else micros_of(request.gpu_fraction),
             is_slice=is_slice,
-            kind=(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
+            kind=(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0, request.gpus == 1),
             where=(bool(request.gpus), request.constraint, request.prefer, request.nodelist, request.exclude),
         )
 

@@ -17,6 +17,11 @@ class Gpu:
     index: int
     vram_mib: int | None = None
     fraction: float | None = None
+    vram_used_mib: int | None = None
+    """Held at the last reading, of a card that an open run shares."""
+    enforcement: str | None = None
+    """What holds the run to its share: `none`, `watched`, `MPS`, `MIG`."""
+    enforcement_why: str | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Gpu:
     busy_percent: int = 0
     lost: bool = False
     mig: bool = False
+    instances: list[tuple[str, int, list[tuple[int, int | None]]]] = field(default_factory=list)
+    """MIG instances: profile, MiB in use, processes."""
     compute_mode: int = 0
     link_group: int | None = None
     numa: int | None = None
@@ -78,14 +80,18 @@ class SimulatedBench(Bench):
     @staticmethod
     def _entry(gpu: Gpu) -> dict[str, Any]:
         processes = None if gpu.processes is None else [{"pid": pid, "vram": mib} for pid, mib in gpu.processes]
+        mig = [
+            {"profile": profile, "vram_used": mib, "processes": [{"pid": pid, "vram": held} for pid, held in listed]}
+            for profile, mib, listed in gpu.instances
+        ]
         return {
+            **({"mig": mig} if gpu.mig else {}),
             "name": gpu.name,
             "vram": gpu.total_mib,
             "vram_used": gpu.used_mib,
             "processes": processes,
             "utilisation": gpu.busy_percent / 100,
             "lost": gpu.lost,
-            "mig_enabled": gpu.mig,
             "compute_mode": gpu.compute_mode,
             "link_group": gpu.link_group,
             "numa": gpu.numa,
@@ -121,6 +127,17 @@ class NvmlBench(Bench):
             device.used_mib, device.compute = gpu.used_mib or 0, gpu.processes or []
             device.gpu_percent, device.lost = gpu.busy_percent, gpu.lost
             device.mig, device.compute_mode = gpu.mig, gpu.compute_mode
+            device.instances = [
+                FakeDevice(
+                    f"MIG-{number}-{slot}",
+                    f"{gpu.name} MIG {profile}",
+                    int(profile.partition(".")[2].removesuffix("gb")) * 1024,
+                    mib,
+                    reserved_mib=0,
+                    compute=list(listed),
+                )
+                for slot, (profile, mib, listed) in enumerate(gpu.instances)
+            ]
             device.codes = {}
             device.links = {} if gpu.link_group is None else {0: "switch"}
             device.numa = None if gpu.numa is None else (gpu.numa,)
@@ -286,4 +303,41 @@ def test_changes_show_in_the_next_reading(make_bench: MakeBench) -> None:
     processes = source.read().gpus[0].processes
     assert processes is not None
     assert isinstance(processes[0], GpuProcess)
+    source.close()
+
+
+def test_a_divided_card_is_followed_by_its_instances(make_bench: MakeBench) -> None:
+    instances = [("2g.20gb", 3000, [(ME, 2900)]), ("1g.10gb", 0, [])]
+    bench = make_bench(Gpu("A100"), Gpu("A100", mig=True, instances=instances, numa=1), Gpu("A100", mig=True))
+    whole, divided, empty, first, second = read(bench.source()).gpus
+    assert [gpu.index for gpu in (whole, divided, empty, first, second)] == [0, 1, 2, 1010, 1011]
+    assert [(gpu.mig_enabled, gpu.mig_instances) for gpu in (whole, divided, empty)] == [
+        (False, 0),
+        (True, 2),
+        (True, 0),
+    ]
+    for found, (profile, total_mib) in zip((first, second), (("2g.20gb", 20480), ("1g.10gb", 10240)), strict=True):
+        assert found.uuid.startswith("MIG-")
+        assert (found.name, found.mig_profile, found.mig_parent) == (f"A100 MIG {profile}", profile, divided.uuid)
+        assert (found.vram_total_mib, found.mig_enabled, found.numa, found.link_group) == (total_mib, False, 1, None)
+        # How busy an instance is, nobody is told.
+        assert (found.utilisation, found.memory_utilisation) == (None, None)
+    assert (first.vram_used_mib, second.vram_used_mib) == (3000, 0)
+    assert [[(one.pid, one.vram_mib) for one in gpu.processes or ()] for gpu in (first, second)] == [[(ME, 2900)], []]
+
+
+def test_an_instance_that_is_made_anew_is_another_one(make_bench: MakeBench) -> None:
+    bench = make_bench(Gpu("A100", mig=True, instances=[("3g.40gb", 0, []), ("3g.40gb", 0, [])]))
+    source = bench.source()
+    assert len(source.read().gpus) == 3
+    if isinstance(bench, NvmlBench):
+        # The old handles mean nothing any more.
+        for old in bench._nvml.devices[0].instances:
+            assert old is not None
+            old.gone = True
+    bench.gpus[0].instances = [("7g.80gb", 0, [])]
+    bench.apply()
+    bench.now += 1
+    divided, only = source.read().gpus
+    assert (divided.mig_instances, only.mig_profile) == (1, "7g.80gb")
     source.close()

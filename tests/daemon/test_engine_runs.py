@@ -327,7 +327,11 @@ def test_a_signal_goes_to_the_first_process_or_to_all(bench: LocalBench) -> None
 
 
 @pytest.mark.parametrize(
-    ("why", "tail"), [("cancel", ""), ("preempt", " DUE TO PREEMPTION"), ("timeout", " DUE TO TIME LIMIT")]
+    ("why", "tail"),
+    [
+        *(("cancel", ""), ("preempt", " DUE TO PREEMPTION"), ("timeout", " DUE TO TIME LIMIT")),
+        ("shutdown", " DUE TO SHUTDOWN OF THE MACHINE"),
+    ],
 )
 def test_the_log_says_why_a_job_was_stopped(bench: LocalBench, why: str, tail: str) -> None:
     bench.start("12.3", SLEEPS, time_limit_s=0.3 if why == "timeout" else None, stderr_path="err")

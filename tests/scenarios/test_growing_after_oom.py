@@ -14,7 +14,14 @@ from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule
-from gpusched.model.settings import DefaultSettings, LifeSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.settings import (
+    DefaultSettings,
+    IsolationSettings,
+    LifeSettings,
+    QosSettings,
+    QueueSettings,
+    Settings,
+)
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.capacity import refusal
 from gpusched.policy.life.growth import Larger, NothingLarger, grown
@@ -215,3 +222,63 @@ def test_a_slice_of_a_card_that_nobody_can_read_is_let_in_to_wait() -> None:
     nodes = [replace(small_and_large(), gpu_error="no driver", gpus=())]
     settings = Settings(queue={"default": QueueSettings("default", max_gpus_per_job=0.5)})
     assert slice_refusal(spec(request=request(gpus=1, vram_mib=45 * GIB)), "ann", nodes, settings) is None
+
+
+# --- host memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("had_mib", "wanted_mib"),
+    {100: 512, 1024: 1536, 40_000: 60_160, 50_000: 65_536, 65_536: None}.items(),
+)
+def test_host_memory_grows_up_to_all_that_there_is(had_mib: int, wanted_mib: int | None) -> None:
+    asked = request(mem_mib=had_mib)
+    ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)
+    found = grown(asked, ended, [node("n1", mem_mib=65_536)], Settings(), lambda wish: True)
+    if wanted_mib is None:
+        assert isinstance(found, NothingLarger)
+        assert found.text == "not tried again, since it can have no more host memory here than 64G"
+    else:
+        assert isinstance(found, Larger)
+        assert found.request == request(mem_mib=wanted_mib)
+
+
+def test_a_limit_that_was_not_asked_for_grows_from_what_the_site_gives() -> None:
+    ended = replace(run(job(1, request=request())), reason=ReasonCode.MEM_LIMIT)
+    settings = replace(Settings(), isolation=IsolationSettings(default_mem_mib=1000))
+    found = grown(request(), ended, [node("n1", mem_mib=65_536)], settings, lambda wish: True)
+    assert isinstance(found, Larger)
+    assert found.request.mem_mib == 1536
+    assert found.text == "1.5G of host memory instead of 1000M"
+
+
+def test_host_memory_that_the_machine_lacks_and_growth_that_is_off_change_nothing() -> None:
+    machines = [node("n1", mem_mib=65_536, gpus=[gpu_view(0)])]
+    asked = request(gpus=1, vram_mib=1000, mem_mib=1000)
+    before = replace(run(job(1, request=asked)), gpus=(GpuShare(machines[0].gpus[0].uuid, 0, vram_mib=1000),))
+    ended = replace(before, reason=ReasonCode.HOST_OUT_OF_MEMORY)
+    assert grown(asked, ended, machines, Settings(), lambda wish: True) is None
+    off = replace(Settings(), life=LifeSettings(oom_growth=1))
+    assert grown(asked, replace(before, reason=ReasonCode.MEM_LIMIT), machines, off, lambda wish: True) is None
+
+
+def test_memory_of_the_host_is_no_reason_for_more_of_the_gpu() -> None:
+    machines = [node("n1", mem_mib=65_536, gpus=[gpu_view(0)])]
+    asked = request(gpus=1, vram_mib=1000, mem_mib=1024)
+    ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)
+    found = grown(asked, ended, machines, Settings(), lambda wish: True)
+    assert isinstance(found, Larger)
+    assert found.request == replace(asked, mem_mib=1536)
+
+
+def test_a_job_without_gpus_is_retried_with_more_memory() -> None:
+    outcome = Outcome(runs_s=1, signal=9, oom_kills=2, mem_limit_mib=1024)
+    lab = Lab(gpus=1, outcome=outcome)
+    job_id = lab.submit(request=request(mem_mib=1024), retry=RetryRule(retries=1, backoff_s=0))
+    for _ in range(6):
+        lab.turn(1)
+    found = lab.job(job_id)
+    story = [event.text for event in lab.store.events(job_id) if event.kind == "retry"]
+    assert story == ["retry 1 of 1 in 0.0s, with 1.5G of host memory instead of 1G"]
+    assert (found.state, found.reason) == (JobState.OUT_OF_MEMORY, ReasonCode.MEM_LIMIT)
+    assert found.spec.request.mem_mib == 1536

@@ -92,6 +92,11 @@ def test_whose_fault_it_is_that_memory_ran_out(name: str) -> None:
     assert is_theirs or after is before
 
 
+def test_host_memory_that_ran_out_is_nothing_that_others_on_the_card_could_cause() -> None:
+    before = replace(ended(job(1), outcome=JobState.OUT_OF_MEMORY, lasted_s=3.0), reason=ReasonCode.MEM_LIMIT)
+    assert crowded_out(before, {CARD: 9000}, SETTINGS.early_s, 1024) is before
+
+
 # --- the first seconds ----------------------------------------------------------------------------
 
 
@@ -306,3 +311,18 @@ def test_a_card_without_events_has_its_victims_told_by_the_log() -> None:
     lab.logged[0] = (Xid(94, lab.clock.now() - 2, 1),)
     lab.turn(1)
     assert lab.store.runs([job_id])[0].reason is ReasonCode.GPU_FAILED
+
+
+def test_a_fault_of_a_divided_card_makes_victims_of_the_jobs_on_its_instances() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=100, exit_code=1))
+    lab.health = {0: {"mig_enabled": True, "mig_instances": 1}, 1: {"mig_parent": "GPU-0", "mig_profile": "7g.80gb"}}
+    job_id = lab.submit(request=request(gpus=1))
+    lab.turn(1)
+    assert [one.uuid for one in lab.store.runs([job_id])[0].gpus] == ["GPU-1"]
+    lab.turn(97)
+    lab.xids[0] = (94,)
+    lab.turn(1)
+    lab.turn(3)
+    lab.turn(3)
+    first = lab.store.runs([job_id])[0]
+    assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.engine import proctree, session, supervisor
+from gpusched.engine import going_down, proctree, session, supervisor
 from gpusched.engine import spool as files
 from gpusched.engine.report import GPU_OOM, TAIL_BYTES, tail_shows_oom
 from gpusched.engine.supervisor import Home, Supervisor
@@ -113,6 +113,25 @@ def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..
     made.obey(["stop", "cancel", "-", "-", "."])
     made.obey(["stop", "preempt", "-", "-", "."])
     assert made.stopped_by == "cancel"
+
+
+@pytest.mark.parametrize(("goes_down", "why"), [(True, "shutdown"), (False, "cancel")])
+def test_what_a_term_from_nobody_means_depends_on_the_machine(
+    running: Supervisor, monkeypatch: pytest.MonkeyPatch, goes_down: bool, why: str
+) -> None:
+    monkeypatch.setattr(going_down, "machine_goes_down", lambda: goes_down)
+    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
+    running.heed((signal.SIGTERM,))
+    assert (running.stopped_by, running.kills_at) == (why, 1130.0)
+
+
+def test_a_cancel_counts_more_than_the_shutdown_that_came_before_it(
+    running: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
+    running.obey(["stop", "shutdown", "-", "60", "."])
+    running.obey(["stop", "cancel", "-", "-", "."])
+    assert (running.stopped_by, running.kills_at) == ("cancel", 1130.0)
 
 
 @pytest.mark.parametrize("line", ["stop canc", "stop", "limit x .", "signal", "", "limit 5", "stop cancel x - ."])

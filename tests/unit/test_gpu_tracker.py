@@ -50,7 +50,11 @@ def test_a_card_is_used_after_enough_good_readings() -> None:
         ({"error": "the GPU must be reset"}, "the GPU must be reset", "unknown"),
         ({"vram_used_mib": None}, "its memory cannot be read", "unknown"),
         ({"vram_total_mib": None}, "its memory cannot be read", "unknown"),
-        ({"mig_enabled": True}, "MIG is on; MIG instances are not supported yet", "drained"),
+        (
+            {"mig_enabled": True},
+            "MIG is on and it has no instance; make some with: nvidia-smi mig -i 0 -cgi PROFILE -C, or switch MIG off",
+            "drained",
+        ),
         ({"compute_mode": 2}, "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0", "drained"),
         (
             {"compute_mode": 3, "processes": [(7, 100, "eva")]},

@@ -53,6 +53,11 @@ def test_patterns_expand_as_in_slurm(pattern: str, path: str) -> None:
     assert expand_pattern(pattern, a_job(), "lab1.example") == path
 
 
+def test_a_mig_instance_is_always_named_by_uuid() -> None:
+    run = a_run(GpuShare("MIG-7", 1001))
+    assert visible_devices(run, "index", {"MIG-7": 1001}) == "MIG-7"
+
+
 def test_a_name_cannot_lead_the_file_elsewhere() -> None:
     job = a_job()
     job = replace(job, spec=replace(job.spec, name="../../etc/passwd"))

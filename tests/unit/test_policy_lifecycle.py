@@ -162,6 +162,36 @@ ENDS = {
         ReasonCode.NONE,
         "exit code 0",
     ),
+    "its limit of host memory": (
+        {"exit_code": None, "signal": 9, "oom_kills": 3, "at_mem_limit": True, "mem_limit_mib": 2048},
+        JobState.OUT_OF_MEMORY,
+        ReasonCode.MEM_LIMIT,
+        "needed more than its 2G of host memory: the kernel killed it (signal 9)",
+    ),
+    "its limit of host memory, told by its shell": (
+        {"exit_code": 137, "oom_kills": 1, "at_mem_limit": True, "mem_limit_mib": 2048, "gpu_oom": True},
+        JobState.OUT_OF_MEMORY,
+        ReasonCode.MEM_LIMIT,
+        "needed more than its 2G of host memory: the kernel killed a process of it (exit code 137)",
+    ),
+    "the machine's memory, whatever its own limit": (
+        {"exit_code": None, "signal": 9, "oom_kills": 1, "mem_limit_mib": 2048, "peak_mem_mib": 1024.0},
+        JobState.OUT_OF_MEMORY,
+        ReasonCode.HOST_OUT_OF_MEMORY,
+        "the machine's memory ran out: the kernel killed it, which had used 1G (signal 9)",
+    ),
+    "a job that did without a process that was killed": (
+        {"oom_kills": 1, "at_mem_limit": True, "mem_limit_mib": 2048},
+        JobState.COMPLETED,
+        ReasonCode.NONE,
+        "exit code 0",
+    ),
+    "a cancel outweighs host memory that ran out": (
+        {"exit_code": None, "signal": 9, "stopped_by": "cancel", "oom_kills": 1},
+        JobState.CANCELLED,
+        ReasonCode.CANCELLED_BY_USER,
+        "cancelled",
+    ),
     "the time limit": (
         {"exit_code": None, "signal": 15, "stopped_by": "timeout"},
         JobState.TIMEOUT,
@@ -195,13 +225,23 @@ ENDS = {
 }
 
 
+def test_what_the_kernel_killed_is_told_also_when_it_was_not_the_end_of_it():
+    parts = {"oom_kills": 1, "at_mem_limit": True, "mem_limit_mib": 2048}
+    _, _, events = end(*started(), **parts)
+    assert [event.text for event in events] == [
+        "COMPLETED: exit code 0",
+        "needed more than its 2G of host memory: the kernel killed a process of it",
+    ]
+
+
 @pytest.mark.parametrize(("parts", "state", "reason", "text"), ENDS.values(), ids=ENDS)
 def test_a_run_ends_by(parts, state, reason, text):
     one, run, events = end(*started(time_limit_s=60), **parts)
     assert (one.state, one.reason, one.reason_text, one.end_at) == (state, reason, text, NOW + 60)
     assert (run.state, run.outcome, run.reason, run.reason_text) == (RunState.ENDED, state, reason, text)
     assert (one.exit_code, one.signal) == (parts.get("exit_code", 0), parts.get("signal"))
-    assert kinds(events) == ["ended"]
+    is_noted = "oom_kills" in parts and state is not JobState.OUT_OF_MEMORY
+    assert kinds(events) == ["ended", "note"] if is_noted else ["ended"]
     assert events[0].text == f"{state}: {text}"
 
 
@@ -216,6 +256,31 @@ def test_a_preempted_run_waits_again_without_counting():
     assert kinds(events) == ["ended", "requeued"]
     one, _, _ = end(*started(retry=rule(requeue=False)), stopped_by="preempt", exit_code=None, signal=15)
     assert (one.state, one.end_at) == (JobState.PREEMPTED, NOW + 60)
+
+
+def test_a_run_that_ended_with_the_machine_waits_again_as_after_its_loss():
+    one, run, events = end(*started(), stopped_by="shutdown", exit_code=None, signal=15)
+    assert (one.state, one.requeues, one.failures) == (JobState.PENDING, 1, 0)
+    assert (run.outcome, run.reason, run.reason_text) == (
+        JobState.NODE_FAIL,
+        ReasonCode.NODE_DOWN,
+        "the machine was being shut down",
+    )
+    assert kinds(events) == ["ended", "requeued"]
+    one, _, _ = end(*started(retry=rule(requeue=False, retries=0)), stopped_by="shutdown", exit_code=1)
+    assert (one.state, one.reason) == (JobState.NODE_FAIL, ReasonCode.NODE_DOWN)
+
+
+def test_a_run_that_finished_in_the_grace_of_a_shutdown_has_completed():
+    one, _, _ = end(*started(), stopped_by="shutdown", exit_code=0)
+    assert one.state is JobState.COMPLETED
+
+
+def test_a_cancel_during_a_shutdown_is_kept():
+    one, run = started()
+    one, _ = lifecycle.cancel(one, NOW + 50, "ann")
+    after, _, _ = end(one, run, stopped_by="shutdown", exit_code=None, signal=15)
+    assert after.state is JobState.CANCELLED
 
 
 def test_measurements_are_kept():
@@ -283,6 +348,7 @@ def test_finishing_a_run_that_has_not_ended_is_a_bug():
 STOPPING = {
     "cancel": "is being cancelled",
     "preempt": "is being preempted",
+    "shutdown": "is being ended because the machine is being shut down",
     "timeout": "reached its time limit and is being stopped",
     "leftovers": "its first process ended; waiting for others that it left behind",
     "power": "is being stopped: power",

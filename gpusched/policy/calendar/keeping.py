@@ -71,7 +71,9 @@ def _cards(wish: Wish, node: NodeView, taken: set[str], late: Sequence[Allocatio
         return named if len(named) == len(set(wish.cards)) else None
     if not wish.gpus:
         return ()
-    return _pick([view for view in there if view.uuid not in taken], wish.gpus, late)
+    # MIG instances are kept by name: so many GPUs are so many cards.
+    whole = [view for view in there if view.uuid not in taken and view.mig_profile is None]
+    return _pick(whole, wish.gpus, late)
 
 
 def _pick(free: Sequence[GpuView], count: int, late: Sequence[Allocation]) -> tuple[GpuView, ...] | None:

@@ -128,6 +128,9 @@ def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_
     """
     if run.outcome is not JobState.OUT_OF_MEMORY or run.start_at is None or run.end_at is None:
         return run
+    if run.reason in (ReasonCode.GPU_MEMORY_OVER, ReasonCode.MEM_LIMIT, ReasonCode.HOST_OUT_OF_MEMORY):
+        # It was ended for having too much of it, or lacked memory of another kind.
+        return run
     if run.end_at - run.start_at - run.suspended_s > early_s:
         return run
     for share in run.gpus:

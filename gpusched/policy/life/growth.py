@@ -5,6 +5,8 @@
     when no card could hold that, or the share would be a whole card: a whole card, larger than the slice was
     a whole card        the next larger card that the request admits
 
+A job that reached its limit of host memory asks for so many times more of that, or for as much as there is.
+
 A rung that the machines could never give, or that the job's queue would refuse, is left out.
 """
 
@@ -17,6 +19,7 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.evolve import evolve
 from gpusched.model.job import GpuShare, Request, Run
 from gpusched.model.settings import Settings
+from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_size_mib
 from gpusched.policy.capacity import refusal
 
@@ -42,12 +45,17 @@ class NothingLarger:
 def grown(
     request: Request, run: Run, nodes: Sequence[NodeView], settings: Settings, is_admitted: Callable[[Request], bool]
 ) -> Larger | NothingLarger | None:
-    """The next rung for a request whose run ran out of GPU memory.
+    """The next rung for a request whose run ran out of memory, the GPU's or its own of the host.
 
     None when more would not help, or nobody knows: growing is switched off, a card's size cannot be read, or processes
-    of no job held memory of a card of the run. The request then stays as it is.
+    of no job held memory of a card of the run, or it was the whole machine's memory that ran out. The request then
+    stays as it is.
     """
-    if not request.gpus or settings.life.oom_growth <= 1 or not run.gpus:
+    if run.reason is ReasonCode.HOST_OUT_OF_MEMORY or settings.life.oom_growth <= 1:
+        return None
+    if run.reason is ReasonCode.MEM_LIMIT:
+        return _more_host_memory(request, nodes, settings, is_admitted)
+    if not request.gpus or not run.gpus:
         return None
     views = {gpu.uuid: gpu for node in nodes for gpu in node.gpus}
     had = [(share, views[share.uuid]) for share in run.gpus if share.uuid in views]
@@ -62,6 +70,22 @@ def grown(
         if refusal(wish, nodes, settings) is None and is_admitted(wish):
             return Larger(wish, f"{_words(wish, wish.min_vram_mib or 0)} instead of {before}")
     return NothingLarger(f"not tried again, since it can have no more GPU memory here than {before}")
+
+
+def _more_host_memory(
+    request: Request, nodes: Sequence[NodeView], settings: Settings, is_admitted: Callable[[Request], bool]
+) -> Larger | NothingLarger | None:
+    had_mib = request.mem_mib or settings.isolation.default_mem_mib
+    if not had_mib:
+        return None
+    wanted_mib = max(had_mib * settings.life.oom_growth, had_mib + _STEP_MIB)
+    most_mib = max((node.mem_mib for node in nodes), default=0)
+    for mib in (-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB, most_mib):
+        wish = evolve(request, mem_mib=mib)
+        if mib > had_mib and refusal(wish, nodes, settings) is None and is_admitted(wish):
+            words = f"{format_size_mib(mib)} of host memory instead of {format_size_mib(had_mib)}"
+            return Larger(wish, words)
+    return NothingLarger(f"not tried again, since it can have no more host memory here than {format_size_mib(had_mib)}")
 
 
 def _ladder(request: Request, run: Run, had_mib: int, totals: Sequence[int], growth: float) -> Iterator[Request]:

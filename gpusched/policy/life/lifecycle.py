@@ -23,7 +23,7 @@ from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, format_size_mib, gpu_label
 from gpusched.policy.life.growth import Larger, NothingLarger
 from gpusched.policy.life.retry import backoff_s, failure_of, wants_retry
 from gpusched.policy.life.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
@@ -76,7 +76,7 @@ def start_run(
 def _where(placement: Placement) -> str:
     if not placement.gpus:
         return placement.node
-    return f"{placement.node}, GPU {','.join(str(share.index) for share in placement.gpus)}"
+    return f"{placement.node}, GPU {','.join(gpu_label(share.index) for share in placement.gpus)}"
 
 
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
@@ -102,9 +102,11 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "cancel": "is being cancelled",
         "preempt": "is being preempted",
         "gpu_lost": "is being ended because a GPU of its was lost",
+        "vram_over": "is being ended because it holds more GPU memory than it booked",
         "timeout": "reached its time limit and is being stopped",
         "lease": "nothing has happened in it for the length of its lease; it is being stopped",
         "client_lost": "its client is gone; it is being stopped",
+        "shutdown": "is being ended because the machine is being shut down",
         "leftovers": "its first process ended; waiting for others that it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
@@ -123,8 +125,17 @@ def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
     return job, evolve(run, suspended_s=event.suspended_s), ()
 
 
-def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: float, *, gpus_clean: bool) -> Step:
-    """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called."""
+def run_ended(
+    job: Job,
+    run: Run,
+    event: RunEnded,
+    settings: Settings,
+    now: float,
+    *,
+    gpus_clean: bool,
+    grow: Grow | None = None,
+) -> Step:
+    """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called, with `grow`."""
     check_open(job, run)
     outcome, reason, text = _judge(job, event)
     run = evolve(
@@ -145,10 +156,13 @@ def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: floa
     if event.leftovers:
         note = "ended what it left behind: " + ", ".join(event.leftovers)
         events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
+    if event.oom_kills and outcome is not JobState.OUT_OF_MEMORY:
+        # What its end was is said by others; that it had too little memory would else be told nowhere.
+        events.append(JobEvent(job.id, event.end_at, "note", _out_of_host_memory(event)[1], run.number))
     if event.start_at is not None:
         job = evolve(job, start_at=event.start_at)
     if gpus_clean:
-        job, more = finish(job, run, settings, now)
+        job, more = finish(job, run, settings, now, grow)
         return job, run, (*events, *more)
     if job.state in LIVE:
         job = completing(job)
@@ -158,8 +172,8 @@ def run_ended(job: Job, run: Run, event: RunEnded, settings: Settings, now: floa
 def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     """Outcome, reason and sentence of a run's end.
 
-    What stopped a run outweighs how it then exited, but for a run that was to make room and came to its own
-    good end within its grace.
+    What stopped a run outweighs how it then exited, but for a run that was to make room, or to end with the machine,
+    and came to its own good end within its grace.
     """
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
@@ -170,8 +184,14 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         if job.reason in _ROOM and job.reason_text is not None:
             return JobState.PREEMPTED, job.reason, job.reason_text
         return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"
+    if event.stopped_by == "shutdown" and event.exit_code != 0:
+        return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
     if event.stopped_by == "gpu_lost":
         return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"
+    if event.stopped_by == "vram_over":
+        is_told = job.reason is ReasonCode.GPU_MEMORY_OVER and job.reason_text is not None
+        text = job.reason_text if is_told else None
+        return JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER, text or "held more GPU memory than it booked"
     if event.stopped_by == "timeout":
         limit = job.spec.time_limit_s
         text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")
@@ -188,11 +208,26 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         return JobState.COMPLETED, ReasonCode.NONE, "exit code 0"
     else:
         how = f"exit code {event.exit_code}"
+    if event.oom_kills:
+        reason, text = _out_of_host_memory(event)
+        return JobState.OUT_OF_MEMORY, reason, f"{text} ({how})"
     if event.gpu_oom:
         return JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, f"GPU memory ran out ({how})"
     if event.signal is not None:
         return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}"
     return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
+
+
+def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:
+    """Whose memory it was that ran out, and what came of it."""
+    # The number is not told: where all are killed together, the kernel counts the first one twice.
+    killed = "it" if event.signal is not None else "a process of it" if event.oom_kills == 1 else "processes of it"
+    if event.at_mem_limit and event.mem_limit_mib is not None:
+        limit = format_size_mib(event.mem_limit_mib)
+        return ReasonCode.MEM_LIMIT, f"needed more than its {limit} of host memory: the kernel killed {killed}"
+    used = "" if event.peak_mem_mib is None else f", which had used {format_size_mib(event.peak_mem_mib)}"
+    text = f"the machine's memory ran out: the kernel killed {killed}{used}"
+    return ReasonCode.HOST_OUT_OF_MEMORY, text
 
 
 def run_lost(
@@ -265,7 +300,7 @@ def finish(
 ) -> tuple[Job, tuple[JobEvent, ...]]:
     """Move the job on after its run ended and its GPUs are clean: a retry, a requeue, or the end.
 
-    `grow` says what a job asks for next whose GPU memory ran out. A recorded cancel forbids another run; a run
+    `grow` says what a job asks for next whose memory ran out. A recorded cancel forbids another run; a run
     that ended by itself before the cancel reached it keeps its own outcome when no further run would have followed.
     """
     failure = failure_of(run)

@@ -106,7 +106,7 @@ def _card_sizes(layout: Layout, request: Request) -> tuple[int, ...]:
         for card in layout.cards
         if card.view.is_present
         and card.view.vram_total_mib is not None
-        and model in card.model
+        and card.is_of_type(model)
         and card.view.vram_total_mib >= least_mib
     )
     made = tuple(sizes)

@@ -1,0 +1,219 @@
+"""gpusched system: makes this installation the scheduler of the machine, and takes it away again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from typing import Annotated, Any
+
+import typer
+
+from gpusched import __version__, paths
+from gpusched.cli.system_plan import Service, Site, Step, install_plan, look, uninstall_plan
+from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
+
+app = typer.Typer(
+    help="The scheduler for everybody on this machine, under systemd.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; for scripts.")]
+Plan = Annotated[bool, typer.Option("--plan", help="Print what would be done, and do nothing.")]
+Root = Annotated[
+    str | None, typer.Option("--root", metavar="DIR", help="Write below DIR and leave systemd alone, to look at it.")
+]
+
+_NEXT = """\
+The scheduler of this machine runs. Everybody on it can use it:
+    gsub -g 1 -- nvidia-smi
+    gq
+Settings:   {config}   then: sudo systemctl reload gpusched
+Log:        journalctl -u gpusched
+Health:     sudo gpusched doctor
+Prometheus: sudo systemctl enable --now gpusched-metrics
+Upgrade:    install the new release in the same place, then this command again
+"""
+
+
+@app.command()
+def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
+    """Make this installation the scheduler of the machine: shows what it will do, asks, does it, waits until it runs.
+
+    What is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
+    /etc/gpusched/config.toml are never touched.
+
+    example: sudo /opt/gpusched/bin/gpusched system install
+    """
+    below = _below(root)
+    _needs_root(below)
+    folder = _commands_folder()
+    if not below:
+        _needs_systemd()
+        _check_trust(folder)
+    site = _site(folder, below)
+    service = Service() if below else look(os.environ, _running_version)
+    steps = install_plan(site, service)
+    title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the scheduler of this machine:"
+    notes = ["No users or groups are made. systemd makes /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
+    notes += [] if below else _personal_daemons()
+    if _carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
+        sys.stdout.write(_NEXT.format(config=f"{paths.SYSTEM_CONFIG}/config.toml"))
+
+
+@app.command()
+def uninstall(
+    yes: Yes = False,
+    plan: Plan = False,
+    root: Root = None,
+    purge: Annotated[bool, typer.Option("--purge", help="Also remove settings and job table, for good.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while jobs run; they go on, unrecorded.")] = False,
+) -> None:
+    """Remove the scheduler of the machine. Settings, job table and the Python environment stay where they are.
+
+    Refused while jobs run. Jobs that wait are kept in the table, for a later installation.
+
+    example: sudo gpusched system uninstall
+    """
+    below = _below(root)
+    _needs_root(below)
+    if not below:
+        _needs_systemd()
+        running = _running_jobs()
+        if running and not force:
+            raise Refused(
+                f"{running} jobs run, and nobody would record how they end",
+                "wait for them or end them (gq, gcancel); to leave them to themselves: --force",
+            )
+    site = _site(_commands_folder(), below)
+    steps = uninstall_plan(site, Service() if below else look(os.environ, lambda: None), purge=purge)
+    _carry_out(steps, "The scheduler of this machine is removed:", [], yes=yes, plan=plan)
+
+
+def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
+    """Show the steps, ask, do them. False when nothing was done. Raises: Refused when nobody can be asked."""
+    if not any(step.act for step in steps):
+        sys.stdout.write("nothing to do\n")
+        return False
+    lines = [title, *(f"  {step.word:<7} {step.target}{_remark(step)}" for step in steps), *notes]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if plan:
+        return False
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Refused("nobody can be asked here", "say yes beforehand with --yes")
+        if not typer.confirm("Go on?"):
+            raise typer.Exit(1)
+    for step in steps:
+        if step.act is not None:
+            try:
+                step.act()
+            except OSError as error:
+                raise NotReady(
+                    f"cannot {step.word} {step.target}: {error.strerror}", "mend that and run the command again"
+                ) from None
+    sys.stdout.write("done\n")
+    return True
+
+
+def _remark(step: Step) -> str:
+    if not step.why:
+        return ""
+    return f" -> {step.why}" if step.word == "link" else f"   ({step.why})"
+
+
+def _below(root: str | None) -> str:
+    if root is None:
+        return ""
+    if not root.strip("/"):
+        raise UsageError(f"--root {root} is no folder below which to try it", "leave it out for the machine itself")
+    return os.path.abspath(root)
+
+
+def _needs_root(below: str) -> None:
+    if os.geteuid() != 0 and not below:
+        raise Refused(
+            "a scheduler for everybody is installed by root", f"sudo {sys.argv[0]} {' '.join(sys.argv[1:])}".rstrip()
+        )
+
+
+def _needs_systemd() -> None:
+    if not os.path.isdir("/run/systemd/system"):
+        raise NotReady("systemd does not run this machine", "start the daemon yourself, as root: gpuschedd --system")
+
+
+def _commands_folder() -> str:
+    """Where this installation's commands are. Raises: NotReady."""
+    for folder in (os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")):
+        if os.path.exists(os.path.join(folder, "gpuschedd")):
+            return folder
+    raise NotReady(
+        f"there is no gpuschedd beside {sys.executable}",
+        "install gpusched with pip in an environment of its own: sudo python3 -m venv /opt/gpusched",
+    )
+
+
+def _check_trust(folder: str) -> None:
+    from gpusched.cli.system_trust import first_doubt, is_plain, parts_of_installation
+
+    if not is_plain(folder):
+        raise Refused(f"systemd would not read {folder!r} as one path", "install it in one of letters and digits")
+    found = first_doubt(parts_of_installation(folder))
+    if found is not None:
+        raise Refused(
+            f"root must not run gpusched from here: {found}",
+            "install it where only root writes and everybody reads: sudo python3 -m venv /opt/gpusched, then "
+            "sudo /opt/gpusched/bin/pip install with what you installed here",
+        )
+
+
+def _site(folder: str, below: str) -> Site:
+    from gpusched.cli.system_trust import is_plain
+    from gpusched.config import load_settings
+
+    config = f"{below}{paths.SYSTEM_CONFIG}/config.toml"
+    settings = load_settings(config, {}).settings
+    checkpoints = settings.life.checkpoint_dir
+    if checkpoints is not None and not is_plain(checkpoints):
+        raise Refused(f"systemd would not read {checkpoints!r} as one path", f"name another in {config}")
+    return Site(folder, below, settings.daemon.launcher, checkpoints)
+
+
+def _running_version() -> str | None:
+    status = _status()
+    return None if status is None else str(status["version"])
+
+
+def _running_jobs() -> int:
+    status = _status()
+    if status is None:
+        return 0
+    return sum(count for state, count in status["jobs"].items() if state in ("RUNNING", "COMPLETING", "SUSPENDED"))
+
+
+def _status() -> dict[str, Any] | None:
+    from gpusched.client import Client
+
+    try:
+        with Client(paths.SYSTEM_SOCKET) as client:
+            return dict(client.call("GET", "/v1/status", timeout_s=30.0)["daemon"])
+    except (DaemonUnreachable, GpuschedError, OSError):
+        return None
+
+
+def _personal_daemons() -> list[str]:
+    """Whose own schedulers run: their commands go to the machine's from then on."""
+    import psutil
+
+    found = set()
+    for process in psutil.process_iter(["cmdline", "username"]):
+        words = process.info["cmdline"] or []
+        if "--system" not in words and any(
+            word in ("gpusched.daemon",) or word.endswith("/gpuschedd") for word in words
+        ):
+            found.add(str(process.info["username"]))
+    if not found:
+        return []
+    return [
+        f"Schedulers of their own run for {', '.join(sorted(found))}: these go on, but commands go to the machine's "
+        "from now on; docs/howto/install.md says how to reach the old ones."
+    ]

@@ -1,0 +1,250 @@
+"""What installing and removing the system's scheduler comes to: steps, worked out from what is there already.
+
+A step that is not needed is not in the plan, so a plan that was carried out leaves an empty one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import gpusched
+from gpusched import paths
+from gpusched.errors import NotReady
+
+COMMANDS = (
+    *("gsub", "grun", "gq", "gcancel", "gwait", "glogs", "gshow", "ginfo", "ghist", "gctl"),
+    *("gpusched", "gpuschedd"),
+)
+UNIT = "gpusched.service"
+METRICS = "gpusched-metrics.service"
+UNITS = "/etc/systemd/system"
+FORK_CONF = f"{UNITS}/{UNIT}.d/10-fork.conf"
+PAM = "/etc/pam.d/gpusched"
+CONFIG = f"{paths.SYSTEM_CONFIG}/config.toml"
+LINKS = "/usr/local/bin"
+_WRITTEN_FOR = "/opt/gpusched/bin/"
+"""Where the unit files say that the commands are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do."""
+
+    word: str
+    """`write`, `link`, `remove`, `run`, or `keep` when there is nothing to do but to know."""
+    target: str
+    why: str
+    act: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where to install from and to."""
+
+    folder: str
+    """Of the commands, absolute."""
+    root: str = ""
+    """What the paths written to begin with; with any, systemd is left alone."""
+    launcher: str = "auto"
+    """The setting [daemon] launcher."""
+    checkpoint_dir: str | None = None
+    """The setting [life] checkpoint_dir."""
+
+    def at(self, path: str) -> str:
+        """A path of the machine below the root."""
+        return self.root + path
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What systemd and the daemon say right now."""
+
+    is_enabled: bool = False
+    is_active: bool = False
+    version: str | None = None
+    """Of the daemon that answers; None when none does."""
+
+
+def source(name: str) -> str:
+    """The text of a file that comes with gpusched, for /etc."""
+    package = os.path.dirname(os.path.abspath(gpusched.__file__))
+    for folder in (os.path.join(package, "systemd"), os.path.join(os.path.dirname(package), "systemd")):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+    raise NotReady(f"{name} is missing from this installation", "install gpusched again with pip")
+
+
+def unit_text(name: str, site: Site) -> str:
+    """A unit file with the paths of this installation."""
+    text = source(name).replace(_WRITTEN_FOR, os.path.join(site.folder, ""))
+    if name == UNIT and site.checkpoint_dir:
+        # Not there yet: the first run that needs it makes it.
+        text = text.replace("\nProtectHome=", f"\nReadWritePaths=-{site.checkpoint_dir}\nProtectHome=")
+    return text
+
+
+def install_plan(site: Site, service: Service) -> list[Step]:
+    """What is still to be done, in this order, after notes about what is kept."""
+    units = [
+        *_written(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
+        *_written(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "numbers for Prometheus; not enabled"),
+        *_sandbox(site),
+    ]
+    files = [*units, *_once(site, PAM, source("pam.d-gpusched"), "limits.conf counts for jobs")]
+    files += _once(site, CONFIG, source("default-config.toml"), "settings, all of them commented out")
+    return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
+
+
+def _sandbox(site: Site) -> Iterator[Step]:
+    """Runs that are children of the daemon must not be in its sandbox."""
+    if site.launcher == "fork":
+        yield from _written(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
+    elif os.path.exists(site.at(FORK_CONF)):
+        yield _removal(site, FORK_CONF, "runs are started by systemd, so the daemon is locked in")
+
+
+def _written(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
+    if _read(site.at(path)) != text:
+        yield Step("write", site.at(path), why, lambda: _write(site.at(path), text))
+
+
+def _once(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
+    """A file that belongs to the administrator from then on."""
+    found = _read(site.at(path))
+    if found is None:
+        yield Step("write", site.at(path), why, lambda: _write(site.at(path), text))
+    elif found != text:
+        yield Step("keep", site.at(path), "it is there already, and is yours")
+
+
+def _links(site: Site) -> Iterator[Step]:
+    if site.folder == LINKS:
+        return
+    for name in COMMANDS:
+        link, target = site.at(f"{LINKS}/{name}"), os.path.join(site.folder, name)
+        if os.path.realpath(link) == os.path.realpath(target) or not os.path.exists(site.folder):
+            continue
+        if os.path.lexists(link) and not _is_ours(link):
+            yield Step("keep", link, f"not of gpusched; call {target} by its path")
+        else:
+            yield Step("link", link, target, lambda link=link, target=target: _link(link, target))  # type: ignore[misc]
+
+
+def _is_ours(link: str) -> bool:
+    """Whether a link may be replaced: it leads to a command of the same name in another installation, or nowhere."""
+    return os.path.islink(link) and os.path.basename(os.readlink(link)) == os.path.basename(link)
+
+
+def _systemd(site: Site, service: Service, *, reload: bool) -> Iterator[Step]:
+    if site.root:
+        return
+    if reload:
+        yield _command("systemctl", "daemon-reload")
+    if not service.is_enabled:
+        yield _command("systemctl", "enable", "--quiet", UNIT, why="it comes back with the machine")
+    if not service.is_active:
+        yield _command("systemctl", "start", UNIT, why="and waits until it answers")
+    elif reload or service.version != gpusched.__version__:
+        other = f"{service.version} runs; " if service.version not in (None, gpusched.__version__) else ""
+        yield _command("systemctl", "restart", UNIT, why=f"{other}jobs go on")
+
+
+def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
+    """What takes it all away again but, without `purge`, settings and job table."""
+    steps: list[Step] = []
+    units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
+    if not site.root and (units or service.is_enabled or service.is_active):
+        steps.append(_command("systemctl", "disable", "--quiet", "--now", UNIT, METRICS, why="jobs go on"))
+    steps += [_removal(site, path, "") for path in units]
+    if _read(site.at(PAM)) == source("pam.d-gpusched"):
+        steps.append(_removal(site, PAM, ""))
+    for name in COMMANDS:
+        link = f"{LINKS}/{name}"
+        if site.folder != LINKS and os.path.islink(site.at(link)) and _is_ours(site.at(link)):
+            steps.append(_removal(site, link, ""))
+    if units and not site.root:
+        steps.append(_command("systemctl", "daemon-reload"))
+    for path, what in ((paths.SYSTEM_CONFIG, "settings"), (paths.SYSTEM_STATE, "job table, logs of the daemon")):
+        if purge and os.path.exists(site.at(path)):
+            steps.append(_removal(site, path, f"{what}: for good"))
+        elif os.path.exists(site.at(path)):
+            steps.append(Step("keep", site.at(path), f"{what}; --purge takes it away"))
+    return steps
+
+
+def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Service:
+    """Ask systemd, and the daemon for its version."""
+
+    def says(*words: str) -> str:
+        done = subprocess.run(["systemctl", *words, UNIT], capture_output=True, text=True, check=False, env=environ)
+        return done.stdout.strip()
+
+    is_active = says("is-active") in ("active", "reloading")
+    return Service(says("is-enabled") == "enabled", is_active, version() if is_active else None)
+
+
+def _removal(site: Site, path: str, why: str) -> Step:
+    return Step("remove", site.at(path), why, lambda: _remove(site.at(path)))
+
+
+def _command(*words: str, why: str = "") -> Step:
+    def act() -> None:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise NotReady(
+                f"{' '.join(words)} failed{': ' + said[0] if said else ''}", f"see why: journalctl -u {UNIT} -n 30"
+            )
+
+    return Step("run", " ".join(words), why, act)
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        return "" if os.path.exists(path) else None
+
+
+def _write(path: str, text: str) -> None:
+    """Put a file there whole, for everybody to read."""
+    _make_folder(os.path.dirname(path))
+    temporary = f"{path}.new"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+def _link(link: str, target: str) -> None:
+    _make_folder(os.path.dirname(link))
+    if os.path.lexists(link):
+        os.unlink(link)
+    os.symlink(target, link)
+
+
+def _make_folder(path: str) -> None:
+    before = os.umask(0o022)
+    try:
+        os.makedirs(path, exist_ok=True)
+    finally:
+        os.umask(before)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+        folder = os.path.dirname(path)
+        if folder.endswith(f"{UNIT}.d") and not os.listdir(folder):
+            os.rmdir(folder)

@@ -1,0 +1,98 @@
+"""Cages of runs about to start, and what is known of those that run: who has which processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpusched.engine.guard import guarded
+from gpusched.model.cluster import GpuSample, Isolation, Processor
+from gpusched.model.execution import Cage
+from gpusched.model.job import Run
+from gpusched.model.settings import IsolationSettings
+from gpusched.policy.caging import cage_of, choose_cpus
+
+PERSONAL = Isolation(
+    "fork",
+    why_not="a personal daemon sets none",
+    why_not_devices="a personal daemon sets none",
+)
+
+
+def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
+    """What the kernel keeps runs to, kind by kind, as the API tells it; what is only booked is `none`."""
+    why_not = found.why_not
+    if why_not is None and not settings.enforce:
+        why_not = "switched off by [isolation] enforce"
+    limits = why_not is None
+    has_memory = limits and (settings.mem or settings.default_mem_mib is not None)
+    devices = limits and settings.devices and found.why_not_devices is None
+    return {
+        "launcher": found.launcher,
+        "memory": "cgroup" if has_memory else "none",
+        "tasks": "cgroup" if limits and settings.tasks else "none",
+        "cpus": ("own" if settings.pin_cpus else "weight") if limits else "none",
+        "gpus": "device rule" if devices else "environment",
+        "tmp": "own" if limits and settings.private_tmp else "shared",
+        "guard": [] if found is PERSONAL else list(guarded(settings.guard_units)),
+        "why_not": why_not or (found.why_not_devices if settings.devices else None),
+    }
+
+
+class Cager:
+    """Makes cages as far as this machine can enforce them.
+
+    Args: processors: of this machine. ask: which processors alone the processes of a run may use, by the pid of its
+    first one, for runs of an earlier daemon; empty when it may use any.
+    """
+
+    def __init__(
+        self,
+        found: Isolation = PERSONAL,
+        processors: Sequence[Processor] = (),
+        ask: Callable[[int], tuple[int, ...]] = lambda pid: (),
+    ) -> None:
+        self.isolation = found
+        self._processors = processors
+        self._ask = ask
+        self._cages: dict[str, Cage] = {}
+        self._held: dict[str, tuple[int, ...]] = {}
+
+    def cage(
+        self,
+        run: Run,
+        settings: IsolationSettings,
+        samples: Mapping[str, GpuSample],
+        open_runs: Mapping[str, Run],
+    ) -> Cage | None:
+        """Of a run that is about to start; None when nothing is enforced here. The same again for the same run."""
+        if not self.isolation.is_limited or not settings.enforce:
+            return None
+        if run.id in self._cages:
+            return self._cages[run.id]
+        gpus = [samples.get(share.uuid) for share in run.gpus]
+        near = {sample.numa for sample in gpus if sample is not None and sample.numa is not None}
+        cpus: tuple[int, ...] = ()
+        if settings.pin_cpus:
+            cpus = choose_cpus(self._processors, run.cpus, self._taken(open_runs.values()), near)
+        cage = cage_of(run, settings, gpus, cpus)
+        if self.isolation.why_not_devices is not None:
+            cage = replace(cage, gpu_minors=None)
+        self._cages = {known: one for known, one in self._cages.items() if known in open_runs}
+        self._cages[run.id] = cage
+        self._held[run.id] = cpus
+        return cage
+
+    def known(self, run: str) -> Cage | None:
+        """That of a run of which it was asked before."""
+        return self._cages.get(run)
+
+    def _taken(self, runs: Iterable[Run]) -> Collection[int]:
+        """Processors that are some other run's own."""
+        open_runs = {run.id: run for run in runs}
+        self._held = {run: ids for run, ids in self._held.items() if run in open_runs}
+        for run in open_runs.values():
+            if run.id not in self._held and run.pid is not None:
+                self._held[run.id] = self._ask(run.pid)
+        return {one for ids in self._held.values() for one in ids}

@@ -1,0 +1,193 @@
+"""Watches what runs hold of the cards that they share, and carries out what is due when that is more than they booked.
+
+That somebody was told is in the job's story, so that a restart tells nobody twice; since when a run is over its booking
+is measured anew after one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from logging import getLogger
+
+from gpusched.gpu.enforcement import enforcement
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading, ShareUse
+from gpusched.model.execution import NoteOrder, StopOrder
+from gpusched.model.job import Job, JobEvent, Run, split_run_id
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
+from gpusched.model.units import format_duration, format_size_mib
+from gpusched.policy.life import overuse
+from gpusched.policy.life.overuse import Look, Step, Watch
+
+from .turn import Turn
+from .world import World
+
+log = getLogger("gpusched.daemon")
+
+Tell = Callable[[Turn, Job, str], None]
+"""Raises an alert about a job, with this text."""
+
+OVER, CROWDED = "vram", "crowded"
+"""Kinds of events in a job's story: it holds too much; another does."""
+
+_LEAST_GAP_S = 30.0
+_KEPT_S = 60.0
+"""So long looks at a card are kept for who asks what a run died of."""
+_MOST_LOOKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ShareFacts:
+    """One share of a card, for people."""
+
+    used_mib: int | None
+    enforcement: str
+    """A word of `Enforcement`."""
+    enforcement_why: str
+
+
+class OveruseWatch:
+    """What is known of the runs that share cards."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, Watch] = {}
+        self._looks: dict[str, deque[Look]] = {}
+        self._shares: Mapping[str, tuple[ShareUse, ...]] = {}
+        self._told: dict[tuple[str, str], float | None] = {}
+        """By run and kind, when its owner was told; None: not yet, and the story has been looked at."""
+
+    def observe(self, reading: GpuReading, tracker: GpuTracker, world: World, settings: Settings) -> None:
+        """Take in a reading that the tracker has folded."""
+        at = reading.at
+        self._shares = {} if reading.error is not None else tracker.shares()
+        uses: dict[str, list[ShareUse]] = {}
+        for uuid, shares in self._shares.items():
+            for use in shares:
+                uses.setdefault(use.run, []).append(use)
+            if shares:
+                self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(Look(at, shares))
+        for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > _KEPT_S]:
+            del self._looks[uuid]
+        before, self._watches = self._watches, {}
+        gap_s = _gap_s(settings)
+        for run in world.open_runs.values():
+            if any(not share.is_whole for share in run.gpus):
+                found = uses.get(run.id, [])
+                self._watches[run.id] = overuse.watch(before.get(run.id), at, found, settings.gpu, gap_s)
+        self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
+
+    def facts(self, run: Run, reading: GpuReading | None, settings: Settings) -> dict[str, ShareFacts]:
+        """By GPU UUID, what can be said of an open run's shares; whole cards are left out."""
+        samples = {gpu.uuid: gpu for gpu in reading.gpus} if reading is not None and reading.error is None else {}
+        found = {}
+        for share in run.gpus:
+            sample = samples.get(share.uuid)
+            if not share.is_whole or (sample is not None and sample.mig_profile is not None):
+                used = [use.used_mib for use in self._shares.get(share.uuid, ()) if use.run == run.id]
+                word, why = enforcement(sample, settings.gpu, share.limit)
+                found[share.uuid] = ShareFacts(used[0] if used else None, word, why)
+        return found
+
+    def why(self, run: Run, settings: Settings, now: float) -> str | None:
+        """A sentence when the run is known to hold more than it booked."""
+        seen = self._watches.get(run.id)
+        if seen is None or seen.worst is None or seen.since is None or settings.gpu.vram_over == "ignore":
+            return None
+        if seen.readings < settings.gpu.vram_over_polls:
+            return None
+        text = f"it holds {overuse.in_words(seen.worst)}"
+        if settings.gpu.vram_over != "kill":
+            return f"{text}; nothing is done about that"
+        told_at = self._told.get((run.id, OVER))
+        left_s = max(seen.since, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
+        return f"{text}; its run is ended in {format_duration(max(0.0, left_s))} unless it gives some back"
+
+    def carry_out(self, turn: Turn, tell: Tell) -> None:
+        """Record and order what is due; `tell` makes an alert of what an owner is told."""
+        settings = turn.settings
+        if settings.gpu.vram_over == "ignore":
+            return
+        gap_s = _gap_s(settings)
+        for run_id, seen in self._watches.items():
+            if seen.worst is None:
+                continue
+            run = turn.world.open_runs.get(run_id)
+            job = None if run is None else turn.world.jobs.get(run.job_id)
+            if run is None or job is None or job.state is not JobState.RUNNING:
+                continue
+            if overuse.due(seen, None, turn.now, settings.gpu, gap_s) is None:
+                continue
+            told_at = self._told_at(run, OVER, turn)
+            step = overuse.due(seen, told_at, turn.now, settings.gpu, gap_s)
+            if step is Step.TOLD:
+                self._warn(job, run, seen.worst, turn, tell)
+            elif step is Step.ENDED:
+                log.warning("run %s is ended: it held %s", run.id, overuse.in_words(seen.worst))
+                after, story = overuse.end(job, seen.worst, turn.now)
+                turn.put_job(after)
+                turn.tell(*story)
+                turn.order(run.id, StopOrder("vram_over"))
+            self._warn_neighbours(run_id, turn)
+
+    def _warn(self, job: Job, run: Run, use: ShareUse, turn: Turn, tell: Tell) -> None:
+        self._told[run.id, OVER] = turn.now
+        text = f"it holds {overuse.in_words(use)}"
+        hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
+        if turn.settings.gpu.vram_over == "kill":
+            hint += f"; it is ended if that goes on for {format_duration(turn.settings.gpu.vram_over_grace_s)}"
+        turn.tell(JobEvent(job.id, turn.now, OVER, text + hint, run.number))
+        if job.spec.interactive is not None:
+            turn.order(run.id, NoteOrder(f"job {job.shown_id}: {text}{hint}"))
+        turn.put_job(job)
+        tell(turn, job, text + hint)
+
+    def _warn_neighbours(self, over: str, turn: Turn) -> None:
+        """Tell those that may fail for it, once each."""
+        for shares in self._shares.values():
+            if all(use.run != over for use in shares):
+                continue
+            for use, worst in overuse.endangered(Look(turn.now, shares), turn.settings.gpu):
+                run = turn.world.open_runs.get(use.run)
+                if worst.run != over or run is None or self._told_at(run, CROWDED, turn) is not None:
+                    continue
+                self._told[run.id, CROWDED] = turn.now
+                left = format_size_mib(use.left_mib)
+                text = (
+                    f"job {_name_of(worst.run, turn)} holds {overuse.in_words(worst)}; {left} of the "
+                    f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
+                )
+                turn.tell(JobEvent(run.job_id, turn.now, CROWDED, text, run.number))
+                turn.put_job(turn.world.jobs[run.job_id])
+
+    def _told_at(self, run: Run, kind: str, turn: Turn) -> float | None:
+        """When this was told; the story is read once for each run, since that may have been before a restart."""
+        if (run.id, kind) not in self._told:
+            told = [one.at for one in turn.store.events(run.job_id) if one.kind == kind and one.run == run.number]
+            self._told[run.id, kind] = max(told, default=None)
+        return self._told[run.id, kind]
+
+    def judge(self, job: Job, run: Run, turn: Turn) -> Run:
+        """The ended run, as a victim of its neighbour if it is one; says so in the story."""
+        looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
+        after = overuse.crowded(run, looks, turn.settings.gpu, lambda handle: _name_of(handle, turn))
+        if after is not run:
+            turn.changes.runs[after.id] = after
+            turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
+        return after
+
+
+def _name_of(handle: str, turn: Turn) -> str:
+    return turn.world.name_of(split_run_id(handle)[0])
+
+
+def _asking_mib(use: ShareUse) -> int:
+    """What it holds, in whole GiB upwards."""
+    return -(-(use.used_mib or 0) // 1024) * 1024
+
+
+def _gap_s(settings: Settings) -> float:
+    """After a longer pause between two readings nobody knows what was in between."""
+    return max(_LEAST_GAP_S, 3 * settings.daemon.poll_s)

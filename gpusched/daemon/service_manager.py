@@ -1,0 +1,148 @@
+"""What a daemon under systemd tells it, and where its log goes: no library, one datagram per message.
+
+    READY, RELOADING, STOPPING     what `systemctl` waits for
+    STATUS                         one line for `systemctl status`
+    WATCHDOG                       the loop still turns; sent after ticks that were done, by nothing else
+    EXTEND_TIMEOUT_USEC            a long start or stop is under way and not stuck
+
+Without NOTIFY_SOCKET in the environment all of it does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import MutableMapping
+
+_EXTEND_S = 60.0
+_LONGEST_START_S = 3600.0
+"""A start that takes longer is stuck."""
+_PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
+
+
+class ServiceManager:
+    """systemd as seen by one service of it; nobody when there is none."""
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        """Takes its variables out of the environment: they are for this process, and children would speak for it."""
+        environ = os.environ if environ is None else environ
+        address = environ.pop("NOTIFY_SOCKET", "")
+        watchdog_us = environ.pop("WATCHDOG_USEC", "")
+        watched_pid = environ.pop("WATCHDOG_PID", "")
+        # An abstract socket is written with an @ in place of its first byte, which is 0.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        is_watched = bool(address) and watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))
+        self.watchdog_s: float | None = int(watchdog_us) / 1e6 if is_watched else None
+        """So long after the last sign of life this process is ended and started anew; None: never."""
+        self.unit = _unit() if environ.get("INVOCATION_ID") else None
+        """Name of the service, such as `gpusched.service`; None when systemd did not start this process."""
+        self._alive_at = float("-inf")
+        self._status = ""
+        self._has_started = threading.Event()
+
+    def tell(self, *fields: str) -> None:
+        """Send `NAME=VALUE` fields as one message. One that cannot be sent is dropped: nothing hangs on a word."""
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+                ours.sendto("\n".join(fields).encode(), self._address)
+        except OSError:
+            pass
+
+    def starting(self) -> None:
+        """From now until `ready`, the start may take long: a database is brought up to date, many jobs are read."""
+        if self._address:
+            threading.Thread(target=self._go_on_starting, name="starting", daemon=True).start()
+
+    def _go_on_starting(self) -> None:
+        until = time.monotonic() + _LONGEST_START_S
+        while time.monotonic() < until:
+            self.still_at_it("starting: the database is brought up to date, jobs are read")
+            if self._has_started.wait(_EXTEND_S / 3):
+                return
+
+    def ready(self) -> None:
+        """The socket answers, at the start or after a reload."""
+        self._has_started.set()
+        self.tell("READY=1")
+
+    def reloading(self) -> None:
+        """Settings are being read; `ready` follows."""
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """The end has begun."""
+        self.tell("STOPPING=1", "STATUS=stopping; runs go on")
+
+    def still_at_it(self, status: str) -> None:
+        """A start or stop goes on for a good reason: its time limit counts from now."""
+        self.tell(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", f"STATUS={status}")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`, sent when it is another one."""
+        if text != self._status:
+            self._status = text
+            self.tell(f"STATUS={text}")
+
+    def alive(self) -> None:
+        """A tick was done. Told four times within the watchdog's patience, however often the loop turns."""
+        if self.watchdog_s is None:
+            return
+        now = time.monotonic()
+        if now - self._alive_at >= self.watchdog_s / 4:
+            self._alive_at = now
+            self.tell("WATCHDOG=1")
+
+
+def _unit() -> str | None:
+    """The innermost service of this process's control group."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        for part in reversed(line.partition("::")[2].split("/")):
+            if part.endswith(".service"):
+                return part
+    return None
+
+
+def is_locked_in() -> bool:
+    """Whether this process is in a sandbox that its children could not leave either."""
+    try:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+            return any(line.split() == ["NoNewPrivs:", "1"] for line in file)
+    except OSError:
+        return False
+
+
+def writes_to_journal() -> bool:
+    """Whether what this process prints as errors goes to journald, by its own word."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+
+
+def journal_command(unit: str | None, *, is_system: bool) -> str:
+    """What shows the log of this service."""
+    return f"journalctl {'' if is_system else '--user '}-u {unit or 'gpusched.service'}"
+
+
+class JournalFormatter(logging.Formatter):
+    """Lines for journald, which adds instant and process: each begins with its priority, as in `<3>`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As logging does, with the priority before every line: a trace has many."""
+        number = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{number}>{line}" for line in super().format(record).splitlines() or [""])

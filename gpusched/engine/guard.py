@@ -1,0 +1,135 @@
+"""The guard: a device rule on control groups of systemd that keeps who is in no job off the GPUs.
+
+Limits of a job do not reach what the job's user starts elsewhere: at a login, by the user's own service manager, by
+cron. Runs are in units or control groups elsewhere and are not touched by it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.engine import cgroup, device_rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MARKS = "/run/gpusched-guard"
+"""A file for each guarded unit, with the number of its control group: what the daemon knows it by, which is locked in
+and may not ask the kernel. A service that was started again has another one, and is not guarded until it is anew."""
+NAME = "gpusched_guard"
+"""Of the program, at most 15 letters; by it the guard is known again."""
+
+
+def folder_of(unit: str) -> str:
+    """The control group of a unit that lies where systemd puts it by itself."""
+    stem, _, kind = unit.rpartition(".")
+    if kind == "slice":
+        words = stem.split("-")
+        parts = [f"{'-'.join(words[: end + 1])}.slice" for end in range(len(words))]
+        return "/".join([cgroup.MOUNT, *parts])
+    parts = ["system.slice"]
+    if "@" in stem:
+        parts.append(f"system-{stem.partition('@')[0]}.slice")
+    return "/".join([cgroup.MOUNT, *parts, unit])
+
+
+def is_on(unit: str) -> bool | None:
+    """Whether the kernel has the guard on it; None when there is no such control group, as of a service that is not
+    running.
+
+    Raises: OSError without root.
+    """
+    if not os.path.isdir(folder_of(unit)):
+        return None
+    found = _ours(folder_of(unit))
+    for fd in found:
+        os.close(fd)
+    return bool(found)
+
+
+def is_there(unit: str) -> bool:
+    """Whether there is such a control group."""
+    return os.path.isdir(folder_of(unit))
+
+
+def marked() -> list[str]:
+    """Units that were guarded since the machine was started."""
+    try:
+        return sorted(os.listdir(MARKS))
+    except OSError:
+        return []
+
+
+def guarded(units: Iterable[str], marks: str = MARKS) -> tuple[str, ...]:
+    """Those that were guarded and are still the same; needs no rights."""
+    return tuple(unit for unit in units if (number := _number_of(unit)) and _read(f"{marks}/{unit}") == number)
+
+
+def put_on(unit: str) -> bool | None:
+    """Guard a unit, once; False when it was guarded already, None when it is not there. Raises: OSError."""
+    folder = folder_of(unit)
+    if not os.path.isdir(folder):
+        return None
+    before = _ours(folder)
+    rule = device_rule.guard_rule(device_rule.driver_majors())
+    program = device_rule.load(device_rule.program(rule, spares_root=True), NAME)
+    # The new one first, so that there is no moment without: the driver's numbers may be others than last time.
+    try:
+        device_rule.attach(folder, program)
+        for old in before:
+            device_rule.detach(folder, old)
+    finally:
+        for fd in (*before, program):
+            os.close(fd)
+    _note(unit)
+    return not before
+
+
+def take_off(unit: str) -> bool | None:
+    """Lift the guard; False when there was none, None when the unit is not there. Raises: OSError."""
+    folder = folder_of(unit)
+    if not os.path.isdir(folder):
+        return None
+    before = _ours(folder)
+    for fd in before:
+        device_rule.detach(folder, fd)
+        os.close(fd)
+    try:
+        os.unlink(f"{MARKS}/{unit}")
+    except FileNotFoundError:
+        pass
+    return bool(before)
+
+
+def _ours(folder: str) -> list[int]:
+    """Descriptors of our programs on it; there is one at most, unless two were put on at the same moment."""
+    found = []
+    for fd, name in device_rule.attached(folder).items():
+        if name == NAME:
+            found.append(fd)
+        else:
+            os.close(fd)
+    return found
+
+
+def _note(unit: str) -> None:
+    os.makedirs(MARKS, mode=0o755, exist_ok=True)
+    with open(f"{MARKS}/{unit}", "w", encoding="ascii") as file:
+        file.write(_number_of(unit))
+
+
+def _number_of(unit: str) -> str:
+    """Of its control group; empty when there is none."""
+    try:
+        return str(os.stat(folder_of(unit)).st_ino)
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""

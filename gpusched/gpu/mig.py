@@ -1,0 +1,164 @@
+"""The MIG instances of one card: each is a card of its own, with memory of its own.
+
+An instance shares its parent's heat, power and faults. How busy it is, NVML does not tell. When instances are made anew
+their UUIDs are new, too: a handle that no longer answers has the list read again at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpusched.gpu.modes import ABSENT, NOT_FOUND
+from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.units import mig_index
+
+_MIB = 1 << 20
+_PROFILE = re.compile(r"\bMIG (\S+)$")
+_INVALID_ARGUMENT = 2
+_STALE = frozenset({_INVALID_ARGUMENT, NOT_FOUND})
+
+Call = Callable[..., tuple[Any, int]]
+"""Asks the library: a value and 0, or None and the error's code."""
+Processes = Callable[[Any, "int | None"], "tuple[GpuProcess, ...] | None"]
+"""Processes on the device of a handle with so much memory (MiB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    handle: Any
+    slot: int
+    uuid: str
+    name: str
+    profile: str
+    gi: int | None
+    ci: int | None
+
+
+class Instances:
+    """Reads the instances of one card, whose list is read anew every `slow_s`."""
+
+    def __init__(self, call: Call, processes: Processes, slow_s: float) -> None:
+        self._call = call
+        self._processes = processes
+        self._slow_s = slow_s
+        self._known: tuple[_Instance, ...] = ()
+        self._known_at = float("-inf")
+
+    def forget(self) -> None:
+        """MIG is off, or the card is gone."""
+        self._known, self._known_at = (), float("-inf")
+
+    def read(self, now: float, handle: Any, parent: GpuSample) -> tuple[GpuSample, ...]:
+        """One sample of each. Args: now: monotonic seconds; handle, parent: of the card."""
+        if now - self._known_at >= self._slow_s:
+            self._look(now, handle, parent)
+        found = [self._sample(one, parent) for one in self._known]
+        if None in found:
+            self._look(now, handle, parent)
+            found = [self._sample(one, parent) for one in self._known]
+        return tuple(sample for sample in found if sample is not None)
+
+    def _look(self, now: float, handle: Any, parent: GpuSample) -> None:
+        most, code = self._call("nvmlDeviceGetMaxMigDeviceCount", handle)
+        if code:
+            if code in ABSENT:
+                self._known = ()
+            return  # else as it was: one answer that fails takes no card away
+        found = []
+        for slot in range(int(most)):
+            instance, code = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+            if code == 0:
+                made = self._describe(instance, slot, parent)
+                if made is not None:
+                    found.append(made)
+            elif code not in ABSENT and code not in _STALE:
+                return
+        self._known, self._known_at = tuple(found), now
+
+    def _describe(self, handle: Any, slot: int, parent: GpuSample) -> _Instance | None:
+        uuid, code = self._call("nvmlDeviceGetUUID", handle)
+        if code:
+            return None
+        name, _ = self._call("nvmlDeviceGetName", handle)
+        gi, _ = self._call("nvmlDeviceGetGpuInstanceId", handle)
+        ci, _ = self._call("nvmlDeviceGetComputeInstanceId", handle)
+        named = _PROFILE.search(_text(name) if name is not None else "")
+        profile = named[1] if named else self._profile(handle)
+        return _Instance(handle, slot, _text(uuid), f"{parent.name} MIG {profile}", profile, gi, ci)
+
+    def _profile(self, handle: Any) -> str:
+        """As `nvidia-smi` names it; older drivers tell only its parts."""
+        parts, code = self._call("nvmlDeviceGetAttributes_v2", handle)
+        if code:
+            parts, code = self._call("nvmlDeviceGetAttributes", handle)
+        if code:
+            return "unknown"
+        whole, part = int(parts.gpuInstanceSliceCount), int(parts.computeInstanceSliceCount)
+        prefix = f"{part}c." if part < whole else ""
+        return f"{prefix}{whole}g.{round(int(parts.memorySizeMB) / 1024)}gb"
+
+    def _sample(self, one: _Instance, parent: GpuSample) -> GpuSample | None:
+        """None when the instance is not there any more."""
+        # What the driver keeps for itself counts as used here: some tens of MiB, less than any baseline.
+        memory, code = self._call("nvmlDeviceGetMemoryInfo", one.handle)
+        if code in _STALE:
+            return None
+        total_mib = used_mib = None
+        if code == 0:
+            total_mib, used_mib = int(memory.total) // _MIB, -(-int(memory.used) // _MIB)
+        return instance_of(
+            parent,
+            slot=one.slot,
+            uuid=one.uuid,
+            profile=one.profile,
+            total_mib=total_mib,
+            used_mib=used_mib,
+            processes=self._processes(one.handle, total_mib),
+            gi=one.gi,
+            ci=one.ci,
+        )
+
+
+def instance_of(
+    parent: GpuSample,
+    *,
+    slot: int,
+    uuid: str,
+    profile: str,
+    total_mib: int | None,
+    used_mib: int | None,
+    processes: tuple[GpuProcess, ...] | None,
+    gi: int | None = None,
+    ci: int | None = None,
+) -> GpuSample:
+    """The sample of an instance: what is its own, and what it has of its parent's."""
+    return replace(
+        parent,
+        uuid=uuid,
+        index=mig_index(parent.index, slot),
+        name=f"{parent.name} MIG {profile}",
+        vram_total_mib=total_mib,
+        vram_reserved_mib=0,
+        vram_used_mib=used_mib,
+        utilisation=None,
+        memory_utilisation=None,
+        processes=processes,
+        mig_enabled=False,
+        mig_pending=None,
+        mig_instances=0,
+        mig_parent=parent.uuid,
+        mig_profile=profile,
+        mig_gi=gi,
+        mig_ci=ci,
+        link_group=None,
+        power_w=None,
+        xids=(),
+        openers=(),
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,126 @@
+"""What a run is kept to, and which processors are its own. Pure: facts in, a cage out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from gpusched.model.cluster import GpuSample, Processor
+from gpusched.model.execution import Cage
+from gpusched.model.job import Run
+from gpusched.model.settings import IsolationSettings
+from gpusched.model.units import format_size_mib
+
+_WEIGHT_PER_CORE = 100
+"""What systemd and the kernel give to whoever says nothing."""
+_LEAST_WEIGHT, _MOST_WEIGHT = 10, 10_000
+
+
+def cage_of(
+    run: Run, settings: IsolationSettings, gpus: Iterable[GpuSample | None], cpus: tuple[int, ...] = ()
+) -> Cage:
+    """The cage of a run with what it has booked.
+
+    Args: gpus: its GPUs; with one that is unknown, or whose device nodes are, none is shut off. cpus: ids that were
+    chosen for it.
+    """
+    samples = tuple(gpus)
+    known = [sample for sample in samples if sample is not None and sample.minor is not None]
+    instances = [sample for sample in known if sample.mig_profile is not None]
+    mig = tuple(
+        (one.minor or 0, one.mig_gi, one.mig_ci)
+        for one in instances
+        if one.mig_gi is not None and one.mig_ci is not None
+    )
+    is_known = len(known) == len(samples) and len(mig) == len(instances)
+    weight = round(run.cpus * _WEIGHT_PER_CORE)
+    return Cage(
+        mem_mib=_mem_limit_mib(run, settings),
+        swap=settings.swap,
+        oom_kills_job=settings.oom_kills == "job",
+        tasks=settings.tasks or None,
+        cpu_weight=min(max(weight, _LEAST_WEIGHT), _MOST_WEIGHT),
+        cpus=cpus,
+        gpu_minors=tuple(sorted({one.minor or 0 for one in known})) if settings.devices and is_known else None,
+        mig=mig,
+        private_tmp=settings.private_tmp,
+    )
+
+
+def _mem_limit_mib(run: Run, settings: IsolationSettings) -> int | None:
+    if run.mem_mib:
+        return run.mem_mib if settings.mem else None
+    return settings.default_mem_mib
+
+
+def describe(cage: Cage) -> str:
+    """For the job's story: `kept to 4G of memory, 16384 tasks, CPUs 0-3, its own GPUs`."""
+    parts = []
+    if cage.mem_mib is not None:
+        parts.append(f"{format_size_mib(cage.mem_mib)} of memory")
+    if cage.tasks is not None:
+        parts.append(f"{cage.tasks} tasks")
+    if cage.cpus:
+        parts.append(f"CPUs {as_list(cage.cpus)}")
+    if cage.gpu_minors is not None:
+        parts.append("the GPUs that it was given" if cage.gpu_minors else "no GPU")
+    if cage.private_tmp:
+        parts.append("a /tmp of its own")
+    return "kept to " + ", ".join(parts) if parts else "kept to nothing but its part of the processors"
+
+
+def as_list(ids: Iterable[int]) -> str:
+    """Ids as the kernel writes them: `0-3,8`."""
+    ranges: list[tuple[int, int]] = []
+    for one in sorted(ids):
+        if ranges and ranges[-1][1] == one - 1:
+            ranges[-1] = ranges[-1][0], one
+        else:
+            ranges.append((one, one))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def choose_cpus(
+    processors: Sequence[Processor], cpus: float, taken: Collection[int], near: Collection[int] = ()
+) -> tuple[int, ...]:
+    """Ids for a run that asks for so many cores; empty when it does not ask for whole ones or not enough are free.
+
+    All in one NUMA node if that goes, first in those that are `near`, else in the one with the least to spare; whole
+    physical cores before parts, and parts of cores that are broken into already before others.
+    """
+    wanted = int(cpus)
+    free = [one for one in processors if one.id not in taken]
+    if wanted < 1 or wanted != cpus or len(free) < wanted:
+        return ()
+    by_numa: dict[int, list[Processor]] = {}
+    for one in free:
+        by_numa.setdefault(one.numa, []).append(one)
+
+    def rank(numa: int) -> tuple[bool, bool, int, int]:
+        count = len(by_numa[numa])
+        # Where all of it has room, the fullest; else the emptiest, so that it is torn apart as little as possible.
+        return numa not in near, count < wanted, count if count >= wanted else -count, numa
+
+    sizes: dict[int, int] = {}
+    for one in processors:
+        sizes[one.core] = sizes.get(one.core, 0) + 1
+    chosen: list[int] = []
+    for numa in sorted(by_numa, key=rank):
+        chosen += _of_node(by_numa[numa], wanted - len(chosen), sizes)
+        if len(chosen) == wanted:
+            break
+    return tuple(sorted(chosen))
+
+
+def _of_node(free: Sequence[Processor], wanted: int, sizes: dict[int, int]) -> list[int]:
+    """At most so many of these processors of one NUMA node."""
+    cores: dict[int, list[int]] = {}
+    for one in free:
+        cores.setdefault(one.core, []).append(one.id)
+    whole = [ids for core, ids in sorted(cores.items()) if len(ids) == sizes[core]]
+    broken = [ids for core, ids in sorted(cores.items()) if len(ids) < sizes[core]]
+    chosen: list[int] = []
+    for ids in whole:
+        if len(chosen) + len(ids) <= wanted:
+            chosen += ids
+    rest = [one for ids in (*broken, *whole) for one in ids if one not in set(chosen)]
+    return chosen + rest[: wanted - len(chosen)]

@@ -1,0 +1,233 @@
+"""What a run is kept to, and which processors are its own: the pure parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.daemon.caging import PERSONAL, Cager, isolation
+from gpusched.engine.processors import read_list, read_processors
+from gpusched.model.cluster import GpuSample, Isolation, Processor
+from gpusched.model.job import GpuShare, Run
+from gpusched.model.settings import IsolationSettings
+from gpusched.policy.caging import as_list, cage_of, choose_cpus, describe
+from gpusched.testing import job, run
+
+SETTINGS = IsolationSettings()
+FULL = Isolation("systemd", is_limited=True)
+
+
+def booked(number: int = 1, *, gpus: int = 0, **changes: object) -> Run:
+    shares = tuple(GpuShare(f"GPU-{at}", at) for at in range(gpus))
+    return replace(run(job(number)), gpus=shares, **changes)  # type: ignore[arg-type]
+
+
+def sample(at: int, **changes: object) -> GpuSample:
+    return replace(GpuSample(f"GPU-{at}", at, "A100", minor=7 - at), **changes)  # type: ignore[arg-type]
+
+
+# --- limits -------------------------------------------------------------------------------------------
+
+
+def test_memory_that_is_asked_for_is_the_limit() -> None:
+    assert cage_of(booked(mem_mib=2048), SETTINGS, ()).mem_mib == 2048
+    assert cage_of(booked(mem_mib=0), SETTINGS, ()).mem_mib is None
+    with_default = replace(SETTINGS, default_mem_mib=512)
+    assert cage_of(booked(mem_mib=0), with_default, ()).mem_mib == 512
+    assert cage_of(booked(mem_mib=2048), with_default, ()).mem_mib == 2048
+    assert cage_of(booked(mem_mib=2048), replace(SETTINGS, mem=False), ()).mem_mib is None
+
+
+@pytest.mark.parametrize(("cpus", "weight"), [(0, 10), (0.5, 50), (1, 100), (8, 800), (256, 10_000)])
+def test_the_weight_follows_the_cores(cpus: float, weight: int) -> None:
+    assert cage_of(booked(cpus=cpus), SETTINGS, ()).cpu_weight == weight
+
+
+def test_no_limit_of_tasks_is_none() -> None:
+    assert cage_of(booked(), SETTINGS, ()).tasks == SETTINGS.tasks
+    assert cage_of(booked(), replace(SETTINGS, tasks=0), ()).tasks is None
+
+
+def test_the_gpus_of_a_run_are_known_by_minor_and_one_unknown_opens_all() -> None:
+    three, one = sample(4), sample(6)
+    assert cage_of(booked(), SETTINGS, (three, one)).gpu_minors == (1, 3)
+    assert cage_of(booked(), SETTINGS, ()).gpu_minors == ()
+    assert cage_of(booked(), SETTINGS, (three, None)).gpu_minors is None
+    assert cage_of(booked(), SETTINGS, (three, replace(one, minor=None))).gpu_minors is None
+    assert cage_of(booked(), replace(SETTINGS, devices=False), (three,)).gpu_minors is None
+    assert cage_of(booked(), SETTINGS, (three,)).mig == ()
+
+
+def test_a_mig_instance_is_its_card_and_its_own_two_nodes() -> None:
+    instance = sample(7, mig_profile="2g.20gb", mig_gi=3, mig_ci=0)
+    cage = cage_of(booked(), SETTINGS, (instance,))
+    assert (cage.gpu_minors, cage.mig) == ((0,), ((0, 3, 0),))
+    # One of which the driver does not say by which nodes it is opened could not be opened at all.
+    assert cage_of(booked(), SETTINGS, (replace(instance, mig_ci=None),)).gpu_minors is None
+
+
+def test_a_cage_in_words() -> None:
+    cage = cage_of(booked(mem_mib=4096), replace(SETTINGS, private_tmp=True), (sample(1),), (0, 1, 2, 3))
+    assert describe(cage) == (
+        "kept to 4G of memory, 16384 tasks, CPUs 0-3, the GPUs that it was given, a /tmp of its own"
+    )
+    assert describe(cage_of(booked(), SETTINGS, ())) == "kept to 16384 tasks, no GPU"
+    free = replace(SETTINGS, tasks=0, devices=False)
+    assert describe(cage_of(booked(), free, ())) == "kept to nothing but its part of the processors"
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ids_are_written_as_the_kernel_reads_them(ids: set[int]) -> None:
+    assert read_list(as_list(ids)) == sorted(ids)
+
+
+# --- processors ---------------------------------------------------------------------------------------
+
+TWO_SOCKETS = [Processor(at, at % 8, at % 8 // 4) for at in range(16)]
+"""Eight cores with two threads each, I and I + 8; cores 0 to 3 in node 0, 4 to 7 in node 1."""
+
+
+def test_whole_cores_of_one_node_first() -> None:
+    assert choose_cpus(TWO_SOCKETS, 2, ()) == (0, 8)
+    assert choose_cpus(TWO_SOCKETS, 8, ()) == (0, 1, 2, 3, 8, 9, 10, 11)
+
+
+def test_next_to_the_gpu_when_that_is_known() -> None:
+    assert choose_cpus(TWO_SOCKETS, 4, (), near={1}) == (4, 5, 12, 13)
+    # Not enough there: what there is, and the rest elsewhere.
+    assert choose_cpus(TWO_SOCKETS, 10, (), near={1}) == (0, 4, 5, 6, 7, 8, 12, 13, 14, 15)
+
+
+def test_a_broken_core_is_used_up_before_another_one_is_broken() -> None:
+    assert choose_cpus(TWO_SOCKETS, 1, {0}) == (8,)
+    assert choose_cpus(TWO_SOCKETS, 3, {0}) == (1, 8, 9)
+
+
+def test_the_node_with_least_to_spare_is_filled() -> None:
+    assert choose_cpus(TWO_SOCKETS, 2, {4, 12, 5, 13}) == (6, 14)
+
+
+@pytest.mark.parametrize("cpus", [0, 0.5, 1.5, 17])
+def test_parts_of_cores_and_more_than_there_are_are_not_pinned(cpus: float) -> None:
+    assert choose_cpus(TWO_SOCKETS, cpus, ()) == ()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=24),
+    st.integers(1, 24),
+    st.sets(st.integers(0, 23)),
+    st.sets(st.integers(0, 2)),
+)
+def test_so_many_as_asked_none_taken_or_none_at_all(
+    layout: list[tuple[int, int]], wanted: int, taken: set[int], near: set[int]
+) -> None:
+    numa_of = dict(layout)
+    processors = [Processor(at, core, numa_of[core]) for at, (core, _) in enumerate(layout)]
+    free = {one.id for one in processors} - taken
+    chosen = choose_cpus(processors, wanted, taken, near)
+    if len(free) < wanted:
+        assert chosen == ()
+        return
+    assert len(set(chosen)) == len(chosen) == wanted
+    assert set(chosen) <= free
+    near_free = {one.id for one in processors if one.id in free and one.numa in near}
+    assert len(near_free & set(chosen)) == min(wanted, len(near_free)) or len(near_free) >= wanted
+
+
+def test_processors_are_read_from_sys(tmp_path: Path) -> None:
+    for at in range(4):
+        folder = tmp_path / "cpu" / f"cpu{at}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{at % 2},{at % 2 + 2}\n")
+    (tmp_path / "node" / "node1").mkdir(parents=True)
+    (tmp_path / "node" / "node1" / "cpulist").write_text("1,3\n")
+    found = read_processors(str(tmp_path), frozenset({0, 1, 3}))
+    assert found == (Processor(0, 0, 0), Processor(1, 1, 1), Processor(3, 1, 1))
+    # A kernel that tells nothing: each is a core of its own.
+    assert read_processors(str(tmp_path / "none"), frozenset({5})) == (Processor(5, 5, 0),)
+
+
+# --- the daemon's side --------------------------------------------------------------------------------
+
+PINS = replace(SETTINGS, pin_cpus=True)
+
+
+def test_runs_have_no_processor_in_common() -> None:
+    cager = Cager(FULL, TWO_SOCKETS)
+    runs = {one.id: one for one in (booked(number, cpus=4.0) for number in range(1, 6))}
+    cages = [cager.cage(one, PINS, {}, runs) for one in runs.values()]
+    chosen = [set(cage.cpus) for cage in cages if cage is not None]
+    assert [len(ids) for ids in chosen] == [4, 4, 4, 4, 0]
+    assert len(set.union(*chosen)) == 16
+    # The end of one gives its own back.
+    del runs["2.1"]
+    late = booked(6, cpus=4.0)
+    cage = cager.cage(late, PINS, {}, {**runs, late.id: late})
+    assert cage is not None
+    assert set(cage.cpus) == chosen[1]
+
+
+def test_processors_of_runs_of_an_earlier_daemon_are_asked_for() -> None:
+    cager = Cager(FULL, TWO_SOCKETS, {41: (0, 8)}.get)  # type: ignore[arg-type]
+    before = booked(1, cpus=2.0, pid=41)
+    late = booked(2, cpus=2.0)
+    cage = cager.cage(late, PINS, {}, {before.id: before, late.id: late})
+    assert cage is not None
+    assert cage.cpus == (1, 9)
+
+
+def test_a_run_is_next_to_its_gpu_and_keeps_its_cage() -> None:
+    cager = Cager(FULL, TWO_SOCKETS)
+    one = booked(1, gpus=1, cpus=2.0)
+    samples = {"GPU-0": sample(0, numa=1)}
+    cage = cager.cage(one, PINS, samples, {one.id: one})
+    assert cage is not None
+    assert (cage.cpus, cage.gpu_minors) == ((4, 12), (7,))
+    assert cager.cage(one, PINS, {}, {one.id: one}) is cage
+    assert cager.known(one.id) is cage
+    assert cager.known("9.9") is None
+
+
+def test_what_cannot_be_enforced_is_in_no_cage() -> None:
+    one = booked(gpus=1, mem_mib=100)
+    assert Cager().cage(one, SETTINGS, {}, {}) is None
+    assert Cager(FULL).cage(one, replace(SETTINGS, enforce=False), {}, {}) is None
+    no_rules = replace(FULL, why_not_devices="the kernel takes no device rule")
+    cage = Cager(no_rules).cage(one, SETTINGS, {"GPU-0": sample(0)}, {})
+    assert cage is not None
+    assert (cage.mem_mib, cage.gpu_minors) == (100, None)
+
+
+def test_what_is_enforced_is_told_kind_by_kind() -> None:
+    assert isolation(FULL, SETTINGS) == {
+        "launcher": "systemd",
+        "memory": "cgroup",
+        "tasks": "cgroup",
+        "cpus": "weight",
+        "gpus": "device rule",
+        "tmp": "shared",
+        "guard": [],
+        "why_not": None,
+    }
+    free = isolation(PERSONAL, SETTINGS)
+    assert {free[key] for key in ("memory", "tasks", "cpus")} == {"none"}
+    assert (free["gpus"], free["why_not"]) == ("environment", "a personal daemon sets none")
+    off = isolation(FULL, replace(SETTINGS, enforce=False))
+    assert (off["memory"], off["gpus"], off["why_not"]) == (
+        "none",
+        "environment",
+        "switched off by [isolation] enforce",
+    )
+    some = replace(SETTINGS, mem=False, tasks=0, pin_cpus=True, devices=False, private_tmp=True)
+    found = isolation(FULL, some)
+    assert [found[key] for key in ("memory", "tasks", "cpus", "gpus", "tmp")] == [
+        "none",
+        "none",
+        "own",
+        "environment",
+        "own",
+    ]

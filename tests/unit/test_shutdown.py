@@ -1,0 +1,257 @@
+"""What the scheduler does while the machine is being shut down: runs end with notice, nothing starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab
+
+from gpusched.api.server import build_app
+from gpusched.api.service import Service
+from gpusched.daemon import loop as loop_module
+from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.loop import Loop
+from gpusched.daemon.service_manager import ServiceManager
+from gpusched.engine.simulated import Outcome
+from gpusched.model.execution import StopOrder
+from gpusched.model.settings import DaemonSettings
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.testing import launch, request
+
+# aiohttp's, of the gate that is put around the application.
+pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")
+
+FOREVER = Outcome(runs_s=float("inf"), stop_takes_s=5, signal=15)
+
+
+def reason(lab: Lab, job_id: int) -> str:
+    found = lab.scheduler.reason_for(lab.job(job_id))
+    assert found is not None
+    return found.text
+
+
+def test_runs_are_ended_and_wait_and_nothing_starts() -> None:
+    lab = Lab(gpus=1, outcome=FOREVER)
+    first = lab.submit(request=request(gpus=1))
+    second = lab.submit(request=request(gpus=1))
+    lab.turn()
+    lab.scheduler.go_down(60.0)
+    lab.turn()
+    assert lab.job(first).state is JobState.COMPLETING
+    lab.turn(6)
+    for _ in range(3):
+        lab.turn(1)
+        lab.read()
+    lab.turn()
+    assert (lab.job(first).state, lab.job(first).requeues) == (JobState.PENDING, 1)
+    assert lab.job(first).reason is ReasonCode.NODE_DOWN
+    assert lab.job(second).state is JobState.PENDING
+    assert not lab.scheduler.world.open_runs
+    for job_id in (first, second):
+        assert "n1 is being shut down" in reason(lab, job_id)
+    lab.scheduler.stay_up()
+    lab.turn()
+    assert lab.job(first).state is JobState.RUNNING
+
+
+def test_a_run_gets_its_own_grace_but_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(outcome=FOREVER)
+    patient = lab.submit(launch=launch("true", env_sha="e", grace_s=300.0))
+    quick = lab.submit(launch=launch("true", env_sha="e", grace_s=5.0))
+    lab.turn()
+    sent: dict[str, Any] = {}
+    monkeypatch.setattr(type(lab.engine), "order", lambda self, run, order: sent.__setitem__(run, order))
+    lab.scheduler.go_down(60.0)
+    assert sent == {
+        f"{patient}.1": StopOrder("shutdown", grace_s=60.0),
+        f"{quick}.1": StopOrder("shutdown", grace_s=5.0),
+    }
+
+
+def test_a_run_that_the_first_process_has_ended_is_not_started_again_in_the_same_turn() -> None:
+    """Under systemd the units of runs are ended before the daemon hears anything."""
+    lab = Lab(gpus=1, outcome=FOREVER)
+    job_id = lab.submit(request=request())
+    lab.turn()
+    lab.engine.order(f"{job_id}.1", StopOrder("shutdown", grace_s=30.0))
+    lab.turn(6)
+    lab.turn()
+    assert lab.scheduler.is_going_down
+    assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.PENDING, 1)
+
+
+def test_an_end_by_a_shutdown_that_is_over_stops_nothing() -> None:
+    """The daemon was gone before its runs: after the reboot their ends are read from the spool."""
+    lab = Lab(gpus=1, outcome=FOREVER)
+    job_id = lab.submit(request=request())
+    lab.turn()
+    lab.engine.order(f"{job_id}.1", StopOrder("shutdown", grace_s=30.0))
+    lab.clock.advance(6)
+    lab.scheduler._boot_id = "the next one"
+    lab.turn()
+    lab.turn()
+    assert not lab.scheduler.is_going_down
+    assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.RUNNING, 2)
+
+
+# --- the loop ----------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Of a machine without GPUs."""
+
+    def __init__(self) -> None:
+        self._ends = os.pipe()
+
+    def fileno(self) -> int:
+        return self._ends[0]
+
+    def poll(self) -> None:
+        return None
+
+    def request(self) -> None:
+        return None
+
+    def close(self) -> None:
+        for end in self._ends:
+            os.close(end)
+
+
+class Host:
+    """One that never changes."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def read(self) -> Any:
+        return self._lab.scheduler.host
+
+
+class Manager(ServiceManager):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.said: list[str] = []
+
+    def tell(self, *fields: str) -> None:
+        self.said += fields
+
+
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs a loop until it ends by itself; answers with what systemd was told."""
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
+    worker = Worker()
+
+    def running(lab: Lab, goes_down: Callable[[], bool], at_ready: Callable[[], None]) -> list[str]:
+        manager = Manager()
+        dispatcher = Dispatcher(lab.scheduler)
+        made = Loop(lab.scheduler, worker, Host(lab), dispatcher, manager, goes_down)  # type: ignore[arg-type]
+
+        app = build_app(Service(scheduler=lab.scheduler, wake=made.wake, stop=made.stop, facts={}))
+
+        async def until_it_ends() -> None:
+            await asyncio.wait_for(made.run(app, str(tmp_path / "sock"), at_ready), 30)
+
+        try:
+            asyncio.run(until_it_ends())
+        finally:
+            dispatcher.close()
+        return manager.said
+
+    yield running
+    worker.close()
+
+
+def term() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def a_lab(**daemon: Any) -> Lab:
+    lab = Lab(gpus=0, outcome=FOREVER, daemon=DaemonSettings(poll_s=0.02, **daemon))
+    lab.submit()
+    lab.turn()
+    return lab
+
+
+def test_a_term_alone_ends_the_daemon_at_once_and_leaves_runs_alone(run: Run) -> None:
+    lab = a_lab()
+    said = run(lab, lambda: False, term)
+    assert "READY=1" in said
+    assert "STOPPING=1" in said
+    assert lab.job(1).state is JobState.RUNNING
+    assert not any(word.startswith("EXTEND") for word in said)
+
+
+def test_when_the_machine_goes_down_runs_are_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    tick = lab.scheduler.tick
+
+    def ticking() -> None:
+        lab.clock.advance(1.0)
+        tick()
+
+    monkeypatch.setattr(lab.scheduler, "tick", ticking)
+    said = run(lab, lambda: True, term)
+    assert (lab.job(1).state, lab.job(1).reason) == (JobState.PENDING, ReasonCode.NODE_DOWN)
+    assert any("1 runs are coming to their end" in word for word in said)
+    assert any(word.startswith("EXTEND_TIMEOUT_USEC=") for word in said)
+
+
+def test_a_run_that_does_not_end_is_waited_for_so_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "_LAST_WORDS_S", 0.1)
+    lab = a_lab(shutdown_grace_s=0.1)
+    run(lab, lambda: True, term)
+    assert lab.job(1).state is JobState.COMPLETING
+
+
+def test_a_machine_that_stays_up_starts_jobs_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    lab.scheduler.is_going_down = True
+
+    def look() -> bool:
+        # Asked at a poll; what follows is the end of the test, by a second TERM that asks again.
+        asyncio.get_running_loop().call_later(0.05, term)
+        return False
+
+    run(lab, look, lambda: None)
+    assert not lab.scheduler.is_going_down
+
+
+def test_the_watchdog_hears_of_ticks_that_were_done_and_of_no_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    alive: list[int] = []
+    monkeypatch.setattr(ServiceManager, "alive", lambda self: alive.append(lab.scheduler.ticks))
+    run(lab, lambda: False, lambda: asyncio.get_running_loop().call_later(0.2, term))
+    assert len(alive) > 1
+    alive.clear()
+
+    def failing() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(lab.scheduler, "tick", failing)
+    run(lab, lambda: False, lambda: asyncio.get_running_loop().call_later(0.2, term))
+    assert alive == []
+
+
+def test_systemd_is_shown_how_many_jobs_there_are_and_that_settings_are_read(run: Run) -> None:
+    lab = a_lab()
+
+    def hang_up() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        asyncio.get_running_loop().call_later(0.2, term)
+
+    said = run(lab, lambda: False, hang_up)
+    assert "STATUS=1 running" in said
+    assert said.count("READY=1") == 2
+    assert said.index("RELOADING=1") < len(said) - 1 - said[::-1].index("READY=1")

@@ -1,0 +1,286 @@
+"""gpusched system install and uninstall below a root of their own, and whom root trusts."""
+
+from __future__ import annotations
+
+import configparser
+import os
+from pathlib import Path
+
+import pytest
+
+from gpusched import __version__
+from gpusched.cli import system_plan, system_trust
+from gpusched.cli.system_plan import COMMANDS, Service, Site, Step, install_plan, source, uninstall_plan, unit_text
+from gpusched.config import load_settings, problems_in
+from gpusched.model.settings import Settings
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own files")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    folder = tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in COMMANDS:
+        (folder / name).touch()
+    return Site(str(folder), str(tmp_path / "root"), launcher="systemd")
+
+
+def words(steps: list[Step]) -> list[str]:
+    return [f"{step.word} {step.target}" for step in steps]
+
+
+def carry_out(steps: list[Step]) -> None:
+    for step in steps:
+        if step.act is not None:
+            step.act()
+
+
+def files_below(root: str) -> set[str]:
+    return {str(path)[len(root) :] for path in Path(root).rglob("*") if path.is_file() or path.is_symlink()}
+
+
+def test_a_plan_that_was_carried_out_leaves_an_empty_one(site: Site) -> None:
+    steps = install_plan(site, Service())
+    carry_out(steps)
+    assert install_plan(site, Service()) == []
+    units = "/etc/systemd/system"
+    assert files_below(site.root) == {
+        *(f"{units}/gpusched.service", f"{units}/gpusched-metrics.service", "/etc/pam.d/gpusched"),
+        "/etc/gpusched/config.toml",
+        *(f"/usr/local/bin/{name}" for name in COMMANDS),
+    }
+    assert {f"{site.root}{path}" for path in files_below(site.root)} == {step.target for step in steps}
+
+
+def test_what_is_written_can_be_read_by_everybody_whatever_the_umask(site: Site) -> None:
+    before = os.umask(0o077)
+    try:
+        carry_out(install_plan(site, Service()))
+    finally:
+        os.umask(before)
+    for path in Path(site.root, "etc").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+
+
+def test_settings_of_the_administrator_are_never_touched(site: Site) -> None:
+    config = Path(site.root, "etc/gpusched/config.toml")
+    config.parent.mkdir(parents=True)
+    config.write_text("[daemon]\npoll_s = 2\n")
+    carry_out(steps := install_plan(site, Service()))
+    assert config.read_text() == "[daemon]\npoll_s = 2\n"
+    assert f"keep {config}" in words(steps)
+    assert not any(step.act for step in install_plan(site, Service()))
+
+
+def test_a_unit_of_an_older_release_is_replaced(site: Site) -> None:
+    carry_out(install_plan(site, Service()))
+    unit = Path(site.root, "etc/systemd/system/gpusched.service")
+    unit.write_text("[Service]\nType=simple\n")
+    (step,) = install_plan(site, Service())
+    assert (step.word, step.target) == ("write", str(unit))
+    carry_out([step])
+    assert unit.read_text() == unit_text("gpusched.service", site)
+
+
+def test_a_command_of_somebody_else_is_left_alone_and_an_old_link_is_not(site: Site) -> None:
+    bin_folder = Path(site.root, "usr/local/bin")
+    bin_folder.mkdir(parents=True)
+    (bin_folder / "gq").write_text("#!/bin/sh\n")
+    (bin_folder / "gsub").symlink_to("/opt/older/bin/gsub")
+    (bin_folder / "grun").symlink_to("/usr/bin/green-run")
+    carry_out(steps := install_plan(site, Service()))
+    assert (bin_folder / "gq").read_text() == "#!/bin/sh\n"
+    assert os.readlink(bin_folder / "gsub") == f"{site.folder}/gsub"
+    assert os.readlink(bin_folder / "grun") == "/usr/bin/green-run"
+    kept = [step for step in steps if step.word == "keep"]
+    assert [step.target for step in kept] == [str(bin_folder / "grun"), str(bin_folder / "gq")]
+    assert f"{site.folder}/gq" in kept[1].why
+
+
+def test_removing_takes_away_what_was_installed_and_keeps_what_is_the_administrators(site: Site) -> None:
+    carry_out(install_plan(site, Service()))
+    state = Path(site.root, "var/lib/gpusched")
+    state.mkdir(parents=True)
+    (state / "gpusched.db").touch()
+    steps = uninstall_plan(site, Service(), purge=False)
+    assert [step.target for step in steps if step.act is None] == [f"{site.root}/etc/gpusched", str(state)]
+    carry_out(steps)
+    assert files_below(site.root) == {"/etc/gpusched/config.toml", "/var/lib/gpusched/gpusched.db"}
+    assert not any(step.act for step in uninstall_plan(site, Service(), purge=False))
+    carry_out(uninstall_plan(site, Service(), purge=True))
+    assert files_below(site.root) == set()
+
+
+def test_removing_leaves_a_pam_file_that_was_edited_and_others_commands(site: Site) -> None:
+    carry_out(install_plan(site, Service()))
+    Path(site.root, "etc/pam.d/gpusched").write_text("session required pam_env.so\n")
+    link = Path(site.root, "usr/local/bin/gq")
+    link.unlink()
+    link.write_text("#!/bin/sh\n")
+    carry_out(uninstall_plan(site, Service(), purge=True))
+    assert files_below(site.root) == {"/etc/pam.d/gpusched", "/usr/local/bin/gq"}
+
+
+def commands(site: Site, service: Service) -> list[str]:
+    return [step.target for step in install_plan(site, service) if step.word == "run"]
+
+
+def test_systemd_is_told_what_has_changed(site: Site) -> None:
+    assert commands(site, Service()) == []
+    carry_out(install_plan(site, Service()))
+
+    class Machine(Site):
+        """The files below the root, and systemd as on a machine."""
+
+        def at(self, path: str) -> str:
+            return site.root + path
+
+    here = Machine(site.folder, launcher="systemd")
+    assert commands(here, Service(is_enabled=True, is_active=True, version=__version__)) == []
+    restart = ["systemctl restart gpusched.service"]
+    older = Service(is_enabled=True, is_active=True, version="0.0.1")
+    assert commands(here, older) == restart
+    (step,) = install_plan(here, older)
+    assert "0.0.1" in step.why
+    assert "jobs go on" in step.why
+    assert commands(here, Service(is_enabled=True, is_active=True, version=None)) == restart
+    assert commands(here, Service()) == [
+        "systemctl enable --quiet gpusched.service",
+        "systemctl start gpusched.service",
+    ]
+    Path(site.root, "etc/systemd/system/gpusched.service").write_text("")
+    now = Service(is_enabled=True, is_active=True, version=__version__)
+    assert commands(here, now) == ["systemctl daemon-reload", *restart]
+
+
+def test_with_the_fork_launcher_there_is_no_sandbox(site: Site) -> None:
+    forking = Site(site.folder, site.root, launcher="fork")
+    carry_out(install_plan(forking, Service()))
+    conf = Path(site.root, "etc/systemd/system/gpusched.service.d/10-fork.conf")
+    assert conf.exists()
+    (step,) = install_plan(site, Service())
+    assert (step.word, step.target) == ("remove", str(conf))
+    carry_out([step])
+    assert not conf.parent.exists()
+
+
+def test_the_fork_drop_in_takes_back_every_part_of_the_sandbox() -> None:
+    unit, conf = source("gpusched.service"), source("gpusched-fork.conf")
+    sandbox = unit[unit.index("# --- what the daemon cannot do") : unit.index("[Install]")]
+    names = {line.partition("=")[0] for line in sandbox.splitlines() if "=" in line and not line.startswith("#")}
+    assert len(names) > 15
+    taken_back = {line.partition("=")[0] for line in conf.splitlines() if "=" in line}
+    assert names - taken_back == {"SystemCallErrorNumber"}
+
+
+def test_the_paths_of_the_installation_are_in_the_units() -> None:
+    site = Site("/srv/tools/bin", checkpoint_dir="/scratch/checkpoints")
+    for name in ("gpusched.service", "gpusched-metrics.service"):
+        text = unit_text(name, site)
+        assert "/opt/gpusched" not in text
+        assert "ExecStart=/srv/tools/bin/gpusched" in text
+    assert "\nReadWritePaths=-/scratch/checkpoints\n" in unit_text("gpusched.service", site)
+    assert "ReadWritePaths" not in unit_text("gpusched.service", Site("/srv/tools/bin"))
+
+
+def test_units_can_be_parsed_and_say_what_the_daemon_relies_on() -> None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(source("gpusched.service"))
+    service = parser["Service"]
+    assert (service["Type"], service["KillMode"], service["Restart"]) == ("notify", "process", "always")
+    assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("gpusched", "restart")
+    assert int(service["WatchdogSec"]) > 60, "a tick may take long on a busy machine"
+
+
+def test_the_default_settings_are_comments_and_true_when_they_are_none(tmp_path: Path) -> None:
+    text = source("default-config.toml")
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    assert load_settings(str(path), {}).settings == Settings()
+    lines = [line[2:] for line in text.splitlines() if line.startswith(("# [", "# ")) and ("=" in line or "[" in line)]
+    path.write_text("\n".join(lines))
+    assert problems_in(str(path), {}) == []
+    assert load_settings(str(path), {}).settings != Settings()
+
+
+# --- whom root trusts -------------------------------------------------------------------------------------
+
+
+def test_of_a_path_every_part_is_looked_at_and_where_links_lead(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "python").touch()
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "c").symlink_to(tmp_path / "b" / ".." / "b")
+    found = list(system_trust._steps(str(tmp_path / "c" / "python")))
+    for part in ("", "c", "b", "a", "a/python"):
+        assert str(tmp_path / part).rstrip("/") in found
+    (tmp_path / "loop").symlink_to("loop")
+    assert len(list(system_trust._steps(str(tmp_path / "loop")))) < 100
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "words"),
+    [
+        (0, 0, 0o755, None),
+        (0, 0, 0o775, None),
+        (1, 0, 0o755, "belongs to daemon, who could have root run anything"),
+        (0, 0, 0o757, "everybody can write"),
+        (0, 0, 0o700, "users cannot read"),
+    ],
+)
+def test_a_file_is_doubted_when(uid: int, gid: int, mode: int, words: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "python"
+    file.touch()
+    os.chown(file, uid, gid)
+    file.chmod(mode)
+    found = system_trust.doubt(str(file))
+    assert (found is None) if words is None else (words in str(found))
+
+
+@NEEDS_ROOT
+def test_a_folder_that_users_cannot_enter_or_that_a_group_can_write_is_doubted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    assert "users cannot enter" in str(system_trust.doubt(str(tmp_path)))
+    tmp_path.chmod(0o775)
+    assert system_trust.doubt(str(tmp_path)) is None
+    os.chown(tmp_path, 0, 50)
+    monkeypatch.setattr(system_trust, "_others_in", lambda gid: "ann" if gid == 50 else "")
+    assert "ann can write" in str(system_trust.doubt(str(tmp_path)))
+    assert str(tmp_path / "x") in str(system_trust.doubt(str(tmp_path / "x")))
+
+
+@NEEDS_ROOT
+def test_the_first_doubt_names_the_first_bad_part(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "venv" / "bin").mkdir(parents=True)
+    for folder in (tmp_path, home, home / "venv", home / "venv" / "bin"):
+        folder.chmod(0o755)
+    os.chown(home, 1, 1)
+    (home / "venv" / "bin" / "python").symlink_to("/usr/bin/env")
+    found = system_trust.first_doubt([str(home / "venv" / "bin" / "python")])
+    assert found is not None
+    above = system_trust.first_doubt([str(tmp_path)])
+    assert found == above if above else found.startswith(f"{home} belongs to daemon")
+
+
+def test_everything_that_is_run_is_looked_at() -> None:
+    found = set(system_trust.parts_of_installation("/opt/gpusched/bin"))
+    assert "/opt/gpusched/bin/gpuschedd" in found
+    assert system_trust.__file__ in found
+    assert os.path.dirname(os.__file__) in found
+    assert os.sys.executable in found  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("path", "ok"), [("/opt/gpusched/bin", True), ("/opt/my tools", False), ("/opt/%h", False)])
+def test_paths_that_a_unit_file_takes(path: str, ok: bool) -> None:
+    assert system_trust.is_plain(path) is ok
+
+
+def test_a_missing_file_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(system_plan.NotReady, match=r"nothing\.service is missing"):
+        source("nothing.service")
