@@ -146,16 +146,6 @@ def test_a_ticket_leaves_no_memory_behind_and_nobody_else_may_read_it(bench: Uni
     assert set(found.values()) <= {0}, "PID 1 holds it as long as the unit is there, but it is empty"
 
 
-def test_a_private_tmp_is_the_jobs_alone(bench: UnitBench) -> None:
-    mark = Path(f"/tmp/gpusched-mark-{os.getpid()}")
-    text = f"touch {mark}; ls -A /tmp | wc -l; stat -c %a /tmp"
-    bench.start("1.1", argv=("sh", "-c", text), private_tmp=True, **user_of())
-    end = bench.until("1.1", RunEnded, timeout_s=PATIENCE_S)
-    assert end.exit_code == 0
-    assert bench.output("1.1").split() == ["1", "1777"]
-    assert not mark.exists()
-
-
 def test_many_units_at_once(bench: UnitBench) -> None:
     runs = [f"{job}.1" for job in range(1, 41)]
     bench.engine.start([bench.ticket(run, Does(exit_code=int(run[:-2]))) for run in runs])
