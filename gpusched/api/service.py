@@ -18,6 +18,7 @@ from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
 from gpusched.daemon.access import Caller, hides, is_private, unknown
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
@@ -49,6 +50,8 @@ class Service:
     pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
     audit: Audit | None = None
     """The record of refusals; a personal daemon, which refuses nobody anything, has none."""
+    bypassers: Bypassers | None = None
+    """Tells those who use GPUs without a job; a personal daemon tells nobody."""
     progress: ProgressReader | None = None
     """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)

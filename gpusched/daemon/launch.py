@@ -330,5 +330,7 @@ def make_ticket(
         checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
-        cage=cage,
+        # What an adopted process was started in stays as it is.
+        cage=cage if spec.adopted is None else None,
+        adopt=spec.adopted,
     )

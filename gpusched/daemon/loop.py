@@ -17,6 +17,7 @@ from gpusched.api.gate import Gate
 from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
@@ -78,6 +79,7 @@ class Loop:
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self.audit: Audit | None = None
+        self.bypassers: Bypassers | None = None
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -248,6 +250,8 @@ class Loop:
         self._activity.poll()
         self._clients.poll()
         self._checkpoints.poll()
+        if self.bypassers is not None:
+            self._guarded(self.bypassers.poll)
         self._poll_alerts()
         self._poll_shutdown()
         self._show_status()

@@ -398,6 +398,7 @@ class Scheduler:
                     break
                 launches += more
             self._look_again = False
+        launches = turn.adopted + launches
         self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")

@@ -54,6 +54,8 @@ class Turn:
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this turn has made, by owner and key."""
         self.deeds: list[Deed] = []
+        self.adopted: list[tuple[Job, Run]] = []
+        """Runs that no plan has started, for the engine to take over after the commit."""
 
     def note(self, caller: Caller, act: Act, job: Job) -> None:
         """Have it recorded, with the commit, that this was done to another's job."""

@@ -72,6 +72,7 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | Non
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,
         "pam": pam,
+        "adopt": None if ticket.adopt is None else (ticket.adopt.pid, ticket.adopt.start_ticks),
         "cage": None if ticket.cage is None else {**asdict(ticket.cage), "folder": cages},
     }
 

@@ -22,7 +22,7 @@ import sys
 import time
 
 from gpusched.engine import proctree
-from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home, Supervisor
+from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home, supervisor_of
 from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False
@@ -133,7 +133,7 @@ class Server:
             runs = 0
             while ticket:
                 runs += 1
-                if not Supervisor(unpack_ticket(ticket), home).supervise() or runs == RUNS_PER_SUPERVISOR:
+                if not supervisor_of(unpack_ticket(ticket), home).supervise() or runs == RUNS_PER_SUPERVISOR:
                     break
                 ticket = self.wait_for_another(home.pid)
                 while signal.sigtimedwait(AWAITED, 0):

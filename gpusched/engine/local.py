@@ -121,6 +121,7 @@ class LocalEngine:
         for known in fresh:
             watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
             watched.start_ticks = known.supervisor_start_ticks or 0
+            watched.adopted = known.adopted
             self._runs.add(watched)
             if known.boot_id != self._boot_id:
                 self._settle_other_boot(watched)
@@ -151,6 +152,7 @@ class LocalEngine:
             if ticket.run not in self._runs:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
+                watched.adopted = ticket.adopt
                 self._runs.add(watched)
                 server.send(ticket, ticket_facts(ticket, self._spool, self._pam, self._cages))
         self._flush(server)
@@ -221,7 +223,8 @@ class LocalEngine:
         for run in runs:
             watched = self._runs.get(run)
             if watched is not None and watched.supervisor is not None and watched.phase is Phase.RUNNING:
-                cpu_s = tree_cpu_s(watched.supervisor)
+                root = watched.supervisor if watched.adopted is None else watched.adopted.pid
+                cpu_s = tree_cpu_s(root, with_root=watched.adopted is not None)
                 if cpu_s is not None:
                     found[run] = cpu_s
         return found

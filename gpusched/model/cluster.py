@@ -195,6 +195,10 @@ class GpuView:
     """Set when nothing may be placed here: drained, lost, stale, dirty, in foreign use for slices too."""
     why_not_whole: str | None = None
     """Set when slices may be placed but a whole-card job may not: foreign use above the threshold."""
+    foreign_limit_mib: int = 1024
+    """The threshold."""
+    is_foreign_busy: bool = False
+    """Processes of no job have it work, whatever memory they hold."""
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True
