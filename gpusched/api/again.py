@@ -9,6 +9,7 @@ from typing import Any
 from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
 from gpusched.api.validate import Submission, check_fields, read_object, read_spec, store_environment
 from gpusched.daemon.access import Act, Caller, check
+from gpusched.daemon.adopting import refuse_to_repeat
 from gpusched.daemon.launch import unpack_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
@@ -43,6 +44,7 @@ def read_resubmission(
     specs: list[JobSpec] = []
     for job in jobs:
         check(caller, Act.REPEAT, job, settings)
+        refuse_to_repeat(job)
         if job.spec.interactive is not None:
             raise Refused(f"job {job.shown_id} was in the foreground of a command", "start it again with: grun")
         specs.append(_spec(job, raw, changes, settings, store, payloads))

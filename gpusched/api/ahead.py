@@ -18,6 +18,7 @@ from gpusched.daemon.outlook import Outlook
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
+from gpusched.model.units import gpu_label
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.ordering import class_key
@@ -33,15 +34,19 @@ async def why(request: web.Request) -> web.Response:
     key = scheduler.world.class_of(job.id)
     parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
-    over = service.facts_of([job])(job).vram_over
+    facts = service.facts_of([job])(job)
+    over = facts.vram_over
     if over is not None:
         text = f"runs; {over}"
+    shares = facts.shares.items() if job.state is JobState.RUNNING and facts.run else ()
+    index_of = {share.uuid: share.index for share in facts.run.gpus} if facts.run else {}
+    limits = {f"GPU {gpu_label(index_of[uuid])}": share.enforcement for uuid, share in shares}
     document: dict[str, Any] = {
         "id": str(job.id),
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
         "text": viewer.text(text),
-        "facts": viewer.facts(plain(reason.facts)) if reason else {},
+        "facts": viewer.facts(plain(reason.facts)) if reason else {"VRAM limit": limits} if limits else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
         "position": scheduler.position(job) if key is not None else None,
     }

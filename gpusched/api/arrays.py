@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from math import prod
 from typing import Any
 
+from gpusched.api.schema import MAX_DEPENDENCY, MAX_NAME
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.tasks import MAX_TASK, TaskSet, parse_tasks
@@ -15,6 +17,11 @@ from gpusched.model.units import parse_job_id, printable
 from gpusched.policy.life import arrays
 
 ARRAY_KEYS = ("array", "sweep", "max_fails")
+
+MOST_NAMES = 100
+MOST_PLACES = 200
+MOST_IDS = 20_000
+"""Jobs that one request may name: what it does to them is one step, for which everybody else waits."""
 
 _TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
 _OWN = ("GPUSCHED_", "SLURM_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -30,16 +37,12 @@ def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
         if max_fails is not None:
             raise UsageError("max_fails is for arrays, and this job is none", "add -a 0-9, or --sweep lr=1e-3,1e-4")
         return None
-    names = tuple(_read_sweep(line) for line in sweep or ())
+    names = _read_sweeps(sweep or ())
     seen = [name for name, _ in names]
     for name in seen:
         if seen.count(name) > 1:
             raise UsageError(f"the sweep names {name} twice", "give all of its values at once: lr=1e-3,1e-4")
     combinations = prod(len(found) for _, found in names)
-    if combinations > MAX_TASK:
-        raise UsageError(
-            f"the sweep has {combinations} combinations; at most {MAX_TASK} are taken", "name fewer values"
-        )
     # A sweep that only limits how many run at once need not name its tasks: `-a %4`.
     named = text if text is not None and not (names and text.startswith("%")) else f"0-{combinations - 1}{text or ''}"
     wanted, throttle = _read_tasks(named)
@@ -60,14 +63,16 @@ def _check_places(values: Mapping[str, Any], names: list[str]) -> None:
     texts = [str(values[key]) for key in ("name", "stdout", "stderr") if values.get(key)]
     if values.get("script_name") == "wrap":
         texts.append(values.get("script") or "")
-    for text in (*texts, *(values.get("argv") or ())):
-        for place in arrays.PLACE.findall(text):
-            if place not in names and (near := get_close_matches(place.lower(), [name.lower() for name in names], 1)):
-                meant = next(name for name in names if name.lower() == near[0])
-                raise UsageError(
-                    f"{{{place}}} is no place for a value: the sweep is of {', '.join(names)}",
-                    f"write {{{meant}}}; braces with another meaning go into a script of their own",
-                )
+    known = {name.lower(): name for name in names}
+    places = (place for text in (*texts, *(values.get("argv") or ())) for place in arrays.PLACE.findall(text))
+    # Each is compared with each name, letter by letter: of a text full of braces the first ones do.
+    strange = (place for place in dict.fromkeys(places) if place not in names and len(place) <= MAX_NAME)
+    for place in islice(strange, MOST_PLACES):
+        if near := get_close_matches(place.lower(), known, 1):
+            raise UsageError(
+                f"{{{place}}} is no place for a value: the sweep is of {', '.join(names)}",
+                f"write {{{known[near[0]]}}}; braces with another meaning go into a script of their own",
+            )
 
 
 def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
@@ -80,6 +85,26 @@ def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
         return parse_tasks(numbers), int(limit) if percent else None
     except ValueError as error:
         raise UsageError(str(error), "for example: -a 0-9, -a 1,3,5, -a 0-30:2%4") from None
+
+
+def _read_sweeps(lines: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if len(lines) > MOST_NAMES:
+        raise UsageError(f"the sweep has {len(lines)} names; at most {MOST_NAMES} are taken", "sweep fewer")
+    # Counted before the values are made: a line of twenty characters can stand for millions.
+    combinations = prod(max(1, _count(line.partition("=")[2])) for line in lines)
+    if combinations > MAX_TASK:
+        raise UsageError(
+            f"the sweep has {combinations} combinations; at most {MAX_TASK} are taken", "name fewer values"
+        )
+    return tuple(_read_sweep(line) for line in lines)
+
+
+def _count(text: str) -> int:
+    """How many values a list of them has; one that cannot be read counts as one."""
+    spans = [_SPAN.fullmatch(word) for word in text.split(",")]
+    return sum(
+        1 if span is None else abs(int(span[2]) - int(span[1])) // max(1, int(span[3] or 1)) + 1 for span in spans
+    )
 
 
 def _read_sweep(line: str) -> tuple[str, tuple[str, ...]]:
@@ -132,6 +157,11 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
     except ValueError as error:
         raise UsageError(str(error), f"for example: {array.id}_7 or {array.id}_[3-5]") from None
     there = arrays.all_tasks(array)
+    if len(wanted) > MOST_IDS:
+        raise UsageError(
+            f"{printable(text, 60)} is {len(wanted)} tasks; at most {MOST_IDS} are taken at once",
+            f"name the whole array, {array.id}, or ask in parts",
+        )
     for number in wanted:
         if number not in there:
             raise NotFound(f"array {array.id} has no task {number}; it has {there}", f"see it with: gshow {array.id}")
@@ -140,6 +170,10 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
 
 def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
     """A dependency with the id of each task that it names: `afterok:42_7=50`. Raises: NotFound, UsageError."""
+    if len(dependency) > MAX_DEPENDENCY:
+        raise UsageError(
+            f"the dependency has {len(dependency)} characters; at most {MAX_DEPENDENCY} are taken", "name fewer jobs"
+        )
     if "=" in dependency:
         raise UsageError(f"{dependency!r} is no dependency", "write it as afterok:41 or afterok:41:42_7,afterany:43")
 

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from gpusched.api.jobs import respond
 from gpusched.api.sight import viewer_of
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.outlook import Outlook
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.cluster import GpuView
@@ -28,7 +29,11 @@ async def foreign(request: web.Request) -> web.Response:
         for node in scheduler.nodes(now)
         for view in node.gpus
     ]
-    rows = [row for node, view, status in found for row in _rows(node, view, status, now)]
+    rows = [
+        {**row, **_told(service.bypassers, row["pid"])}
+        for node, view, status in found
+        for row in _rows(node, view, status, now)
+    ]
     held: dict[int, int] = {}
     for row in rows:
         held[row["pid"]] = held.get(row["pid"], 0) + (row["vram_mib"] or 0)
@@ -47,6 +52,19 @@ async def foreign(request: web.Request) -> web.Response:
         for row in rows:
             row["jobs_kept_waiting"] = None
     return respond(foreign=rows, jobs_kept_waiting=None if viewer.is_restricted else together)
+
+
+def _told(bypassers: Bypassers | None, pid: int) -> dict[str, Any]:
+    """When and how its owner was told last, and since when it is being ended."""
+    notes = None if bypassers is None else bypassers.notes_of(pid)
+    if notes is None:
+        return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
+    return {
+        "told_at": notes.told_at,
+        "told_by": list(notes.told_by),
+        "untold": notes.untold,
+        "ending_at": notes.ending_at,
+    }
 
 
 def _rows(node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:

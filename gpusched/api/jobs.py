@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from aiohttp import web
 
 from gpusched.api import validate
 from gpusched.api.again import read_resubmission
-from gpusched.api.arrays import resolve_tasks
+from gpusched.api.arrays import MOST_IDS, resolve_tasks
 from gpusched.api.foreground import foreground_json
 from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
@@ -25,26 +26,69 @@ from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.access import Act, Caller
 from gpusched.daemon.forecast import Forecast, forecast
+from gpusched.daemon.making import new_job
+from gpusched.daemon.pipelines import ResumePipeline
 from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
 from gpusched.model.job import Job
 from gpusched.model.states import ACTIVE_STATES
 from gpusched.model.units import parse_pipeline_id, printable, split_ids
+from gpusched.policy.ahead import vram
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
+MOST_PARTS = 2_000_000
+EVENT_BYTES = 256
+"""What a line in a job's story takes."""
 
 
 async def read_body(request: web.Request) -> dict[str, Any]:
     """The request's JSON object. Raises: UsageError."""
     content = await whole_body(request)
+    if (parts := parts_of(content)) > MOST_PARTS:
+        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
     try:
         # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
         body = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
     return validate.read_object(body, "the request")
+
+
+Change = (
+    commands.Cancel
+    | commands.Hold
+    | commands.Release
+    | commands.Update
+    | yielding.Suspend
+    | yielding.Resume
+    | yielding.Requeue
+    | ResumePipeline
+)
+"""What is done to jobs that are there."""
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def parts_of(content: bytes) -> int:
+    """At most so many values are in a JSON text; each takes twenty times its bytes in memory, or more."""
+    parts = sum(map(content.count, (b",", b"[", b"{")))
+    if parts > MOST_PARTS:
+        # Those within texts, of which there may be any number, do not count.
+        parts = sum(map(_STRINGS.sub(b"", content).count, (b",", b"[", b"{")))
+    return parts
+
+
+async def change(service: Service, command: Change) -> dict[str, Any]:
+    """Have a command of one user applied, and count what it adds to the database. Raises: Refused."""
+    limit, caller = service.settings.limit, command.caller
+    service.pace.check_writing(caller, limit)
+    answer = await service.ask(command)
+    rows = sum(len(found) for found in answer.values() if isinstance(found, (list, dict)))
+    words = sum(len(repr(value)) for value in command.changes.values()) if isinstance(command, commands.Update) else 0
+    service.pace.written(caller, rows * (EVENT_BYTES + words), limit)
+    return answer
 
 
 def check_keys(body: dict[str, Any], *known: str) -> None:
@@ -60,7 +104,7 @@ async def submit(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     caller = viewer.caller
     body = await read_body(request)
-    check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit")
+    check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit", "advise")
     key_again = _key_again(body)
     origins: list[str] = []
     if "resubmit" in body:
@@ -74,8 +118,11 @@ async def submit(request: web.Request) -> web.Response:
             service.requests,
         )
     if body.get("dry_run"):
+        if not submission.specs:
+            raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
-        return respond(dry_run=_forecast(viewer, outlook))
+        planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
+        return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)})
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
@@ -85,8 +132,29 @@ async def submit(request: web.Request) -> web.Response:
         return respond(ids=answer["ids"])
     job = service.find(answer["ids"][0])
     # With a key one must be able to tell the job that was made from the one that was found.
-    found = {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
+    found: dict[str, Any] = (
+        {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
+    )
+    if body.get("advise") is True:
+        found["vram"] = _vram(service, job)
     return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found)
+
+
+def _vram(service: Service, job: Job) -> dict[str, Any] | None:
+    """What jobs like this one used of their GPUs, and what could be asked for instead; null when too few have ended."""
+    scheduler = service.scheduler
+    if not job.spec.request.gpus:
+        return None
+    scheduler.history.load_some()
+    seen = scheduler.history.vram_seen(job)
+    if seen is None:
+        return None
+    cards = [card for node in scheduler.nodes(scheduler.now()) for card in node.gpus]
+    return {
+        **plain(seen),
+        "text": vram.in_words(job.spec.request, seen),
+        "proposal": vram.proposal(job.spec.request, seen, cards, service.settings.gpu),
+    }
 
 
 def _key_again(body: dict[str, Any]) -> str:
@@ -324,8 +392,8 @@ async def cancel(request: web.Request) -> web.Response:
     signal = body.get("signal")
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
         raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
-    answer = await service.ask(
-        commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
+    answer = await change(
+        service, commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
     )
     return respond(**answer)
 
@@ -342,12 +410,18 @@ def _words(body: dict[str, Any]) -> list[str]:
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
+    if len(value) > MOST_IDS:
+        raise UsageError(f"{len(value)} jobs are named; at most {MOST_IDS} are taken at once", "ask in parts")
     return list(map(str, value))
 
 
 def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
-    found = (job_id for word in _words(body) for job_id in service.named(word, caller, unfinished=True))
-    return list(dict.fromkeys(found))
+    found: dict[int, None] = {}
+    for word in _words(body):
+        found.update(dict.fromkeys(service.named(word, caller, unfinished=True)))
+        if len(found) > MOST_IDS and "_" in word:
+            raise UsageError(f"more than {MOST_IDS} tasks are named", "name whole arrays, or ask in parts")
+    return list(found)
 
 
 def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
@@ -361,14 +435,14 @@ async def hold(request: web.Request) -> web.Response:
     """POST /v1/jobs/hold"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
-    return respond(**await service.ask(commands.Hold(caller, _named_ids(service, body, caller))))
+    return respond(**await change(service, commands.Hold(caller, _named_ids(service, body, caller))))
 
 
 async def release(request: web.Request) -> web.Response:
     """POST /v1/jobs/release"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
-    return respond(**await service.ask(commands.Release(caller, _named_ids(service, body, caller))))
+    return respond(**await change(service, commands.Release(caller, _named_ids(service, body, caller))))
 
 
 async def _to_runs(
@@ -376,7 +450,7 @@ async def _to_runs(
 ) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
-    return respond(**await service.ask(command(caller, _named_ids(service, body, caller))))
+    return respond(**await change(service, command(caller, _named_ids(service, body, caller))))
 
 
 async def suspend(request: web.Request) -> web.Response:
@@ -399,7 +473,7 @@ async def update(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
     changes = validate.read_changes(with_task_ids(body.get("changes"), viewer_of(request)), service.settings)
-    return respond(**await service.ask(commands.Update(caller, _named_ids(service, body, caller), changes)))
+    return respond(**await change(service, commands.Update(caller, _named_ids(service, body, caller), changes)))
 
 
 async def wait(request: web.Request) -> web.Response:

@@ -29,6 +29,10 @@ LEAST_BYTES_PER_S = 1 << 20
 """A request's body is waited for so long, and so much longer the larger it is: a local client needs milliseconds."""
 JOB_BYTES = 1024
 """What a row of the job table takes, beside its texts."""
+FREE_S = 0.02
+"""Of each request so much time is free: what people and their scripts ask for takes less."""
+BUSY_PART = 0.5
+"""So much of the daemon's time one user may take up beyond that, on average."""
 _DAY_S = 86400.0
 _FORGET = 4096
 """Users that are remembered before those with full buckets are forgotten."""
@@ -54,6 +58,10 @@ class Bucket:
             return 0.0
         return (wanted - self._left) / rate
 
+    def owe(self, tokens: float) -> None:
+        """Take tokens that are not there yet: whoever comes next waits until they are."""
+        self._left -= tokens
+
     def is_full(self, most: float, rate: float, now: float) -> bool:
         """Whether it is as one that nobody has taken from."""
         return self._left + (now - self._at) * rate >= most
@@ -74,10 +82,10 @@ class Pace:
         if is_root(caller):
             return
         most, rate = float(limit.requests_burst), limit.requests_per_s
-        wait_s = self._take(self._requests, caller.uid, 1.0, most, rate)
+        wait_s = self._bucket(self._requests, caller.uid, most, rate).take(1.0, most, rate, self._clock())
         if wait_s:
             raise too_many(
-                f"{caller.user} makes more than {rate:g} requests a second",
+                f"{caller.user} makes more than {rate:g} requests a second, or some that take long",
                 wait_s,
                 "ask for many jobs in one request: gq 1,2,3, gsub --batch FILE, gsub -a 0-99",
             )
@@ -92,16 +100,43 @@ class Pace:
         size = float(payloads)
         known: dict[int, int] = {}
         for spec in specs:
-            words = known.setdefault(id(spec.launch.argv), sum(len(word) + 3 for word in spec.launch.argv))
-            size += jobs_in(spec) * JOB_BYTES + words + len(spec.fallback or "")
+            for part in (spec.launch.argv, spec.request, spec.array, spec.alerting):
+                # Alike jobs share them, but each row holds its own.
+                if id(part) not in known:
+                    known[id(part)] = _length(part)
+                size += known[id(part)]
+            texts = (spec.fallback, spec.dependency, spec.launch.stdout, spec.launch.stderr, spec.launch.work_dir)
+            size += jobs_in(spec) * JOB_BYTES + sum(len(text) for text in texts if text)
+        self._take_bytes(caller, size, limit)
+
+    def check_writing(self, caller: Caller, limit: LimitSettings) -> None:
+        """Refuse a change by somebody whose changes have taken all that is theirs. Raises: Refused."""
+        if not is_root(caller):
+            self._take_bytes(caller, 0.0, limit)
+
+    def written(self, caller: Caller, size: float, limit: LimitSettings) -> None:
+        """Count what a change has added to the database, where it is known only afterwards."""
+        if not is_root(caller) and size:
+            most = limit.submitted_mib_per_user * (1 << 20)
+            self._bucket(self._bytes, caller.uid, most, most / _DAY_S).owe(size)
+
+    def _take_bytes(self, caller: Caller, size: float, limit: LimitSettings) -> None:
         most = limit.submitted_mib_per_user * (1 << 20)
-        wait_s = self._take(self._bytes, caller.uid, size, most, most / _DAY_S)
+        wait_s = self._bucket(self._bytes, caller.uid, most, most / _DAY_S).take(
+            size, most, most / _DAY_S, self._clock()
+        )
         if wait_s:
             raise Refused(
-                f"{caller.user} has submitted {limit.submitted_mib_per_user:g} MiB of jobs, scripts and environments "
-                "within a day, which is the most",
+                f"{caller.user} has submitted {limit.submitted_mib_per_user:g} MiB of jobs, scripts, environments and "
+                "changes within a day, which is the most",
                 f"wait {format_duration(wait_s)}, or ask an admin to raise [limit] submitted_mib_per_user",
             )
+
+    def spent(self, caller: Caller, busy_s: float, limit: LimitSettings) -> None:
+        """Count the time for which a request kept everybody else waiting, as so many requests more."""
+        if busy_s > FREE_S and not is_root(caller):
+            bucket = self._bucket(self._requests, caller.uid, float(limit.requests_burst), limit.requests_per_s)
+            bucket.owe((busy_s - FREE_S) * limit.requests_per_s / BUSY_PART)
 
     @contextmanager
     def body(self, caller: Caller, size: int) -> Iterator[None]:
@@ -126,7 +161,7 @@ class Pace:
             else:
                 del self._reading[caller.uid]
 
-    def _take(self, buckets: dict[int, Bucket], uid: int, tokens: float, most: float, rate: float) -> float:
+    def _bucket(self, buckets: dict[int, Bucket], uid: int, most: float, rate: float) -> Bucket:
         now = self._clock()
         bucket = buckets.get(uid)
         if bucket is None:
@@ -134,7 +169,12 @@ class Pace:
                 for one in [one for one, old in buckets.items() if old.is_full(most, rate, now)]:
                     del buckets[one]
             bucket = buckets[uid] = Bucket(most, now)
-        return bucket.take(tokens, most, rate, now)
+        return bucket
+
+
+def _length(part: object) -> int:
+    """Characters of what a row holds of it, about."""
+    return sum(len(word) + 3 for word in part) if isinstance(part, tuple) else len(repr(part))
 
 
 def too_many(message: str, wait_s: float, hint: str) -> TooMany:
@@ -152,6 +192,9 @@ async def whole_body(request: web.Request) -> bytes:
     if not request.body_exists:
         return b""
     size = request.content_length
+    if "Content-Encoding" in request.headers:
+        # A few bytes that unpack to gigabytes.
+        raise UsageError("the request is compressed, which none may be", "send it without Content-Encoding")
     if size is None:
         raise UsageError("the request does not say how long it is", "send it with Content-Length")
     if size > MAX_BODY:
@@ -164,3 +207,5 @@ async def whole_body(request: web.Request) -> bytes:
             raise TooSlow(
                 f"of a request of {size} bytes not all had come after {wait_s:.0f} s", "send it anew"
             ) from None
+        except ConnectionError:
+            raise UsageError("the connection broke before the request was whole", "send it anew") from None

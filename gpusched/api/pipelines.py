@@ -10,8 +10,8 @@ from aiohttp import web
 
 from gpusched.api import validate
 from gpusched.api.identity import caller_of
-from gpusched.api.jobs import check_keys, read_body, respond, with_task_ids
-from gpusched.api.schema import MAX_NAME, SPEC_FIELDS, Field
+from gpusched.api.jobs import change, check_keys, read_body, respond, with_task_ids
+from gpusched.api.schema import MAX_NAME, MAX_NEEDS, SPEC_FIELDS, Field
 from gpusched.api.service import service_of, words
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import pipelines as daemon
@@ -27,7 +27,7 @@ from gpusched.policy.life import pipelines as policy
 MAX_SOURCE = 16 << 20
 _STEP_FIELDS = {
     "step": Field("string", "Name of the step, unique in the pipeline.", nullable=False),
-    "needs": Field("string", "Other steps in Slurm's words: prep, afterany:train:test."),
+    "needs": Field("string", "Other steps in Slurm's words: prep, afterany:train:test.", most=MAX_NEEDS),
     "where": Field("string", "What messages call it: file and line."),
     "environment": Field("integer", "Place of its environment, from 0.", 0, 1e9),
 }
@@ -158,7 +158,7 @@ async def resume(request: web.Request) -> web.Response:
     """POST /v1/pipelines/{id}/resume"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body)
-    return respond(**await service.ask(ResumePipeline(caller, _number(request.match_info["id"]))))
+    return respond(**await change(service, ResumePipeline(caller, _number(request.match_info["id"]))))
 
 
 async def show(request: web.Request) -> web.Response:

@@ -97,13 +97,16 @@ def _spread(wanted: dict[str, Any]) -> None:
 
 def _nodes(key: str, texts: Sequence[str]) -> tuple[str, ...]:
     names: dict[str, None] = {}
+    named = 0
     for text in texts:
         try:
-            names.update(dict.fromkeys(expand(text)))
+            found = expand(text)
         except ValueError as error:
             raise UsageError(f"{key}: {printable(str(error))}", "see what there is with: ginfo") from None
-    if len(names) > MAX_NODES:
-        raise UsageError(f"{key} names {len(names)} nodes; at most {MAX_NODES} are read", "use --constraint")
+        named += len(found)
+        if named > MAX_NODES:
+            raise UsageError(f"{key} names {named} nodes or more; at most {MAX_NODES} are read", "use --constraint")
+        names.update(dict.fromkeys(found))
     return tuple(names)
 
 

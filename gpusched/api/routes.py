@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import ahead, attach, calendar, ended, foreign, jobs, logs, metrics, pipelines, policy, site
+from gpusched.api import adopting, ahead, attach, calendar, ended, foreign, jobs, logs, metrics, pipelines, policy, site
+from gpusched.api.schema import SPEC_FIELDS
 from gpusched.daemon.keys import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,11 +53,12 @@ ROUTES: tuple[Route, ...] = (
         "/v1/jobs",
         jobs.submit,
         "Record a job, one per batch line, or old ones again; with dry_run only say what would become of it.",
-        "job (with a key: existing, differs), ids or dry_run",
+        "job (with a key: existing, differs; with advise: vram), ids or dry_run",
         body={
             "spec": {"$ref": "#/components/schemas/Spec"},
             "batch": _STRINGS,
             "dry_run": {"type": "boolean"},
+            "advise": {"type": "boolean"},
             "key_again": {"type": "string", "enum": list(AGAIN)},
             "resubmit": _IDS["ids"],
         },
@@ -262,6 +264,17 @@ ROUTES: tuple[Route, ...] = (
         foreign.foreign,
         "Processes on GPUs that belong to no job; how many waiting jobs would start now without each, and without all.",
         "foreign, jobs_kept_waiting",
+    ),
+    Route(
+        "POST",
+        "/v1/adopt",
+        adopting.adopt,
+        "Make a job of a process that is on a GPU without one; it runs on, and its cards are booked.",
+        "adopted: id, gpus, uuids",
+        body={
+            "pid": {"type": "integer", "minimum": 1},
+            **{name: SPEC_FIELDS[name].json_schema() for name in adopting.FIELDS},
+        },
     ),
     Route(
         "POST",

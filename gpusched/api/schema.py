@@ -16,6 +16,13 @@ MAX_UNITS = 1_000_000
 """Most of one license or custom resource that one job may ask for."""
 MAX_LOGS = 100
 MAX_NAME = 200
+MAX_TEXT = 4096
+"""Characters of a text, and of all texts of a list or map together; of paths it is what the kernel takes."""
+MAX_DEPENDENCY = 8192
+MAX_LIST = 1 << 16
+MAX_NEEDS = 1 << 16
+MAX_OWN = 1 << 62
+"""For what has a limit of its own."""
 MAX_INSTANT = 32503680000.0
 """Year 3000: a begin time above is a mistake in units."""
 
@@ -32,6 +39,8 @@ class Field:
     choices: tuple[str, ...] = ()
     nullable: bool = True
     exclusive_low: bool = False
+    most: int = MAX_TEXT
+    """Characters, of a list or map in all."""
 
     def json_schema(self) -> dict[str, Any]:
         """The field in JSON Schema's words, as the OpenAPI document shows it."""
@@ -56,6 +65,8 @@ class Field:
             }
         else:
             shape = {"type": self.kind}
+        if self.kind == "string" and not self.choices and self.most < MAX_OWN:
+            shape["maxLength"] = self.most
         if self.low is not None:
             shape["exclusiveMinimum" if self.exclusive_low else "minimum"] = self.low
         if self.high is not None:
@@ -83,8 +94,8 @@ REQUEST_FIELDS: dict[str, Field] = {
     "resources": Field("counts", "Custom resources on each node: names and numbers."),
     "licenses": Field("counts", "Licenses of the whole cluster: names and numbers."),
     "nodes": Field("integer", "Nodes, all at once.", 1, MAX_NODES),
-    "nodelist": Field("strings", "Only these nodes; a text may name several, as gpu[01-03]."),
-    "exclude": Field("strings", "None of these nodes; a text may name several."),
+    "nodelist": Field("strings", "Only these nodes; a text may name several, as gpu[01-03].", most=MAX_LIST),
+    "exclude": Field("strings", "None of these nodes; a text may name several.", most=MAX_LIST),
     "constraint": Field("string", "Labels a node must have: a100&nvlink, imagenet|coco, !old."),
     "prefer": Field("string", "As constraint, but nodes without them will do."),
     "exclusive": Field("boolean", "Nothing else runs on the job's nodes."),
@@ -100,10 +111,10 @@ RETRY_FIELDS: dict[str, Field] = {
 }
 
 LAUNCH_FIELDS: dict[str, Field] = {
-    "argv": Field("strings", "Command and arguments; with a script its arguments only."),
-    "script": Field("string", "Text of the script, beginning with #!."),
+    "argv": Field("strings", "Command and arguments; with a script its arguments only.", most=MAX_OWN),
+    "script": Field("string", "Text of the script, beginning with #!.", most=MAX_OWN),
     "script_name": Field("string", "What the user calls the script."),
-    "env": Field("map", "Captured environment."),
+    "env": Field("map", "Captured environment.", most=MAX_OWN),
     "work_dir": Field("string", "Working directory, absolute."),
     "submit_dir": Field("string", "Folder of relative outputs, absolute; the working directory unless it is given."),
     "umask": Field("integer", "File mode mask of the submitter.", 0, 0o777),
@@ -125,14 +136,14 @@ JOB_FIELDS: dict[str, Field] = {
     "nice": Field("integer", "Lowers the priority; below 0 raises it.", NICE_MIN, NICE_MAX),
     "time_limit_s": Field("integer", "Time limit in seconds; null for none.", 1, MAX_SECONDS),
     "begin_at": Field("number", "Not before this instant, UTC epoch seconds.", 0, MAX_INSTANT),
-    "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42."),
+    "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42.", most=MAX_DEPENDENCY),
     "never_satisfied": Field(
         "string", "What becomes of it when its dependency can never come true.", choices=("cancel", "wait")
     ),
     "qos": Field("string", "Quality of service."),
     "deadline_at": Field("number", "To have ended by this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "reservation": Field("string", "Runs inside this reservation only."),
-    "fallback": Field("string", "Shell line that runs once after the last failure, as a job of its own."),
+    "fallback": Field("string", "Shell line that runs once after the last failure, as a job of its own.", most=MAX_OWN),
     "ignore_idle": Field("boolean", "Its GPUs may do nothing for as long as it likes."),
     "hold": Field("boolean", "Keep the job from starting until it is released."),
     "snapshot": Field("string", "Name of the copy of the code that the working directory is in."),
@@ -156,13 +167,13 @@ INTERACTIVE_FIELDS: dict[str, Field] = {
 
 ALERT_FIELDS: dict[str, Field] = {
     "notify": Field("strings", "What to tell the owner of: begin, end, fail, ..., all."),
-    "notify_to": Field("strings", "Only these targets of the owner, or mail addresses."),
+    "notify_to": Field("strings", "Only these targets of the owner, or mail addresses.", most=MAX_LIST),
 }
 
 ARRAY_FIELDS: dict[str, Field] = {
-    "array": Field("string", "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once."),
+    "array": Field("string", "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once.", most=1 << 14),
     "max_fails": Field("integer", "When more tasks than this have failed, the rest is cancelled.", 0, 4_000_000),
-    "sweep": Field("strings", "NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task."),
+    "sweep": Field("strings", "NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task.", most=1 << 18),
 }
 
 SPEC_FIELDS: dict[str, Field] = {

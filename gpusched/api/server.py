@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from logging import getLogger
+import time
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from logging import LogRecord, getLogger
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from gpusched.api.ended import FEED, Feed
 from gpusched.api.gate import GATE, Gate, retry_after
@@ -20,6 +23,9 @@ from gpusched.daemon.access import Hidden
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")
+
+HTTP_LOG = getLogger("gpusched.http")
+"""Where aiohttp says what it met."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,6 +45,18 @@ def build_app(service: Service) -> web.Application:
     return app
 
 
+def _is_ours(record: LogRecord) -> bool:
+    """Whether it is about the daemon: of bytes that are no HTTP the answer tells whoever sent them, and that is all.
+
+    Each of them is 40 KB of the log when it is written down, and costs its sender nothing.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
+
+
+HTTP_LOG.addFilter(_is_ours)
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
@@ -55,6 +73,8 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         return _error(UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once"))
     except web.HTTPException:
         raise
+    except RecursionError:
+        return _error(UsageError("something in the request is nested too deeply", "write it flatter"))
     except Exception:
         log.exception("%s %s", request.method, request.path)
         return _error(BrokenInvariant("the daemon met an error of its own", "the log has it: gpusched daemon status"))
@@ -64,12 +84,41 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Nobody unknown gets further, and nobody too often."""
     service = service_of(request)
-    service.pace.request(caller_of(request), service.settings.limit)
+    caller = caller_of(request)
+    service.pace.request(caller, service.settings.limit)
+    timed = Timed(handler(request))
     gate = request.app.get(GATE)
-    if gate is None:
-        return await handler(request)
-    with gate.in_use(request):
-        return await handler(request)
+    try:
+        if gate is None:
+            return await timed
+        with gate.in_use(request):
+            return await timed
+    finally:
+        service.pace.spent(caller, timed.busy_s, service.settings.limit)
+
+
+class Timed:
+    """Awaits a coroutine, and knows for how long it has kept the event loop to itself."""
+
+    def __init__(self, work: Awaitable[web.StreamResponse]) -> None:
+        self._work = work
+        self.busy_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, web.StreamResponse]:
+        steps = self._work.__await__()
+        step: Callable[[], Any] = partial(next, steps)
+        while True:
+            began = time.perf_counter()
+            try:
+                awaited = step()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            finally:
+                self.busy_s += time.perf_counter() - began
+            try:
+                step = partial(steps.send, (yield awaited))
+            except BaseException as error:
+                step = partial(steps.throw, error)
 
 
 def _record(request: web.Request, error: GpuschedError) -> None:

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpusched.api.arrays import task_ids
+from gpusched.api.arrays import MOST_IDS, task_ids
 from gpusched.api.pace import Pace
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
 from gpusched.daemon.access import Caller, hides, is_private, unknown
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
 from gpusched.daemon.reloading import Reload
@@ -49,6 +50,8 @@ class Service:
     pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
     audit: Audit | None = None
     """The record of refusals; a personal daemon, which refuses nobody anything, has none."""
+    bypassers: Bypassers | None = None
+    """Tells those who use GPUs without a job; a personal daemon tells nobody."""
     progress: ProgressReader | None = None
     """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
@@ -156,7 +159,12 @@ class Service:
 
     def job_ids(self, text: str, caller: Caller) -> list[int]:
         """A comma-separated list of ids, each once, in the order given."""
-        return list(dict.fromkeys(job_id for word in split_ids(text) for job_id in self.named(word, caller)))
+        found: dict[int, None] = {}
+        for word in split_ids(text):
+            found.update(dict.fromkeys(self.named(word, caller)))
+            if len(found) > MOST_IDS and "_" in word:
+                raise UsageError(f"more than {MOST_IDS} tasks are named", "name whole arrays, or ask in parts")
+        return list(found)
 
     def not_needed(self, text: str) -> list[str]:
         """Jobs of the pipelines among these ids that were left out because others went well."""

@@ -24,7 +24,7 @@ from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
-from gpusched.model.cluster import GpuReading, GpuView
+from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, GpuView
 from gpusched.model.units import printable
 from gpusched.policy.life.blame import MEANINGS, is_hardware
 
@@ -79,6 +79,13 @@ def _notes(reading: GpuReading | None) -> list[str]:
     return [*reading.notes, *([reading.log_trouble] if reading.log_trouble else [])]
 
 
+_LIMIT = ("enforcement", "enforcement_why")
+
+
+def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tuple[str, str]:
+    return enforcement(sample, viewer.service.settings.gpu, limit)
+
+
 def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
     scheduler = viewer.service.scheduler
     world = scheduler.world
@@ -95,7 +102,7 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
     if whole and view.vram_total_mib is None:
         booked = None
     held = {use.run: use.used_mib for use in scheduler.tracker.shares().get(view.uuid, ())}
-    word, enforcement_why = enforcement(sample, viewer.service.settings.gpu)
+    word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if sample and sample.mps else None)
     shown = [(run, share) for run, share in runs if viewer.sees(world.jobs[run.job_id])]
     return {
         "node": node,
@@ -133,6 +140,7 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
                 "vram_mib": share.vram_mib,
                 "fraction": share.fraction,
                 "vram_used_mib": held.get(run.id),
+                **dict(zip(_LIMIT, _limit_of(sample, viewer, share.limit), strict=True)),
             }
             for run, share in shown
         ],

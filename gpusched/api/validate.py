@@ -36,6 +36,8 @@ from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.policy.life.retry import parse_retry_on
 
 _ARGV_LIMIT = 1 << 20
+MOST_OVER = 2
+"""An environment may be so many times its limit before what is not passed on is taken out."""
 _SNAPSHOT = re.compile("[0-9a-f]{32}")
 
 
@@ -65,8 +67,21 @@ def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
             raise UsageError(f"unknown field {printable(name, 60)!r}", hint)
         if value is None and field.nullable:
             continue
+        _check_length(name, value, field)
         checked[name] = _check(name, value, field)
     return checked
+
+
+def _check_length(name: str, value: Any, field: Field) -> None:
+    """Refuse texts of a length that nobody means: what they are compared with or made into grows with it."""
+    if isinstance(value, str):
+        size = len(value)
+    elif isinstance(value, (list, dict)):
+        size = sum(len(word) + 1 for word in value if isinstance(word, str))
+    else:
+        return
+    if size > field.most:
+        raise UsageError(f"{name} has {size} characters; at most {field.most} are taken", "write it shorter")
 
 
 def _check(name: str, value: Any, field: Field) -> Any:
@@ -89,14 +104,14 @@ def _check(name: str, value: Any, field: Field) -> Any:
             raise _wrong(name, value, "a list of texts")
         if any("\0" in word for word in value):
             raise UsageError(f"{name} holds a NUL byte, which no argument can", "remove it")
-        for word in value:
-            _check_text(name, word)
+        _check_text(name, "".join(value))
     elif kind == "map":
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise _wrong(name, value, "an object of texts")
-        for key, text in value.items():
-            _check_text(f"{name}.{key}", key)
-            _check_text(f"{name}.{key}", text)
+        if not _stands_for_bytes("".join((*value, *value.values()))):
+            for key, text in value.items():
+                _check_text(f"{name}.{key}", key)
+                _check_text(f"{name}.{key}", text)
     elif kind == "counts":
         if not isinstance(value, dict):
             raise _wrong(name, value, "an object of names and whole numbers")
@@ -115,10 +130,16 @@ def _check(name: str, value: Any, field: Field) -> Any:
 
 
 def _check_text(name: str, value: str) -> None:
+    if not _stands_for_bytes(value):
+        raise UsageError(f"{printable(name, 60)} holds a text that stands for no bytes", "remove it")
+
+
+def _stands_for_bytes(text: str) -> bool:
     try:
-        value.encode("utf-8", "surrogateescape")
+        text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise UsageError(f"{printable(name, 60)} holds a text that stands for no bytes", "remove it") from None
+        return False
+    return True
 
 
 _COUNT = Field("integer", "", 1, MAX_UNITS)
@@ -127,14 +148,15 @@ LAUNCH_NOTICE_BEFORE = Field("integer", "", 0, JOB_FIELDS["time_limit_s"].high)
 
 def _check_number(name: str, value: Any, field: Field) -> None:
     whole = field.kind == "integer"
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not isfinite(value):
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and not isfinite(value)):
         raise _wrong(name, value, "a whole number" if whole else "a number")
     low, high = field.low, field.high
     if low is not None and (value < low or (field.exclusive_low and value <= low)):
         least = f"above {low:g}" if field.exclusive_low else f"at least {low:g}"
-        raise UsageError(f"{name} is {value}; it must be {least}", "see gsub --help")
+        raise UsageError(f"{name} is {printable(str(value), 60)}; it must be {least}", "see gsub --help")
     if high is not None and value > high:
-        raise UsageError(f"{name} is {value}; it must be at most {high:g}", "see gsub --help")
+        raise UsageError(f"{name} is {printable(str(value), 60)}; it must be at most {high:g}", "see gsub --help")
 
 
 def _wrong(name: str, value: object, wanted: str) -> UsageError:
@@ -293,6 +315,13 @@ def _read_launch(
 
 def store_environment(given: Mapping[str, str], settings: Settings, payloads: dict[str, bytes]) -> str:
     """Put an environment among the payloads; returns its SHA-256. Raises: UsageError, Refused."""
+    limit = int(settings.limit.environment_mib * (1 << 20))
+    whole = sum(map(len, given)) + sum(map(len, given.values()))
+    if whole > MOST_OVER * limit:
+        # Whatever of it is not passed on: each variable would be compared with each pattern.
+        raise Refused(
+            f"the environment holds {whole} characters, and the limit is {limit}", "submit with --export=NONE"
+        )
     env = {
         key: value
         for key, value in given.items()
@@ -305,7 +334,6 @@ def store_environment(given: Mapping[str, str], settings: Settings, payloads: di
                 "unset it, or use --export",
             )
     packed = pack_environment(env)
-    limit = int(settings.limit.environment_mib * (1 << 20))
     if len(packed) > limit:
         largest = max(env, key=lambda key: len(env[key]))
         raise Refused(

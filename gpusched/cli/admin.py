@@ -163,6 +163,42 @@ def restore_command(
     put_back(file, not no_hold, as_json)
 
 
+@app.command()
+def adopt(
+    pid: Annotated[int, typer.Argument(help="A process that is on a GPU, or that has started one which is.")],
+    time_limit: Annotated[
+        str | None, typer.Option("-t", "--time", metavar="TIME", help="End it so long from now; default: the queue's.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("-q", "--queue", metavar="NAME", help="Queue it counts for.")] = None,
+    account: Annotated[
+        str | None, typer.Option("-A", "--account", metavar="NAME", help="Account it counts for.")
+    ] = None,
+    qos: Annotated[str | None, typer.Option("--qos", metavar="NAME", help="Quality of service.")] = None,
+    name: Annotated[
+        str | None, typer.Option("-J", "--name", metavar="NAME", help="Name; default: the program's.")
+    ] = None,
+    vram: Annotated[
+        str | None,
+        typer.Option("--vram", metavar="SIZE", help="Book only this much of each of its cards; default: all of them."),
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option("--grace", metavar="TIME", help="Between TERM and KILL when it is cancelled.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a job of a process that is on a GPU without one: yours, or as an admin anybody's. It runs on meanwhile.
+
+    The cards that it is on are booked for it. It has no memory or processor limits, its exit code is not known, and it
+    cannot be started again.
+
+    example: gpusched adopt 4711 -t 4h
+    """
+    from gpusched.cli.adopting import adopt_process  # nothing that the other commands need
+
+    wishes = {"time": time_limit, "queue": queue, "account": account, "qos": qos, "name": name, "vram": vram}
+    adopt_process(pid, {**wishes, "grace": grace}, as_json)
+
+
 @daemon_app.command("start")
 def daemon_start() -> None:
     """Start the personal daemon, if it does not run. The first gsub does it too."""
@@ -350,6 +386,7 @@ def admin_help() -> dict[str, str]:
         ["daemon", "stop"],
         ["daemon", "status"],
         ["doctor"],
+        ["adopt"],
         ["snapshots"],
         ["metrics"],
         ["backup"],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from gpusched.cli import output
 from gpusched.client import connect
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpusched.cli.parse import Values
 
 
@@ -27,11 +30,13 @@ def show_foreign(values: Values) -> int:
     if not rows:
         sys.stdout.write("no process is on a GPU without a job\n")
         return 0
+    is_anybody_told = any(row["told_at"] is not None for row in rows)
+    titles = ("GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT")
     output.print_table(
-        ("GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT"),
+        (*titles, "TOLD") if is_anybody_told else titles,
         [
             (
-                str(row["gpu"]),
+                gpu_label(row["gpu"]),
                 str(row["pid"]),
                 printable(row["user"] or "?"),
                 printable(row["name"] or "?", 28),
@@ -39,6 +44,7 @@ def show_foreign(values: Values) -> int:
                 _lasting(row["age_s"]),
                 _lasting(row["gpu_idle_s"]),
                 "-" if row["jobs_kept_waiting"] is None else str(row["jobs_kept_waiting"]),
+                *((_told(row),) if is_anybody_told else ()),
             )
             for row in rows
         ],
@@ -49,6 +55,17 @@ def show_foreign(values: Values) -> int:
         jobs = "1 waiting job" if count == 1 else f"{count} waiting jobs"
         sys.stdout.write(f"{jobs} would start now without all of them\n")
     return 0
+
+
+def _told(row: dict[str, Any]) -> str:
+    """When its owner was told last and how, or why not; whether it is being ended."""
+    if row["told_at"] is None:
+        return "-"
+    ways = "by " + "+".join(row["told_by"]) if row["told_by"] else f"(not: {row['untold']})"
+    if not row["told_by"] and row["untold"] is None:
+        ways = "(on its way)"
+    ended = ", being ended" if row["ending_at"] is not None else ""
+    return f"{format_duration(max(0.0, time.time() - row['told_at']))} ago {printable(ways, 80)}{ended}"
 
 
 def _lasting(seconds: float | None) -> str:

@@ -40,7 +40,9 @@ def body(words: list[str]) -> int:
     if values.get("json"):
         output.print_json(cluster)
     elif values.get("quiet"):
-        sys.stdout.write("".join(f"{gpu['node']}:{gpu['index']} {gpu['state']}\n" for gpu in cluster["gpus"]))
+        sys.stdout.write(
+            "".join(f"{gpu['node']}:{gpu_label(gpu['index'])} {gpu['state']}\n" for gpu in cluster["gpus"])
+        )
     else:
         _print(cluster)
         _print_queues(cluster)
@@ -140,8 +142,8 @@ def _print_shared(gpus: list[dict[str, Any]]) -> None:
             printable(held["user"]),
             format_size_mib(gpu["vram_total_mib"] if held["vram_mib"] is None else held["vram_mib"]),
             format_size_mib(gpu["vram_used_mib"] if held["vram_mib"] is None else held["vram_used_mib"]),
-            gpu["enforcement"],
-            gpu["enforcement_why"],
+            held["enforcement"],
+            held["enforcement_why"],
         )
         for gpu in gpus
         for held in gpu["booked_by"]

@@ -11,7 +11,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, query, quote
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _line(row: list[Any], now: float) -> tuple[str, ...]:
     if start_at is not None and state != "PENDING":
         elapsed = format_duration(max(0.0, (end_at or suspended_at or now) - start_at - suspended_s))
     if state in ("RUNNING", "COMPLETING"):
-        where = f"{node}:{','.join(str(gpu['index']) for gpu in gpus)}" if gpus else (node or "")
+        where = f"{node}:{','.join(gpu_label(gpu['index']) for gpu in gpus)}" if gpus else (node or "")
         if idle_at is not None:
             where += f" idle {format_duration(max(0.0, now - idle_at))}"
     elif state == "SUSPENDED":

@@ -62,6 +62,8 @@ def body(words: list[str]) -> int:
     for key in ("dry_run", "key_again", "resubmit"):
         if values.get(key):
             request[key] = values[key]
+    if sys.stderr.isatty() and not values.get("quiet"):
+        request["advise"] = True
     with connect() as client:
         take_snapshot(client, spec, values)
         keep_snapshots(client, given)
@@ -82,6 +84,8 @@ def body(words: list[str]) -> int:
             sys.stdout.write(f"Submitted job {job['id']}\n")
         say_found(answer, values)
         sys.stdout.flush()
+        if (seen := answer.get("vram")) and seen["proposal"]:
+            sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
         if values.get("follow"):
             from gpusched.cli.follow import follow_job  # reads files and waits: nothing a plain gsub needs
 
@@ -179,5 +183,7 @@ def _print_forecast(answer: dict[str, Any], values: Values) -> int:
         from gpusched.cli.ahead import forecast_lines  # only a dry run asks for it
 
         lines = [found["text"], *forecast_lines(found)]
+        if found["vram"] is not None:
+            lines.append("; ".join(filter(None, (found["vram"]["text"], found["vram"]["proposal"]))))
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     return 1 if found["verdict"] == "refused" else 0

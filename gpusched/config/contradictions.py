@@ -33,6 +33,7 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
         yield from _in_qos(qos, settings.qos)
     yield from _in_defaults(settings)
     yield from _unknown_accounts(settings)
+    yield from _in_foreign(settings)
 
 
 def _in_tree(section: str, tree: Mapping[str, _InTree]) -> Iterator[Contradiction]:
@@ -164,6 +165,18 @@ def _in_defaults(settings: Settings) -> Iterator[Contradiction]:
     if qos and qos not in settings.qos:
         text = f"jobs that name no QOS get {qos}, and there is no such QOS"
         yield ("default", "qos"), text, _meant(qos, settings.qos, f"add [qos.{qos}]")
+
+
+def _in_foreign(settings: Settings) -> Iterator[Contradiction]:
+    """Nobody is ended who was not told."""
+    foreign = settings.foreign
+    if foreign.kill_after_s is not None and not foreign.message:
+        text = "processes of no job would be ended without a word to their owners"
+        yield ("foreign", "kill_after_s"), text, "say how they are told, for example: message = ['write', 'mail']"
+    for name in foreign.exempt_queues:
+        if settings.queue and name not in settings.queue:
+            text = f"exempt_queues names {name}, which is no queue"
+            yield ("foreign", "exempt_queues"), text, _meant(name, settings.queue, f"add [queue.{name}]")
 
 
 def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:

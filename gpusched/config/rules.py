@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusched.model.settings import ORDERS, PRIVATE_DATA, STRATEGIES
+from gpusched.model.settings import FOREIGN_MESSAGES, ORDERS, PRIVATE_DATA, STRATEGIES
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 
 
@@ -198,8 +198,12 @@ RULES: dict[str, Rule] = {
     "gpu.deadline_s": Range(0, 3600, above=True),
     "gpu.free_polls": Range(1, 1000),
     "gpu.foreign_mib": _MIB,
+    "gpu.foreign_fraction": _FRACTION,
+    "gpu.foreign_utilisation": _PART,
+    "gpu.display_mib": _MIB,
     "gpu.foreign_peak_s": _WAIT,
     "gpu.share_headroom_mib": _MIB,
+    "gpu.mps_dir": Folder(),
     "gpu.vram_over": OneOf(("ignore", "warn", "kill")),
     "gpu.vram_over_mib": _MIB,
     # One reading alone may be a transient; nothing is done by it.
@@ -273,6 +277,15 @@ RULES: dict[str, Rule] = {
     "daemon.launcher": OneOf(("auto", "systemd", "fork")),
     "daemon.drop_env": Texts("name patterns"),
     "history.keep_days": Range(0, 36_500),
+    "foreign.message": SomeOf(FOREIGN_MESSAGES),
+    "foreign.message_after_s": _WAIT,
+    # Not so often that a terminal is of no more use.
+    "foreign.message_every_s": Range(60, MAX_SECONDS),
+    "foreign.kill_after_s": _SOME_TIME,
+    "foreign.kill_grace_s": _WAIT,
+    "foreign.exempt_users": _NAMES,
+    "foreign.exempt_queues": _NAMES,
+    "foreign.exempt_commands": _NAMES,
     "alert.admin": Texts("names of targets"),
     "alert.pending_s": _SOME_TIME,
     "alert.timeout_s": Range(0, 3600, above=True),

@@ -204,6 +204,10 @@ class Alerts:
         if alert is not None:
             self._admin.append(alert)
 
+    def tell_people(self, alerts: Iterable[Alert]) -> None:
+        """Put what is about no job into the outbox with the next commit."""
+        self._admin.extend(alerts)
+
     def admin_alert(self, news: News, now: float, settings: Settings, changes: Changes | None = None) -> Alert | None:
         """What the daemon's own targets are told; None when there are none or enough was told."""
         changed: Mapping[str, Alert | None] = {} if changes is None else changes.alerts

@@ -27,6 +27,7 @@ log = getLogger("gpusched.daemon")
 
 SWEEP_S = 3600.0
 _CHUNK = 500
+_DIGITS = 18
 _REMOVE_S = 600.0
 
 
@@ -58,7 +59,7 @@ class CheckpointKeeper:
         scheduler = self._scheduler
         base = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
         if base:
-            loop.run_in_executor(self._thread, _numbers, base).add_done_callback(self._sweep)
+            loop.run_in_executor(self._thread, _numbers, base, scheduler.world.next_id).add_done_callback(self._sweep)
 
     def close(self) -> None:
         """Leave what is not begun to the next daemon."""
@@ -82,12 +83,13 @@ class CheckpointKeeper:
             self._thread.submit(remove, folder, job.uid)
 
 
-def _numbers(base: str) -> list[int]:
-    """Ids of the jobs that have a folder."""
+def _numbers(base: str, next_id: int) -> list[int]:
+    """Ids of the jobs that have a folder; anybody can make folders with other numbers."""
     try:
-        return sorted(int(name) for name in os.listdir(base) if name.isascii() and name.isdigit())
+        names = [name for name in os.listdir(base) if name.isascii() and name.isdigit() and len(name) <= _DIGITS]
     except OSError:
         return []
+    return sorted(number for number in map(int, names) if number < next_id)
 
 
 def remove(folder: str, uid: int) -> None:

@@ -24,7 +24,7 @@ from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
-from . import deserting, keys, pipelines, reserving, yielding
+from . import adopting, deserting, keys, pipelines, reserving, yielding
 from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
 from .admitting import check_nice, check_submission, check_update, complete_all, completed
 from .making import check_room, check_stored, new_job, record
@@ -105,6 +105,7 @@ Command = (
     | pipelines.SubmitPipeline
     | pipelines.ResumePipeline
     | deserting.LoseClients
+    | adopting.Adopt
 )
 
 UPDATABLE_WHILE_RUNNING = frozenset(
@@ -137,6 +138,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return pipelines.apply(command, turn)
     if isinstance(command, deserting.LoseClients):
         return deserting.apply(command, turn)
+    if isinstance(command, adopting.Adopt):
+        return adopting.apply(command, turn)
     return _drain(command, turn)
 
 
@@ -288,6 +291,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     for job in jobs:
         if job.state.is_final:
             raise _has_ended(job)
+        adopting.check_changes(job, command.changes)
         if "throttle" in command.changes and job.spec.array is None:
             raise Refused(
                 f"job {job.shown_id} is no array, so that no number of its tasks can be limited",

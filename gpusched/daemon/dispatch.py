@@ -57,6 +57,8 @@ class Dispatcher:
         self._seen: dict[int, dict[str, Alert]] | None = None
         self.watch: Callable[[Courier], None] | None = None
         """Called with a new courier, so that the loop looks at its descriptor."""
+        self.listeners: list[Callable[[Report, Alert], None]] = []
+        """Called with each report that was taken in, and what it is about."""
         scheduler.settings_listeners.append(self._adopt)
         scheduler.alerts.trouble = self.trouble
 
@@ -160,6 +162,8 @@ class Dispatcher:
         if alert is None:
             return
         self._note(report, alert)
+        for listener in self.listeners:
+            listener(report, alert)
         is_done = bool(report.get("done"))
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:

@@ -11,7 +11,7 @@ from logging import getLogger
 
 from gpusched.model.cluster import SUSPECT, GpuReading
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy.life.blame import (
     Evidence,
     GpuFault,
@@ -93,8 +93,8 @@ class GpuFaults:
     def _drain(self, uuid: str, index: int, why: str, turn: Turn) -> None:
         if uuid in turn.world.drains:
             return
-        message = f"{SUSPECT}{why}; when it is well again: gctl undrain {index}"
-        log.error("GPU %d (%s) is taken out: %s", index, uuid, why)
+        message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
+        log.error("GPU %s (%s) is taken out: %s", gpu_label(index), uuid, why)
         self._drains[uuid] = message
         _record(uuid, message, turn)
 

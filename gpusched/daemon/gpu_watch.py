@@ -35,6 +35,9 @@ class GpuWatch:
         for gpu in reading.gpus:
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
+            if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:
+                # What its card has, all instances have: that is told of the card.
+                continue
             if event is None:
                 # One that cannot be judged now is not well yet.
                 if status.state != GpuState.UNKNOWN:

@@ -12,6 +12,7 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
+from gpusched.policy.ahead import vram
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.policy.ahead.prediction import SAMPLES, Family, family, predict
 from gpusched.ports import JobFilter, Store
@@ -36,6 +37,8 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
+        self._peaks_mib: dict[Family, tuple[int, ...]] = {}
+        """VRAM of each card that runs used, by family, oldest first."""
         self._unread: range | None = None
         """Jobs whose past is not read yet; None before the first look into the table."""
 
@@ -60,12 +63,17 @@ class History:
     def _read(self, ids: frozenset[int]) -> None:
         jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=frozenset({JobState.COMPLETED})))}
         older: dict[Family, list[float]] = {}
+        peaks: dict[Family, list[int]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
             run_s = _run_s(run)
             if run_s is not None:
                 older.setdefault(family(jobs[run.job_id]), []).append(run_s)
+            if (peak_mib := vram.peak_of(run)) is not None:
+                peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
+        for kind, peaks_mib in peaks.items():
+            self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-vram.RUNS :]
 
     def learn(self, job: Job, run: Run) -> None:
         """Take in a run that has ended; what failed or was stopped says nothing of how long it takes."""
@@ -77,6 +85,14 @@ class History:
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
         if len(self._run_times_s) > MOST_FAMILIES:
             del self._run_times_s[next(iter(self._run_times_s))]
+        if (peak_mib := vram.peak_of(run)) is not None:
+            self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-vram.RUNS :]
+            if len(self._peaks_mib) > MOST_FAMILIES:
+                del self._peaks_mib[next(iter(self._peaks_mib))]
+
+    def vram_seen(self, job: Job) -> vram.VramSeen | None:
+        """How much VRAM jobs like this one used of each card; None when too few have ended."""
+        return vram.seen(self._peaks_mib.get(family(job), ()))
 
     def predict(self, job: Job) -> Prediction | None:
         """How long this job will run; None when too few like it have ended."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import posixpath
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from gpusched.model.cluster import Enforcement, GpuReading
 from gpusched.model.execution import Cage, Ticket
 from gpusched.model.job import ArraySpec, Job, JobSpec, Run
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
 from gpusched.model.tasks import tasks_of
 from gpusched.policy.life.arrays import fill, swept
 
@@ -125,15 +127,42 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
 
 
 def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
-    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs. MIG has UUIDs only.
+    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs. MIG and MPS take UUIDs only.
 
     The index is looked up at launch because it shifts when a card is lost; a card that has none now is
     named by UUID, which CUDA resolves or refuses, never mistakes.
     """
     indexes = [index_of.get(share.uuid) for share in run.gpus]
-    if form == "uuid" or None in indexes or any(share.uuid.startswith("MIG-") for share in run.gpus):
+    needs_uuid = any(share.uuid.startswith("MIG-") or share.limit is not None for share in run.gpus)
+    if form == "uuid" or None in indexes or needs_uuid:
         return ",".join(share.uuid for share in run.gpus)
     return ",".join(str(index) for index in indexes)
+
+
+def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
+    """The placement as it is recorded: a slice of one card is started under MPS where that runs.
+
+    Slices of several cards are not: each card has an MPS of its own, and a process can be with one alone.
+    """
+    if settings.gpu.mps_dir is None or reading is None or len(placement.gpus) != 1:
+        return placement
+    (share,) = placement.gpus
+    is_there = any(gpu.uuid == share.uuid and gpu.mps for gpu in reading.gpus)
+    if share.is_whole or share.vram_mib is None or not is_there:
+        return placement
+    return replace(placement, gpus=(replace(share, limit=Enforcement.MPS),))
+
+
+def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
+    """What holds a client of MPS to the run's share; the card is device 0 of what it sees."""
+    (share,) = run.gpus
+    env = {
+        "CUDA_MPS_PIPE_DIRECTORY": f"{settings.gpu.mps_dir}/{share.uuid}",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.vram_mib}M",
+    }
+    if share.fraction is not None:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(share.fraction * 100)))
+    return env
 
 
 def keeps_checkpoints(job: Job) -> bool:
@@ -171,6 +200,12 @@ def job_environment(
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, spec.launch.gpu_ids or settings.gpu.ids, index_of)
+    if settings.gpu.mps_dir is not None:
+        # Whatever the submitter had: it would lead past the limit, or to the MPS of another card.
+        for key in [key for key in env if key.startswith("CUDA_MPS_")]:
+            del env[key]
+        if any(share.limit is not None for share in run.gpus):
+            env.update(_mps_environment(run, settings))
     own = {
         "JOB_ID": str(job.id),
         "JOB_NAME": spec.name,
@@ -295,5 +330,7 @@ def make_ticket(
         checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
-        cage=cage,
+        # What an adopted process was started in stays as it is.
+        cage=cage if spec.adopted is None else None,
+        adopt=spec.adopted,
     )

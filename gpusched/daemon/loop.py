@@ -14,9 +14,10 @@ from logging import getLogger
 from aiohttp import web
 
 from gpusched.api.gate import Gate
-from gpusched.api.server import gate_for
+from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
@@ -78,6 +79,7 @@ class Loop:
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self.audit: Audit | None = None
+        self.bypassers: Bypassers | None = None
         self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -108,7 +110,9 @@ class Loop:
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
+        )
         await runner.setup()
         server: asyncio.Server | None = None
         try:
@@ -246,6 +250,8 @@ class Loop:
         self._activity.poll()
         self._clients.poll()
         self._checkpoints.poll()
+        if self.bypassers is not None:
+            self._guarded(self.bypassers.poll)
         self._poll_alerts()
         self._poll_shutdown()
         self._show_status()

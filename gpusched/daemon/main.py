@@ -22,6 +22,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.config import load_settings
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.faults import VARIABLE, crash_step
@@ -187,8 +188,8 @@ def _make_folders() -> None:
     os.chmod(paths.state_dir(), 0o711)
     os.chmod(os.path.dirname(paths.log_file()), 0o700)
     os.chmod(paths.runtime_dir(), 0o755)
-    # Each makes the folders of their own jobs, as in /tmp.
-    os.chmod(paths.checkpoint_dir(), 0o1777)
+    # Each may make the folders of their own jobs, as in /tmp, and nobody sees whose there are.
+    os.chmod(paths.checkpoint_dir(), 0o1733)
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:
@@ -323,6 +324,8 @@ async def _loop(
     service.serves_all = True
     service.audit = loop.audit = audit = Audit(folder, time.time, lambda: scheduler.settings.access)
     scheduler.witness = audit.witness
+    service.bypassers = loop.bypassers = Bypassers(scheduler)
+    dispatcher.listeners.append(loop.bypassers.heard)
     _allow_connections(scheduler.settings.limit.connections)
     try:
         await loop.run(build_app(service), paths.socket_path(), report.ready, serves_all=True)

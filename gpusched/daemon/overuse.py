@@ -87,7 +87,7 @@ class OveruseWatch:
             sample = samples.get(share.uuid)
             if not share.is_whole or (sample is not None and sample.mig_profile is not None):
                 used = [use.used_mib for use in self._shares.get(share.uuid, ()) if use.run == run.id]
-                word, why = enforcement(sample, settings.gpu)
+                word, why = enforcement(sample, settings.gpu, share.limit)
                 found[share.uuid] = ShareFacts(used[0] if used else None, word, why)
         return found
 

@@ -31,6 +31,7 @@ def adopt_open_runs(world: World, engine: Engine) -> None:
             supervisor_pid=run.supervisor_pid,
             supervisor_start_ticks=run.supervisor_start_ticks,
             pending_order=pending_order(world.jobs[run.job_id]),
+            adopted=world.jobs[run.job_id].spec.adopted,
         )
         for _, run in sorted(world.open_runs.items())
     ]

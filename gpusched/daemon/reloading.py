@@ -20,6 +20,7 @@ from .access import Caller, check_admin
 FIXED = (
     "gpu.source",
     "gpu.fake",
+    "gpu.mps_dir",
     "node.name",
     "daemon.log_level",
     "daemon.log_mib",

@@ -24,7 +24,7 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.engine.spool import attach_path
-from gpusched.errors import BrokenInvariant, GpuschedError, NotReady
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import (
@@ -53,7 +53,7 @@ from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
 from .history import Estimates, History
 from .idling import IdleWatch
-from .launch import Site, checkpoint_folder, make_ticket, output_paths
+from .launch import Site, checkpoint_folder, make_ticket, output_paths, with_limit
 from .meters import Meters
 from .overuse import OveruseWatch
 from .past import past_environment
@@ -342,7 +342,9 @@ class Scheduler:
         try:
             reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
-            log.error("the settings were not reloaded: %s", error.message)
+            if not isinstance(error, Forbidden):
+                # That one is in the record of refusals, where nobody can drown out what the log says.
+                log.error("the settings were not reloaded: %s", error.message)
             return error
         self.witness(Deed(command.caller, "reload", "the settings"))
         self.settings = reloaded.settings
@@ -396,6 +398,7 @@ class Scheduler:
                     break
                 launches += more
             self._look_again = False
+        launches = turn.adopted + launches
         self.alerts.collect(turn)
         if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
             self._step("commit")
@@ -511,9 +514,8 @@ class Scheduler:
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
-                job, run, story = lifecycle.start_run(
-                    job, start.placement, self._boot_id, turn.now, stdout_path, stderr_path
-                )
+                placement = with_limit(start.placement, self._reading, self.settings)
+                job, run, story = lifecycle.start_run(job, placement, self._boot_id, turn.now, stdout_path, stderr_path)
                 turn.put(job, run, (*story, *self._kept_to(job, run)))
                 launches.append((job, run))
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:

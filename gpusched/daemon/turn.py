@@ -54,6 +54,8 @@ class Turn:
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this turn has made, by owner and key."""
         self.deeds: list[Deed] = []
+        self.adopted: list[tuple[Job, Run]] = []
+        """Runs that no plan has started, for the engine to take over after the commit."""
 
     def note(self, caller: Caller, act: Act, job: Job) -> None:
         """Have it recorded, with the commit, that this was done to another's job."""
@@ -195,7 +197,8 @@ class Turn:
             if target == node.name:
                 return node.name
             for gpu in node.gpus:
-                names = (gpu.uuid, gpu_label(gpu.index), f"{node.name}:{gpu_label(gpu.index)}")
+                label = gpu_label(gpu.index)
+                names = (gpu.uuid, label, str(gpu.index), f"{node.name}:{label}", f"{node.name}:{gpu.index}")
                 if target in names or (len(target) >= 8 and gpu.uuid.startswith(target)):
                     matches.add(gpu.uuid)
         if len(matches) == 1:

@@ -17,6 +17,7 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life import yielding
 
 from .access import Act
+from .adopting import refuse_to_repeat
 from .selection import Caller, named
 from .turn import Turn
 
@@ -135,6 +136,7 @@ def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
                 f"job {job.shown_id} is in the foreground: nobody would be at its next run",
                 f"end it and start it anew: gcancel {job.shown_id}",
             )
+        refuse_to_repeat(job)
         if not job.spec.retry.requeue:
             raise Refused(
                 f"job {job.shown_id} was submitted with --no-requeue",

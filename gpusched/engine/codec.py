@@ -70,6 +70,7 @@ def ticket_facts(ticket: Ticket, spool: str, cages: str | None = None) -> dict[s
         "checkpoint_dir": ticket.checkpoint_dir,
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,
+        "adopt": None if ticket.adopt is None else (ticket.adopt.pid, ticket.adopt.start_ticks),
         "cage": None if ticket.cage is None else {**asdict(ticket.cage), "folder": cages},
     }
 

@@ -14,15 +14,15 @@ _UTIME, _STIME, _CUTIME, _CSTIME = 11, 12, 13, 14
 """Fields after the name of the process."""
 
 
-def tree_cpu_s(root: int) -> float | None:
-    """CPU time in seconds of everything that is or was below `root`, without its own; None when it is gone.
+def tree_cpu_s(root: int, *, with_root: bool = False) -> float | None:
+    """CPU time in seconds of everything that is or was below `root`; None when it is gone. Its own only when asked for.
 
     What ends during the walk may be missed or counted twice, by as much as it used since it was born.
     """
     times = _times(root)
     if times is None:
         return None
-    total = times[2] + times[3]
+    total = sum(times if with_root else times[2:])
     try:
         pids = list(proctree.descendants(root))
     except OSError:
@@ -32,6 +32,12 @@ def tree_cpu_s(root: int) -> float | None:
         if found is not None:
             total += sum(found)
     return total / _TICKS_S
+
+
+def own_cpu_s(pid: int) -> float:
+    """CPU time in seconds of one process, without its children's; 0 when it is gone."""
+    times = _times(pid)
+    return 0.0 if times is None else (times[0] + times[1]) / _TICKS_S
 
 
 def _times(pid: int) -> tuple[int, int, int, int] | None:

@@ -22,7 +22,7 @@ import sys
 import time
 
 from gpusched.engine import proctree
-from gpusched.engine.supervisor import AWAITED, Home, Supervisor
+from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home, supervisor_of
 from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False
@@ -36,6 +36,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 1 << 18
 FORK_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+END_ALL_S = 60.0
 RUNS_PER_SUPERVISOR = 500
 """Then a fresh one: whatever long use might leave in a process goes with it."""
 
@@ -132,7 +133,7 @@ class Server:
             runs = 0
             while ticket:
                 runs += 1
-                if not Supervisor(unpack_ticket(ticket), home).supervise() or runs == RUNS_PER_SUPERVISOR:
+                if not supervisor_of(unpack_ticket(ticket), home).supervise() or runs == RUNS_PER_SUPERVISOR:
                     break
                 ticket = self.wait_for_another(home.pid)
                 while signal.sigtimedwait(AWAITED, 0):
@@ -140,10 +141,12 @@ class Server:
                     continue
             code = 0
         except BaseException:
-            # Our bug; the engine sees the process end without a result.
+            # Our bug; the engine sees the process end without a result. Nothing of the run may outlive it:
+            # who has left the session and cleared its environment could not be found any more.
             import traceback
 
             traceback.print_exc()
+            end_all()
         finally:
             os._exit(code)
 
@@ -159,6 +162,19 @@ class Server:
                 # The queue's receive timeout.
                 if self.withdraw(own):
                     return b""
+
+
+def end_all() -> None:
+    """KILL all that is below this process, until the kernel says that no child is left or for a minute."""
+    until = time.monotonic() + END_ALL_S
+    while time.monotonic() < until:
+        proctree.kill_tree(os.getpid())
+        try:
+            while os.waitpid(-1, os.WNOHANG | WALL)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(KILL_AGAIN_S[0])
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import select
 import stat
 
 from gpusched.engine import spool as files
@@ -22,6 +23,9 @@ else:
     import _signal as signal
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+TRIES = 20
+BECOME_S = 60.0
+"""So long may it take to read a program from a file server; who was stopped on the way takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
 
@@ -50,6 +54,7 @@ def start(
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
+        _give_checkpoint_dir(ticket["checkpoint_dir"], uid, gid)
     logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
     try:
         if ticket["log_max_bytes"] is not None and streams is None:
@@ -129,6 +134,35 @@ def _enter(ticket: dict[str, Any]) -> Logs:
             raise
     finally:
         os.umask(before)
+
+
+def _give_checkpoint_dir(path: str | None, uid: int, gid: int) -> None:
+    """Make a user's folder where everybody may make some, as in /tmp. Whoever took its name before loses it."""
+    if path is None:
+        return
+    try:
+        around = os.stat(os.path.dirname(path))
+        if around.st_uid != 0 or not around.st_mode & stat.S_ISVTX:
+            return
+        for number in range(TRIES):
+            try:
+                os.mkdir(path, 0o700)
+                break
+            except FileExistsError:
+                found = os.lstat(path)
+                if found.st_uid == uid:
+                    return
+                os.rename(path, f"{path}.of-{found.st_uid}.{os.getpid()}-{number}")
+        else:
+            return
+        try:
+            os.chown(path, uid, gid, follow_symlinks=False)
+        except OSError:
+            # A file server where root is nobody: the user can make it.
+            os.rmdir(path)
+    except OSError:
+        # Gone meanwhile, a full disk: what the user finds is looked at as the user.
+        return
 
 
 def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
@@ -221,13 +255,26 @@ def _fork_as(
         os.write(told, sentence.encode("utf-8", "surrogateescape"))
         os._exit(127)
     os.close(told)
-    # Closed by the exec when all went well.
-    sentence = os.read(report, 65536).decode("utf-8", "surrogateescape")
+    sentence = _hear(report, pid)
     os.close(report)
     if sentence:
         os.waitpid(pid, 0)
         raise LaunchError(sentence)
     return pid
+
+
+def _hear(report: int, pid: int) -> str:
+    """What a child says that could not become the job's program; empty when it has.
+
+    From its change of identity on its user may stop it, and this process would wait for ever, deaf to all orders.
+    """
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    if not poll.poll(BECOME_S * 1000):
+        os.kill(pid, signal.SIGKILL)
+        return f"its first process did not become its program within {BECOME_S:g} s"
+    # Closed by the exec when all went well.
+    return os.read(report, 65536).decode("utf-8", "surrogateescape")
 
 
 def _find(name: str, env: dict[str, str]) -> str:

@@ -32,7 +32,7 @@ from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import ForkServer, Launcher
 from gpusched.engine.remains import Lost, kill_remains
 from gpusched.engine.waking import Waker
-from gpusched.engine.watched import ALIVE, Phase, Watched, Watchlist
+from gpusched.engine.watched import ALIVE, Members, Phase, Watched, Watchlist
 from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
@@ -118,6 +118,7 @@ class LocalEngine:
         for known in fresh:
             watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
             watched.start_ticks = known.supervisor_start_ticks or 0
+            watched.adopted = known.adopted
             self._runs.add(watched)
             if known.boot_id != self._boot_id:
                 self._settle_other_boot(watched)
@@ -148,6 +149,7 @@ class LocalEngine:
             if ticket.run not in self._runs:
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
+                watched.adopted = ticket.adopt
                 self._runs.add(watched)
                 server.send(ticket, ticket_facts(ticket, self._spool, self._cages))
         self._flush(server)
@@ -207,14 +209,20 @@ class LocalEngine:
             for watched in self._runs
             if watched.supervisor is not None and watched.phase in ALIVE
         }
+        adopted = Members(self._runs)
         found: dict[int, str] = {}
         for pid in pids:
             at = pid
-            while at > 1 and at not in supervisors:
-                process = proctree.read_process(at)
-                at = process.ppid if process else 0
-            if at in supervisors:
-                found[pid] = supervisors[at]
+            run = None
+            while at > 1 and run is None:
+                run = supervisors.get(at)
+                if run is None:
+                    process = proctree.read_process(at)
+                    run = adopted.run_of(process)
+                    at = process.ppid if process else 0
+            if run is not None:
+                found[pid] = run
+                adopted.note(pid, run)
         return found
 
     def checkpoints(self) -> Mapping[str, float]:
@@ -228,7 +236,8 @@ class LocalEngine:
         for run in runs:
             watched = self._runs.get(run)
             if watched is not None and watched.supervisor is not None and watched.phase is Phase.RUNNING:
-                cpu_s = tree_cpu_s(watched.supervisor)
+                root = watched.supervisor if watched.adopted is None else watched.adopted.pid
+                cpu_s = tree_cpu_s(root, with_root=watched.adopted is not None)
                 if cpu_s is not None:
                     found[run] = cpu_s
         return found

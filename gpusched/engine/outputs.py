@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.engine.frames import CHUNK, OUT, WINDOW
+from gpusched.engine.users import write_as
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ class Flow:
 class Outputs:
     """All streams out of one job; none before it has any."""
 
-    __slots__ = ("flows", "log_left", "replay", "shows_again")
+    __slots__ = ("_writer", "flows", "log_left", "replay", "shows_again")
 
-    def __init__(self, log_bytes: int) -> None:
+    def __init__(self, log_bytes: int, writer: int | None) -> None:
+        """Args: writer: uid as which the log is written; None for our own."""
+        self._writer = writer
         self.flows: list[Flow] = []
         self.log_left = log_bytes
         self.shows_again = False
@@ -115,7 +118,7 @@ class Outputs:
             self.log_left -= len(data)
         try:
             while data:
-                data = data[os.write(flow.log_fd, data) :]
+                data = data[write_as(self._writer, flow.log_fd, data) :]
         except OSError:
             # A full disk: what the person sees goes on.
             pass

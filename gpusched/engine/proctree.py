@@ -10,6 +10,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
 else:
     # The public module builds enums at import; every supervisor would carry them.
     import _signal as signal
@@ -56,6 +57,22 @@ def lives(pid: int, start_ticks: int) -> bool:
     """Whether this very process is there, and not another one that got its pid."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks and process.is_alive
+
+
+def real_uid(pid: int) -> int | None:
+    """Whose process it is: who may send it signals. None when it is gone."""
+    for line in _read(f"/proc/{pid}/status").split(b"\n"):
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+def peak_kib(pid: int) -> int:
+    """The largest resident size that the process has had; 0 when it is gone or has none."""
+    for line in _read(f"/proc/{pid}/status").split(b"\n"):
+        if line.startswith(b"VmHWM:"):
+            return int(line.split()[1])
+    return 0
 
 
 def all_pids() -> list[int]:
@@ -114,13 +131,18 @@ def send(process: Process, number: int) -> bool:
     return True
 
 
-def signal_tree(root: int, number: int, spared: int | None = None) -> None:
-    """Send a signal once to every process below `root`, also to those born during the walk.
+def kill_tree(root: int) -> dict[int, Process]:
+    """`kill_all` of what is below `root`."""
+    return kill_all(lambda: descendants(root))
 
-    Args: spared: left out, unless it is the only one at the beginning.
+
+def signal_all(find: Callable[[], dict[int, Process]], number: int, spared: int | None = None) -> None:
+    """Send a signal once to every process that is found, also to those born during the walk.
+
+    Args: find: live processes by pid, looked up anew; spared: left out, unless it is the only one at the beginning.
     """
     told: set[tuple[int, int]] = set()
-    found = descendants(root)
+    found = find()
     # Decided once: whoever ends at the signal must not leave the spared one behind as the only one.
     left_out = spared if len(found) > 1 else None
     for _ in range(5):
@@ -130,16 +152,16 @@ def signal_tree(root: int, number: int, spared: int | None = None) -> None:
         for process in fresh:
             send(process, number)
             told.add((process.pid, process.start_ticks))
-        found = descendants(root)
+        found = find()
 
 
-def freeze_tree(root: int) -> bool:
-    """STOP everything below `root`. Whether all of it stands still now; if not, callers repeat it.
+def freeze_all(find: Callable[[], dict[int, Process]]) -> bool:
+    """STOP everything that is found. Whether all of it stands still now; if not, callers repeat it.
 
     What stands still bears no children, so one look that finds nobody running is the last one.
     """
     for _ in range(FREEZE_ROUNDS):
-        running = [process for process in descendants(root).values() if process.state not in "Tt"]
+        running = [process for process in find().values() if process.state not in "Tt"]
         if not running:
             return True
         for process in running:
@@ -147,14 +169,14 @@ def freeze_tree(root: int) -> bool:
     return False
 
 
-def kill_tree(root: int) -> dict[int, Process]:
-    """KILL everything below `root`: freeze first, so that nothing forks away. Returns what was killed.
+def kill_all(find: Callable[[], dict[int, Process]]) -> dict[int, Process]:
+    """KILL everything that is found: freeze first, so that nothing forks away. Returns what was killed.
 
     A process may come to light only when its parent is gone: callers repeat until nothing is left.
     """
     frozen: dict[int, Process] = {}
     for _ in range(KILL_ROUNDS):
-        fresh = [p for pid, p in descendants(root).items() if pid not in frozen]
+        fresh = [p for pid, p in find().items() if pid not in frozen]
         if not fresh:
             break
         for process in fresh:

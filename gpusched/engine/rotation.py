@@ -20,7 +20,7 @@ import stat
 import time
 
 from gpusched.engine.logs import LOG_FLAGS, Logs
-from gpusched.engine.users import LaunchError, as_user
+from gpusched.engine.users import LaunchError, as_user, write_as
 from gpusched.model.logfile import put_aside
 
 TYPE_CHECKING = False
@@ -64,6 +64,7 @@ class Flow:
         "_lost",
         "_max_bytes",
         "_path",
+        "_uid",
         "_umask",
         "_who",
         "before",
@@ -82,6 +83,7 @@ class Flow:
         """The file before this one, for a look at the tail."""
         self._path = path
         self._who = who
+        self._uid = None if who is None else who[1]
         self._umask: int = ticket["umask"]
         self._max_bytes: int = ticket["log_max_bytes"]
         self._keep: int = ticket["log_keep"]
@@ -152,10 +154,10 @@ class Flow:
         try:
             if self._lost and data:
                 told = f"\ngpusched: {self._lost} bytes of output are missing here\n".encode()
-                os.write(self.fd, told if not self._ends_line else told[1:])
+                write_as(self._uid, self.fd, told if not self._ends_line else told[1:])
                 self._lost = 0
             while data:
-                size = os.write(self.fd, data)
+                size = write_as(self._uid, self.fd, data)
                 self._ends_line = data[size - 1 : size] == b"\n"
                 data = data[size:]
         except OSError:

@@ -53,6 +53,9 @@ ATTACH_S = 30.0
 """How long a run waits for its client before it starts or gives up."""
 LOOK_S = 1.0
 """How often it looks meanwhile whether the process that is to be its client still lives."""
+MOST_GUESTS = 32
+"""Who is connected and says nothing makes room for the next: each of them is a descriptor of this process."""
+SIGNALS = range(1, 65)
 HANG_UP_S = 2.0
 """Between HUP and the usual way to end a run, when its client is gone."""
 
@@ -73,7 +76,7 @@ class Session:
         self.path = files.attach_path(spool, self.run)
         self.orders: list[str] = []
         self.streams: Streams | None = None
-        self.outputs = Outputs(facts["log_bytes"])
+        self.outputs = Outputs(facts["log_bytes"], None if self.uid == os.geteuid() else self.uid)
         self.input = Input()
         self.size = (0, 0)
         self.client: Visitor | None = None
@@ -169,6 +172,8 @@ class Session:
         signals = os.read(self.wake_fd, 4096) if self.wake_fd in ready else b""
         if self.listener.fileno() in ready and (guest := accept(self.listener, self.uid)) is not None:
             self.guests.append(guest)
+            if len(self.guests) > MOST_GUESTS:
+                self._drop(self.guests[0])
         for fd, visitor in visitors.items():
             if ready.get(fd, 0) & select.POLLOUT:
                 visitor.flush()
@@ -255,8 +260,11 @@ class Session:
             if self.streams is not None:
                 self.streams.resize(rows, columns)
         elif kind == SIGNAL:
+            number = int(content)
+            if number not in SIGNALS:
+                raise ValueError(f"there is no signal {number}")
             self.touch()
-            self.orders.append(f"signal {int(content)} tree .")
+            self.orders.append(f"signal {number} tree .")
         elif kind == BYE:
             self._drop(client)
         else:

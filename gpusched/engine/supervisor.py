@@ -14,7 +14,7 @@ import time
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
-from gpusched.engine.users import LaunchError
+from gpusched.engine.users import LaunchError, write_as
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
@@ -63,6 +63,15 @@ class Home:
         self.event_fd = event_fd
         self.pid = os.getpid()
         self.start_ticks = start_ticks
+
+
+def supervisor_of(ticket: dict[str, Any], home: Home) -> Supervisor:
+    """Who supervises the run of this ticket."""
+    if ticket.get("adopt") is None:
+        return Supervisor(ticket, home)
+    from gpusched.engine.adopted import AdoptedSupervisor  # hardly any run needs it
+
+    return AdoptedSupervisor(ticket, home)
 
 
 class Supervisor:
@@ -251,6 +260,10 @@ class Supervisor:
                 if self.stopping is None:
                     self.linger_until = time.monotonic() + LINGER_S
 
+    def members(self) -> dict[int, proctree.Process]:
+        """Live processes of the run by pid."""
+        return proctree.descendants(self.home.pid)
+
     def wait(self) -> None:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
@@ -301,7 +314,7 @@ class Supervisor:
             self.linger_until = None
             self.end_leftovers(now)
         if self.kills_at is not None and now >= self.kills_at:
-            killed = proctree.kill_tree(self.home.pid)
+            killed = proctree.kill_all(self.members)
             if self.box is not None:
                 # Also what forks faster than it is found.
                 self.box.kill()
@@ -323,7 +336,7 @@ class Supervisor:
 
     def freeze(self, now: float) -> None:
         """One round of STOP, and say so."""
-        self.still.look_again(now, proctree.freeze_tree(self.home.pid))
+        self.still.look_again(now, proctree.freeze_all(self.members))
         if not self.still.is_told:
             self.still.is_told = True
             self.tell("suspended", at=time.time())
@@ -381,7 +394,7 @@ class Supervisor:
     def end_leftovers(self, now: float) -> None:
         """The job's first process is gone and others are not: end and name them."""
         self.thaw()
-        lingering = proctree.descendants(self.home.pid)
+        lingering = self.members()
         self.name_leftovers(lingering)
         self.stopping = "leftovers"
         self.tell("stopping", at=time.time(), why="leftovers")
@@ -404,7 +417,7 @@ class Supervisor:
         """
         if not main_only:
             spared = self.job_pid if number in NOTICES and self.is_script else None
-            proctree.signal_tree(self.home.pid, number, spared)
+            proctree.signal_all(self.members, number, spared)
         elif self.status is None:
             # Not reaped yet, so the pid is still its own.
             try:
@@ -419,7 +432,8 @@ class Supervisor:
         job = self.run.partition(".")[0]
         at = time.strftime("%Y-%m-%dT%H:%M:%S")
         try:
-            os.write(self.logs.error, f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode())
+            line = f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode()
+            write_as(None if self.ticket["uid"] == os.geteuid() else self.ticket["uid"], self.logs.error, line)
         except OSError:
             # A full disk or an output that went away: the state says it too.
             pass

@@ -15,7 +15,7 @@ import sys
 
 from gpusched import __version__
 from gpusched.engine import proctree
-from gpusched.engine.supervisor import AWAITED, Home, Supervisor
+from gpusched.engine.supervisor import AWAITED, Home, supervisor_of
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
@@ -61,7 +61,7 @@ def main() -> None:
     prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own = proctree.read_process(os.getpid())
-    Supervisor(ticket, Home(spool, boot_id, event_fd, own.start_ticks if own else 0)).supervise()
+    supervisor_of(ticket, Home(spool, boot_id, event_fd, own.start_ticks if own else 0)).supervise()
     sys.stdout.flush()
     os._exit(0)
 

@@ -38,6 +38,21 @@ def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Re
         os.setgroups(groups)
 
 
+def write_as(uid: int | None, fd: int, data: bytes) -> int:
+    """Write into a user's file as that user, or as ourselves for None. Raises: OSError.
+
+    What root writes passes the user's quota and takes the blocks that a file system keeps for root; and some files
+    of the kernel ask who writes, not who opened them.
+    """
+    if uid is None:
+        return os.write(fd, data)
+    os.seteuid(uid)
+    try:
+        return os.write(fd, data)
+    finally:
+        os.seteuid(0)
+
+
 def text_of(error: BaseException) -> str:
     """What went wrong, without the number."""
     return (isinstance(error, OSError) and error.strerror) or str(error)

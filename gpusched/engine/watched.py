@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from gpusched.engine import proctree
+from gpusched.engine.proctree import Process
 from gpusched.engine.waking import Waker
+from gpusched.model.job import AdoptedProcess
 
+_MOST_MEMBERS = 256
+"""Of one adopted run, before those that have ended are forgotten."""
 ORDER_SIGNAL = signal.SIGUSR1
 """Tells a supervisor to read its orders."""
 
@@ -51,6 +55,44 @@ class Watched:
     """There may be more than the record."""
     stray: bool = False
     """Of no job in the table: ended and removed without events."""
+    adopted: AdoptedProcess | None = None
+    """It was not started by its supervisor and is not below it; this is what the run is."""
+    members: dict[int, int] = field(default_factory=dict)
+    """Of an adopted run: start ticks by pid of what was seen to be part of it, which may have lost its parent since."""
+
+
+class Members:
+    """Processes of adopted runs, as far as they are known. Made for one look."""
+
+    def __init__(self, runs: Iterable[Watched]) -> None:
+        self._runs = {
+            watched.run: watched
+            for watched in runs
+            if watched.adopted is not None and watched.phase not in (Phase.HAUNTED, Phase.ENDED)
+        }
+        self._known: dict[int, tuple[int, str]] = {}
+        """By pid: start ticks and run."""
+        for run, watched in self._runs.items():
+            assert watched.adopted is not None
+            self._known.update({pid: (ticks, run) for pid, ticks in watched.members.items()})
+            self._known[watched.adopted.pid] = watched.adopted.start_ticks, run
+
+    def run_of(self, process: Process | None) -> str | None:
+        """The run that this very process is known to be part of."""
+        if process is None or process.pid not in self._known:
+            return None
+        start_ticks, run = self._known[process.pid]
+        return run if start_ticks == process.start_ticks else None
+
+    def note(self, pid: int, run: str) -> None:
+        """It is part of this run, also should its parent end."""
+        watched = self._runs.get(run)
+        process = None if watched is None else proctree.read_process(pid)
+        if watched is None or process is None or watched.members.get(pid) == process.start_ticks:
+            return
+        if len(watched.members) >= _MOST_MEMBERS:
+            watched.members = {pid: ticks for pid, ticks in watched.members.items() if proctree.lives(pid, ticks)}
+        watched.members[pid] = process.start_ticks
 
 
 class Watchlist:

@@ -46,6 +46,8 @@ class Card:
         self._settings = settings
         self._good_polls = 0
         self._free_polls = 0
+        self._busy_polls = 0
+        """Readings in a row in which it worked, and for strangers alone."""
         self._peaks: deque[tuple[float, int, frozenset[int]]] = deque()
         """(instant, foreign MiB, foreign pids), falling: the first is the peak of the window."""
         self._owned: dict[str, dict[int, float | None]] = {}
@@ -70,7 +72,7 @@ class Card:
         self.trouble = _trouble(sample)
         self.shares = None
         if self.trouble is not None:
-            self._good_polls = self._free_polls = 0
+            self._good_polls = self._free_polls = self._busy_polls = 0
             if self.is_lost:
                 self._give_up_releases()
             return
@@ -89,7 +91,13 @@ class Card:
         if not booked and not self.releases:
             self.before_mib = usage.rest_mib
         intruding_mib = self._fold_foreign(at, sample, usage)
-        self._free_polls = self._free_polls + 1 if intruding_mib <= self._settings.foreign_mib else 0
+        works_for_strangers = bool(usage.foreign) and not booked and not self.releases and self._is_at_work(sample)
+        self._busy_polls = self._busy_polls + 1 if works_for_strangers else 0
+        is_free = intruding_mib <= self.foreign_limit_mib and not self.is_foreign_busy
+        self._free_polls = self._free_polls + 1 if is_free else 0
+
+    def _is_at_work(self, sample: GpuSample) -> bool:
+        return sample.utilisation is not None and sample.utilisation > self._settings.foreign_utilisation
 
     def miss(self, why: str, booked: Bookings, *, is_missing: bool = False) -> None:
         """The reading says nothing about this card."""
@@ -97,7 +105,7 @@ class Card:
         self.shares = None
         self.booked = booked
         self.is_missing = is_missing
-        self._good_polls = self._free_polls = 0
+        self._good_polls = self._free_polls = self._busy_polls = 0
         self.missed_polls = self.missed_polls + 1 if is_missing else 0
         if is_missing and self.is_instance:
             # Its memory went with it.
@@ -180,6 +188,20 @@ class Card:
         """Processes of no job, at the last good sample."""
         return self.usage.foreign if self.usage else ()
 
+    @property
+    def foreign_limit_mib(self) -> int:
+        """Memory of no job above which a whole-card job avoids the card."""
+        settings = self._settings
+        limit_mib = settings.foreign_mib
+        if self.total_mib is not None:
+            limit_mib = min(limit_mib, int(settings.foreign_fraction * self.total_mib))
+        return limit_mib + (settings.display_mib if self.sample.display_active else 0)
+
+    @property
+    def is_foreign_busy(self) -> bool:
+        """Whether processes of no job have the card work; one reading alone may still be of a job that has ended."""
+        return self._busy_polls >= self._settings.free_polls
+
     def foreign_peak_mib(self, now: float) -> int:
         """Memory of no job, at its peak over the window; what is there now always counts."""
         peaks = self._peaks
@@ -243,7 +265,7 @@ class Card:
 
     def intrusion(self, now: float) -> str | None:
         """Why a job that wants the whole card should not have it."""
-        limit_mib = self._settings.foreign_mib
+        limit_mib = self.foreign_limit_mib
         mib = self.foreign_peak_mib(now)
         if self.sample.unified_memory:
             mib = self.usage.visible_mib if self.usage else 0
@@ -257,6 +279,9 @@ class Card:
                 return f"foreign use of {format_size_mib(mib)} by no visible process{found}"
             window = format_duration(self._settings.foreign_peak_s)
             return f"foreign use of {format_size_mib(mib)} within the last {window}"
+        if self.is_foreign_busy and self.foreign:
+            busy = f"{100 * (self.sample.utilisation or 0.0):.0f} % busy with"
+            return f"foreign use: {busy} {', '.join(_name(process) for process in self.foreign[:3])}"
         if self._free_polls < self._settings.free_polls:
             return f"seen free {self._free_polls} times in a row, {self._settings.free_polls} are wanted"
         return None

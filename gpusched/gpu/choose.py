@@ -41,6 +41,8 @@ class Choice:
     kind: str
     fake: str = ""
     note: str | None = None
+    mps_dir: str | None = None
+    """Where the MPS control daemons have their folders, if there is to be MPS."""
 
 
 class NoGpus:
@@ -70,13 +72,22 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> Choice:
         from gpusched.gpu.simulated import is_path
 
         # The child that reads the file has another working directory.
-        return Choice("simulated", os.path.abspath(fake) if is_path(fake) else fake)
+        return Choice("simulated", os.path.abspath(fake) if is_path(fake) else fake, mps_dir=settings.mps_dir)
     note = f"simulated GPUs are described but not used: gpu.source is {settings.source}" if fake else None
-    return Choice("none" if settings.source == "none" else "nvml", note=note)
+    return Choice("none" if settings.source == "none" else "nvml", note=note, mps_dir=settings.mps_dir)
 
 
 def build(choice: Choice, environ: Mapping[str, str]) -> GpuSource:
     """The chosen source. Raises: UsageError when the simulated GPUs cannot be understood."""
+    source = _build(choice, environ)
+    if choice.mps_dir is None:
+        return source
+    from gpusched.gpu.mps import WithMps
+
+    return WithMps(source, choice.mps_dir)
+
+
+def _build(choice: Choice, environ: Mapping[str, str]) -> GpuSource:
     if choice.kind == "simulated":
         from gpusched.gpu.simulated import SimulatedSource
 

@@ -7,10 +7,20 @@ from gpusched.model.settings import GpuSettings
 from gpusched.model.units import format_duration
 
 
-def enforcement(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]:
-    """Of a slice on this card, or of a MIG instance: a word of `Enforcement`, and what that means here."""
+def enforcement(sample: GpuSample | None, settings: GpuSettings, limit: str | None) -> tuple[str, str]:
+    """Of a slice on this card, or of a MIG instance: a word of `Enforcement`, and what that means here.
+
+    Args: limit: what the run was started under; of a card, what the next one would be.
+    """
     if sample is not None and sample.mig_profile is not None:
         return Enforcement.MIG, f"the hardware gives it no more: a MIG instance {sample.mig_profile}"
+    if limit == Enforcement.MPS and sample is not None and sample.mps:
+        return Enforcement.MPS, "CUDA gives it no more, as long as it leaves the variables of MPS alone"
+    word, why = _watched(sample, settings)
+    return word, f"its MPS control daemon is gone; {why}" if limit == Enforcement.MPS else why
+
+
+def _watched(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]:
     if settings.vram_over == "ignore":
         return Enforcement.NONE, "[gpu] vram_over is ignore"
     if sample is None or sample.processes is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpusched.model.cluster import Clearance, GpuSample
 from gpusched.model.settings import GpuSettings
-from gpusched.model.units import format_duration
+from gpusched.model.units import card_index, format_duration, gpu_label
 
 
 class Heat:
@@ -40,7 +40,10 @@ def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: 
     errors = new_errors(sample, clearance)
     if settings.ecc_errors and errors >= settings.ecc_errors:
         told = f"{errors} memory error{'' if errors == 1 else 's'} that could not be corrected"
-        found.append(f"{told}; reset it (nvidia-smi -r -i {sample.index}), or accept that: gctl undrain {sample.index}")
+        index = card_index(sample.index)
+        found.append(
+            f"{told}; reset it (nvidia-smi -r -i {index}), or accept that: gctl undrain {gpu_label(sample.index)}"
+        )
     if settings.remap_failed and sample.remap_failed:
         found.append("a broken memory row could not be replaced; the card needs repair")
     if settings.remap_pending and sample.remap_pending:
@@ -65,8 +68,10 @@ def remark(sample: GpuSample) -> str | None:
     """What is worth a word and keeps nobody out."""
     if sample.remap_pending:
         return _waits_for_reset(sample)
+    if sample.mps is False and not sample.mig_enabled:
+        return "[gpu] mps_dir is set, but no MPS control daemon runs for it"
     return None
 
 
 def _waits_for_reset(sample: GpuSample) -> str:
-    return f"a broken memory row waits for a reset: nvidia-smi -r -i {sample.index}"
+    return f"a broken memory row waits for a reset: nvidia-smi -r -i {card_index(sample.index)}"

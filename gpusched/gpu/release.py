@@ -55,7 +55,8 @@ def remains(
         return None
     other_runs = {run for run, _ in others}
     ours = {run: held for run, held in usage.ours.items() if run in other_runs}
-    explained = usage.visible_mib + explained_mib(sample, ours, others) + before_mib
+    # A server of MPS stays when its last client has gone.
+    explained = usage.visible_mib + usage.server_mib + explained_mib(sample, ours, others) + before_mib
     held_mib = sample.vram_used_mib - explained
     if held_mib <= baseline_mib:
         return None

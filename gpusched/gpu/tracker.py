@@ -172,6 +172,8 @@ class GpuTracker:
             over_mib=card.over_mib,
             why_not=why_not,
             why_not_whole=card.intrusion(now),
+            foreign_limit_mib=card.foreign_limit_mib,
+            is_foreign_busy=card.is_foreign_busy,
             can_share=card.can_share,
             utilisation=card.sample.utilisation,
             is_present=not card.is_lost and not card.sample.mig_enabled,

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from gpusched.model.cluster import GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import GpuShare
 
+_SERVER = "nvidia-cuda-mps"
+"""Name of a server of MPS, as the kernel cuts it."""
+_SERVER_MIB = 512
+"""What a server holds for itself at most."""
+
 Bookings = Sequence[tuple[str, GpuShare]]
 """Run handle and what it books on one card."""
 
@@ -33,6 +38,13 @@ class Usage:
     """By nobody visible, beyond what our bookings may explain."""
     has_blind_spot: bool
     """There is no list of processes, or a foreign one's memory is not told."""
+    server_mib: int = 0
+    """By servers of MPS: their contexts, or all that their clients hold, which then cannot be told apart."""
+
+    @property
+    def is_blurred(self) -> bool:
+        """Whether what runs hold is laid to the charge of a server of MPS."""
+        return self.server_mib > _SERVER_MIB
 
 
 def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> Usage:
@@ -43,8 +55,12 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
     ours: dict[str, int | None] = {}
     pids: dict[str, tuple[GpuProcess, ...]] = {}
     foreign = []
+    server_mib = 0
     for process in sample.processes or ():
         run = owners.get(process.pid)
+        if run is None and sample.mps and process.name == _SERVER:
+            server_mib += _SERVER_MIB + 1 if process.vram_mib is None else process.vram_mib
+            continue
         if run is None:
             foreign.append(process)
             continue
@@ -53,9 +69,10 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
         pids[run] = (*pids.get(run, ()), process)
     visible_mib = sum(process.vram_mib or 0 for process in foreign)
     used_mib = sample.vram_used_mib or 0
-    rest_mib = max(0, used_mib - visible_mib - explained_mib(sample, ours, booked))
+    # What is more than a context is of its clients, whose bookings explain it.
+    rest_mib = max(0, used_mib - visible_mib - min(server_mib, _SERVER_MIB) - explained_mib(sample, ours, booked))
     has_blind_spot = sample.processes is None or any(process.vram_mib is None for process in foreign)
-    return Usage(ours, pids, tuple(foreign), visible_mib, rest_mib, has_blind_spot)
+    return Usage(ours, pids, tuple(foreign), visible_mib, rest_mib, has_blind_spot, server_mib)
 
 
 def explained_mib(sample: GpuSample, ours: Mapping[str, int | None], booked: Bookings) -> int:
@@ -81,8 +98,10 @@ def share_uses(sample: GpuSample, usage: Usage, booked: Bookings, total_mib: int
     Args: total_mib: bookable memory of the card.
     """
     found = []
-    seen: dict[str, int | None] = {run: None if sample.processes is None else 0 for run, _ in booked}
-    seen.update(usage.ours)
+    is_dark = sample.processes is None or usage.is_blurred
+    seen: dict[str, int | None] = {run: None if is_dark else 0 for run, _ in booked}
+    if not usage.is_blurred:
+        seen.update(usage.ours)
     for run, share in booked:
         if share.is_whole or total_mib is None:
             continue

@@ -22,6 +22,11 @@ EVENTS: Mapping[str, str] = MappingProxyType(
 )
 """What a job can be told of with --notify, and what it means."""
 
+OWNER_EVENTS: Mapping[str, str] = MappingProxyType(
+    {"gpu_foreign": "a process of yours, which is no job, is on a GPU that others wait for"}
+)
+"""What users of the machine are told who may never have asked, see `[foreign]`."""
+
 ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "gpu_lost": "a GPU, or the driver for all of them, no longer answers",
@@ -29,6 +34,7 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
         "gpu_drained": "a GPU or a node was drained",
         "daemon_restarted": "the daemon has started on a job table that had jobs before",
         "database": "the job table cannot be written",
+        "foreign_ended": "a process that was no job was ended for those who wait for its GPU, as `[foreign]` says",
     }
 )
 """What those are told whom `[alert] admin` names."""

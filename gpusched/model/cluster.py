@@ -97,6 +97,8 @@ class GpuSample:
     """Of a MIG instance: its GPU instance, by which its device files are found; None when unknown."""
     mig_ci: int | None = None
     """And its compute instance in that."""
+    mps: bool | None = None
+    """Whether an MPS control daemon runs for the card; None where MPS is not used."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open and are not in the driver's list; looked for only when memory is in use that
     the list does not explain."""
@@ -193,6 +195,10 @@ class GpuView:
     """Set when nothing may be placed here: drained, lost, stale, dirty, in foreign use for slices too."""
     why_not_whole: str | None = None
     """Set when slices may be placed but a whole-card job may not: foreign use above the threshold."""
+    foreign_limit_mib: int = 1024
+    """The threshold."""
+    is_foreign_busy: bool = False
+    """Processes of no job have it work, whatever memory they hold."""
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusched.model.job import Interactive, Notice
+from gpusched.model.job import AdoptedProcess, Interactive, Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class Ticket:
     """How many of those put aside are kept."""
     cage: Cage | None = None
     """None: only what is booked and what its environment says keeps it apart from others."""
+    adopt: AdoptedProcess | None = None
+    """Nothing is to be started: this process, which runs already, is the run from now on, with what is below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +228,5 @@ class OpenRun:
     supervisor_start_ticks: int | None
     pending_order: StopOrder | SuspendOrder | None = None
     """A stop or suspension that was recorded, to be sent again. None: the run is to move, also if it stands still."""
+    adopted: AdoptedProcess | None = None
+    """As in its ticket."""

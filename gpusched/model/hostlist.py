@@ -13,11 +13,14 @@ _DIGITS = 9
 def expand(text: str) -> list[str]:
     """The names of a list, each once, in the order given. Raises: ValueError with a sentence."""
     found: dict[str, None] = {}
+    named = 0
     for word in _split(text):
-        for name in _expand_one(word, text):
-            found[name] = None
-            if len(found) > MAX_NODES:
-                raise ValueError(f"{_shown(text)} names more than {MAX_NODES} nodes")
+        names = _expand_one(word, text)
+        # Those that are named again count as well: somebody has to go through them.
+        named += len(names)
+        if named > MAX_NODES:
+            raise ValueError(f"{_shown(text)} names more than {MAX_NODES} nodes")
+        found.update(dict.fromkeys(names))
     if not found:
         raise ValueError("no node is named; write lab1,gpu[01-03]")
     return list(found)
@@ -56,7 +59,11 @@ def _expand_one(word: str, text: str) -> list[str]:
         return [word]
     ranges, _, after = rest.partition("]")
     tails = _expand_one(after, text) if after else [""]
-    numbers = [number for part in ranges.split(",") for number in _numbers(part, text)]
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        numbers += _numbers(part, text)
+        if len(numbers) > MAX_NODES:
+            break
     if len(numbers) * len(tails) > MAX_NODES:
         raise ValueError(f"{_shown(text)} names more than {MAX_NODES} nodes")
     if before and (not before.isprintable() or " " in before):

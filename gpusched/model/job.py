@@ -199,6 +199,16 @@ class ClientProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptedProcess:
+    """The process that became a job while it ran (`gpusched adopt`); it and what is below it are the run."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks from the boot to its start, by which it is told from a later process of the same pid."""
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interactive:
     """A job in the foreground of a client (`grun`)."""
 
@@ -252,6 +262,8 @@ class JobSpec:
     """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
     fallback_of: int | None = None
     """Id of the failed job that it runs as the fallback of."""
+    adopted: AdoptedProcess | None = None
+    """It ran before it was a job, so it has one run, cannot be started again, and nobody hears how it exits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +346,8 @@ class GpuShare:
     """Index at the time of booking, for display only."""
     vram_mib: int | None = None
     fraction: float | None = None
+    limit: str | None = None
+    """`MPS` when the run was started under it."""
 
     @property
     def is_whole(self) -> bool:

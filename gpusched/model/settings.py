@@ -127,8 +127,22 @@ class GpuSettings:
     foreign_mib: int = setting(
         1024, "Memory of foreign processes above which a whole-card job avoids the card, in MiB."
     )
+    foreign_fraction: float = setting(0.1, "The same as a share of the card's memory; the smaller of the two counts.")
+    foreign_utilisation: float = setting(
+        0.5,
+        "A whole-card job avoids a card without jobs whose strangers have it work more than this share of the time, "
+        "however little memory they hold; 1: never.",
+    )
+    display_mib: int = setting(
+        1024, "So much more memory may be in use on a card that drives a display before it counts as taken, in MiB."
+    )
     foreign_peak_s: float = setting(300.0, "Foreign memory counts at its peak over this many seconds.")
     share_headroom_mib: int = setting(512, "Memory of a shared card that is never booked, for CUDA contexts, in MiB.")
+    mps_dir: str | None = setting(
+        None,
+        "Folder with the pipes of one MPS control daemon for each GPU, by UUID; slices of one GPU are held to their "
+        "booking by MPS where that runs. Unset: MPS is not used.",
+    )
     vram_over: str = setting(
         "warn",
         "What becomes of a run that holds more of a shared card than it booked: `ignore`; `warn` tells its owner and "
@@ -375,6 +389,35 @@ class HistorySettings:
     )
 
 
+FOREIGN_MESSAGES = ("write", "mail", "notify", "wall")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSettings:
+    """What the system's daemon does about processes on GPUs that belong to no job. By default it shows them and no
+    more. Root's and the system's own processes (uid below 1000, display servers, NVIDIA's daemons) are left alone."""
+
+    message: tuple[str, ...] = setting(
+        (),
+        "How their owners are told: `write` (their terminals), `mail` (sendmail, to their name), `notify` (what their "
+        "own `notify.toml` says), `wall` (all others' terminals too).",
+    )
+    message_after_s: float = setting(900.0, "After so long on a card that they close to jobs, in seconds.")
+    message_every_s: float = setting(14400.0, "And again at most so often about the same process, in seconds.")
+    only_when_wanted: bool = setting(True, "Only while a job waits that would start on that card now.")
+    kill_after_s: float | None = setting(
+        None,
+        "End such a process, so long after its owner was first told, in seconds, while a job waits for its card; unset "
+        "never does.",
+    )
+    kill_grace_s: float = setting(60.0, "Between TERM and KILL, in seconds.")
+    exempt_users: tuple[str, ...] = setting((), "Their processes are left alone.")
+    exempt_queues: tuple[str, ...] = setting((), "Jobs that wait in these queues do not count as waiting for a card.")
+    exempt_commands: tuple[str, ...] = setting(
+        (), "Processes of these programs are left alone: names of files that belong to root, as `jupyter-lab`."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AlertSettings:
     """Whom to tell what, and how hard to try. Whom a user's own jobs tell is in the user's `notify.toml`."""
@@ -490,6 +533,7 @@ class Settings:
     history: HistorySettings = field(default_factory=HistorySettings)
     interactive: InteractiveSettings = field(default_factory=InteractiveSettings)
     alert: AlertSettings = field(default_factory=AlertSettings)
+    foreign: ForeignSettings = field(default_factory=ForeignSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     oversubscribe: OversubscribeSettings = field(default_factory=OversubscribeSettings)
     preempt: PreemptSettings = field(default_factory=PreemptSettings)

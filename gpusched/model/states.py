@@ -95,6 +95,7 @@ class ReasonCode(str, Enum):
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     PLUGIN = "Plugin"
     # why a job ended
+    EXIT_UNKNOWN = "ExitUnknown"
     NON_ZERO_EXIT_CODE = "NonZeroExitCode"
     RAISED_SIGNAL = "RaisedSignal"
     TIME_LIMIT = "TimeLimit"

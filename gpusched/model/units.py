@@ -129,6 +129,11 @@ def gpu_label(index: int) -> str:
     return f"{parent}:{slot}"
 
 
+def card_index(index: int) -> int:
+    """Index of the card; of a MIG instance that of the card it is a part of."""
+    return index if index < _MIG_FROM else (index - _MIG_FROM) // _MIG_SLOTS
+
+
 def parse_job_id(text: str) -> int:
     """Read a job id; ids are whole numbers from 1."""
     if not _is_digits(text) or len(text) > 18 or int(text) < 1:

@@ -34,6 +34,7 @@ log = getLogger("gpusched.notify")
 IDLE_S = 60.0
 """After so long without anything to send the process ends; it comes back when it is needed."""
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
+_MOST_RECEIPTS = 64 << 20
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from gpusched.notify.worker import main; main(sys.argv[2])"
@@ -148,6 +149,9 @@ class Courier:
             except BlockingIOError:
                 # The last try of an earlier worker is not over; it is ended at its deadline.
                 return []
+            if self._uid != os.geteuid():
+                # Its user can write into it as long as they like: at the cost of their own quota.
+                os.fchown(fd, self._uid, -1)
             told = [(key, target) for key, target in _read(fd) if key in waiting]
             told = [(key, target) for key, target in told if target not in waiting[key].settled]
             if told:
@@ -174,6 +178,8 @@ class Courier:
             [sys.executable, "-S", "-c", _BOOT, json.dumps(path), options],
             stdin=subprocess.PIPE,
             stdout=self._answers_in,
+            # The daemon's own goes into its log or on root's terminal, which is no place for a user's words.
+            stderr=None if self._uid == os.geteuid() else subprocess.DEVNULL,
             bufsize=0,
             cwd="/",
             pass_fds=[fd],
@@ -272,13 +278,18 @@ def order_of(alert: Alert) -> bytes:
 
 
 def _read(fd: int) -> Iterable[tuple[str, str]]:
-    """Alerts and targets of the receipts; a line that was cut off by a full disk is left out."""
+    """Alerts and targets of the receipts; a line that was cut off by a full disk is left out.
+
+    More than all that can be waiting would take was not written by a worker, and says nothing.
+    """
+    if os.fstat(fd).st_size > _MOST_RECEIPTS:
+        return
     os.lseek(fd, 0, os.SEEK_SET)
     with os.fdopen(os.dup(fd), "rb") as file:
         for line in file:
             try:
                 key, target = json.loads(line)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 continue
             yield str(key), str(target)
 

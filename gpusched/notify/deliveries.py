@@ -14,6 +14,7 @@ from typing import Any
 from gpusched.model.job import RetryRule
 from gpusched.notify.sending import Result
 from gpusched.notify.targets import Target, Targets, TargetsError
+from gpusched.notify.terminals import BUILT_IN
 from gpusched.notify.words import fill
 from gpusched.policy.life.alerting import BACKOFF_FACTOR
 from gpusched.policy.life.retry import backoff_s
@@ -126,7 +127,7 @@ class Deliveries:
             del self._open[order["key"]][FILE]
             return None, self._spread(order, now, delivery.tries)
         try:
-            targets = self._read()
+            targets = self._targets_of(order)
         except TargetsError as error:
             return None, self.settle(delivery, Result(False, error.message), now)
         target = targets.named(delivery.target)
@@ -193,7 +194,7 @@ class Deliveries:
         """Find out whom the alert is for."""
         key = order["key"]
         try:
-            targets = self._read()
+            targets = self._targets_of(order)
         except TargetsError as error:
             delivery = self._open[key][FILE] = Delivery(order, FILE, now, tries)
             return self.settle(delivery, Result(False, error.message), now)
@@ -203,6 +204,11 @@ class Deliveries:
             if name not in order["settled"]:
                 self._queue(Delivery(order, name, now))
         return [*reports, *self._done(order)]
+
+    def _targets_of(self, order: Order) -> Targets:
+        """What the file says, which those that everybody has do not need. Raises: TargetsError."""
+        asked: list[str] = order["targets"]
+        return Targets(FILE, exists=False) if asked and all(name in BUILT_IN for name in asked) else self._read()
 
     def _names(self, order: Order, targets: Targets, reports: list[Report]) -> list[str]:
         """Targets of the alert; why there is nobody is added to the reports."""

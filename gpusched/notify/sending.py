@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from gpusched.notify import terminals
+
 MISSING = "apprise is not installed; install it where gpusched is, with: pip install 'gpusched-lab[notify]'"
 _MOST_TEXT = 400
 _LOOK_S = 0.2
@@ -50,7 +52,8 @@ class Attempt:
         self._timeout_s = timeout_s
         self._fd, write_fd = os.pipe()
         os.set_blocking(self._fd, False)
-        preload()
+        if not terminals.is_built_in(url):
+            preload()
         try:
             self._pid = os.fork()
         except OSError:
@@ -138,6 +141,14 @@ def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: 
 
 def send(url: str, title: str, body: str) -> Result:
     """Send now, in this process. Raises nothing."""
+    if terminals.is_built_in(url):
+        try:
+            terminals.reach(url, title, body)
+        except terminals.Unreached as error:
+            return Result(False, str(error), error.is_final)
+        except Exception as error:
+            return Result(False, f"{type(error).__name__}: {error}"[:_MOST_TEXT])
+        return Result(True)
     try:
         import apprise
     except ImportError:

@@ -24,8 +24,9 @@ from typing import Any
 
 from gpusched.config.lines import Key, lines_of
 from gpusched.errors import UsageError
-from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, parse_events
+from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, OWNER_EVENTS, parse_events
 from gpusched.model.units import printable
+from gpusched.notify.terminals import BUILT_IN
 from gpusched.notify.words import default_texts, problem_of
 
 if sys.version_info >= (3, 11):
@@ -36,7 +37,7 @@ else:
 HINT = "see docs/howto/alerts.md, and try it with: gpusched notify test"
 _TEXTS = ("title", "body")
 _TARGET_KEYS = ("url", "on", *_TEXTS)
-_KNOWN_EVENTS = (*EVENTS, *ADMIN_EVENTS)
+_KNOWN_EVENTS = (*EVENTS, *OWNER_EVENTS, *ADMIN_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Targets:
 
     def named(self, name: str) -> Target | None:
         """A target by its name, or the mail server with this address; None when there is none."""
+        if name in BUILT_IN:
+            return Target(name, BUILT_IN[name])
         if name in self.targets or "@" not in name or self.mail is None:
             return self.targets.get(name)
         from urllib.parse import quote
@@ -194,11 +197,11 @@ class _Reader:
             return None
         found: set[str] = set()
         for word in words:
-            if word in ADMIN_EVENTS:
+            if word in ADMIN_EVENTS or word in OWNER_EVENTS:
                 found.add(word)
                 continue
             try:
-                found.update(ADMIN_EVENTS if word == "all" else (), parse_events(word))
+                found.update((*ADMIN_EVENTS, *OWNER_EVENTS) if word == "all" else (), parse_events(word))
             except ValueError as error:
                 self._refuse(f"on of target {key[1]}: {error}", *key, "on")
         return frozenset(found)

@@ -21,6 +21,7 @@ TITLES: Mapping[str, str] = {
     "vram_over": "job {job} ({name}) uses more GPU memory than it booked",
     "queue_empty": "no job of {user} is left",
     "test": "a test",
+    "gpu_foreign": "a process on GPU {gpus} of {node} that is no job",
 }
 ADMIN_TITLE = "{event} on {node}"
 TITLE_PREFIX = "gpusched: "
@@ -30,7 +31,7 @@ BODY = (
     "directory {work_dir}\noutput {output}\n"
 )
 PLAIN_BODY = "{message}\n"
-_PLAIN = ("queue_empty", "pending", "test")
+_PLAIN = ("queue_empty", "pending", "test", "gpu_foreign")
 
 
 def default_texts(event: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from gpusched.model.job import (
+    AdoptedProcess,
     Alerting,
     ArraySpec,
     ClientProcess,
@@ -49,7 +50,10 @@ def unpack_or_none(stored: str | None) -> str | None:
     return None if stored is None else unpack_text(stored)
 
 
-_DOCUMENTS = (Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive, ClientProcess)
+_DOCUMENTS = (
+    *(Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive, ClientProcess),
+    AdoptedProcess,
+)
 _PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in _DOCUMENTS}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
 
@@ -98,6 +102,7 @@ EXTRAS = (
     "ignore_idle",
     "never_satisfied",
     "fallback_of",
+    "adopted",
 )
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
@@ -130,6 +135,8 @@ def unpack_extras(stored: str) -> dict[str, Any]:
         if (client := interactive.get("client")) is not None:
             interactive["client"] = ClientProcess(**client)
         parts["interactive"] = Interactive(**interactive)
+    if (adopted := parts.get("adopted")) is not None:
+        parts["adopted"] = AdoptedProcess(**adopted)
     return parts
 
 

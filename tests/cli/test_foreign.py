@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,3 +65,29 @@ def test_who_is_there_and_what_they_cost(crowded: Shell) -> None:
 
 def test_where_nobody_else_is_it_says_so(own: Shell) -> None:
     assert own.ok("ginfo", "--foreign") == "no process is on a GPU without a job\n"
+
+
+def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        path = Path(crowded.env["GPUSCHED_FAKE_GPUS"])
+        stranger = {"pid": process.pid, "vram": "15GiB", "user": "me", "name": "sleep"}
+        path.write_text(json.dumps({"gpus": [{"vram": "24GiB", "processes": [stranger]}, {"vram": "24GiB"}]}))
+        wait_until(lambda: str(process.pid) in crowded.ok("ginfo", "--foreign"), what="it to be seen")
+        typed = crowded.ok("gpusched", "adopt", str(process.pid), "-t", "1h", "-J", "late", "--grace", "1s")
+        assert typed == f"Adopted process {process.pid} as job 1 (GPU 0)\n"
+        wait_until(lambda: "R" in crowded.ok("gq", "-o", "%i %j %t", "--noheader"), what="it to be in the queue")
+        assert crowded.ok("gq", "-o", "%i %j %t %l", "--noheader").split() == ["1", "late", "R", "1:00:00"]
+        again = crowded.type("gpusched", "adopt", str(process.pid))
+        assert again.code == 1
+        assert f"process {process.pid} is part of job 1 already" in again.err
+        wrong = crowded.type("gpusched", "adopt", str(process.pid), "-t", "soon")
+        assert wrong.code == 2
+        assert "--time" in wrong.err
+        crowded.ok("gcancel", "1")
+        assert process.wait(30) == -15
+        path.write_text(json.dumps({"gpus": [{"vram": "24GiB"}, {"vram": "24GiB"}]}))
+        wait_until(lambda: "CANCELLED" in crowded.ok("gq", "-a", "-o", "%T", "--noheader"), what="its end")
+    finally:
+        process.kill()
+        process.wait()

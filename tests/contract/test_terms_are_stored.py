@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
-from gpusched.model.job import Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
+from gpusched.model.job import AdoptedProcess, Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import packing
 from gpusched.store.sqlite import SqliteStore
@@ -38,6 +38,7 @@ TERMS = {
     "ignore_idle": True,
     "never_satisfied": "wait",
     "fallback_of": 6,
+    "adopted": AdoptedProcess(4711, 99, "boot"),
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 

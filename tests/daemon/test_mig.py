@@ -55,6 +55,8 @@ def test_all_instances_are_used_at_once_and_named_for_what_they_are(make_daemon:
     assert [(gpu["state"], gpu["enforcement"], gpu["mig_parent"]) for gpu in parts] == [
         ("allocated", "MIG", parent["uuid"])
     ] * 3
+    why = daemon.call("GET", f"/v1/jobs/{jobs[0]}/why")["why"]
+    assert why["facts"] == {"VRAM limit": {"GPU 0:0": "MIG"}}
     daemon.call("POST", "/v1/drain", {"targets": ["0:1"], "message": "slow"})
     states = [gpu["state"] for gpu in daemon.call("GET", "/v1/cluster")["gpus"]]
     assert states == ["drained", "allocated", "draining", "allocated"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from harness import Daemon
 from support import wait_until
+
+from gpusched.gpu.simulated import simulated_uuid
 
 CONFIG = """
 [gpu]
@@ -110,3 +114,63 @@ def test_what_nobody_knows_ends_nobody(make_daemon: Callable[..., Daemon], tmp_p
     )
     assert (daemon.state(job_id), told(daemon, job_id, "vram")) == ("RUNNING", [])
     write_gpus(gpus, {})
+
+
+def test_mps_is_named_only_where_its_daemon_really_runs(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy("/bin/sleep", program)
+    pipes = tmp_path / "mps" / simulated_uuid(0)
+    pipes.mkdir(parents=True)
+    control = subprocess.Popen([program, "1000"])
+    try:
+        (pipes / "nvidia-cuda-mps-control.pid").write_text(str(control.pid))
+        config = f'[gpu]\nmps_dir = "{tmp_path / "mps"}"\n[daemon]\npoll_s = 0.1\n'
+        daemon = make_daemon(fake_gpus="2x24GiB", config=config)
+        show = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"; sleep 1000'
+        under = daemon.submit("/bin/sh", "-c", show, vram_mib=4096, env={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"})
+        wide = daemon.submit("/bin/sh", "-c", show, vram_mib=4096, gpus=2)
+        for job_id in (under, wide):
+            wait_until(lambda job_id=job_id: bool(daemon.output(job_id)), what="the job to say what it has")
+        assert daemon.output(under) == f"{simulated_uuid(0)} {pipes} 0=4096M\n"
+        assert daemon.output(wide) == "0,1  \n"
+        assert [gpu["enforcement"] for gpu in daemon.job(under)["gpus"]] == ["MPS"]
+        assert [gpu["enforcement"] for gpu in daemon.job(wide)["gpus"]] == ["watched", "watched"]
+        assert [gpu["enforcement"] for gpu in daemon.call("GET", "/v1/cluster")["gpus"]] == ["MPS", "watched"]
+    finally:
+        control.kill()
+        control.wait()
+    wait_until(lambda: daemon.job(under)["gpus"][0]["enforcement"] == "watched", what="the loss of MPS to be seen")
+    assert "its MPS control daemon is gone" in daemon.job(under)["gpus"][0]["enforcement_why"]
+
+
+def test_what_earlier_runs_used_is_told_of_the_next(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.json"
+    write_gpus(gpus, {})
+    daemon = make_daemon(fake_gpus=str(gpus), config=CONFIG)
+    ends = tmp_path / "ends"
+    line = ["/bin/sh", "-c", f"while [ ! -e {ends} ]; do sleep 0.05; done"]
+    jobs = [daemon.submit(*line, vram_mib=12288) for _ in range(3)]
+    sizes = [2048, 3072, 2560]
+    holders: dict[int, str | None] = {
+        daemon.pid_of(job_id): f"{mib}MiB" for job_id, mib in zip(jobs, sizes, strict=True)
+    }
+    write_gpus(gpus, holders)
+    wait_until(
+        lambda: [daemon.job(job_id)["gpus"][0]["vram_used_mib"] for job_id in jobs] == sizes, what="them to be seen"
+    )
+    ends.touch()
+    wait_until(lambda: all(daemon.job(job_id)["runs"][0]["outcome"] for job_id in jobs), what="them to end")
+    write_gpus(gpus, {})
+    assert [job["runs"][0]["peak_vram_mib"] for job in daemon.wait(*jobs)] == sizes
+    daemon.stop()
+    daemon.start()
+    spec = daemon.spec(*line, vram_mib=12288)
+    told = daemon.call("POST", "/v1/jobs", {"spec": spec, "dry_run": True})["dry_run"]["vram"]
+    assert told == {
+        "runs": 3,
+        "peak_mib": 3072,
+        "text": "its last 3 runs peaked at 3G of VRAM",
+        "proposal": "--vram 4G would do",
+    }
+    assert daemon.call("POST", "/v1/jobs", {"spec": spec, "advise": True})["vram"] == told
+    assert "vram" not in daemon.call("POST", "/v1/jobs", {"spec": spec})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS
+from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 from gpusched.notify.targets import Targets, read_targets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -20,7 +20,13 @@ def table(title: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("title", "known"), [("Events", EVENTS), ("Events for the administrator", ADMIN_EVENTS), ("Facts", FACTS)]
+    ("title", "known"),
+    [
+        ("Events", EVENTS),
+        ("Events for owners of other processes", OWNER_EVENTS),
+        ("Events for the administrator", ADMIN_EVENTS),
+        ("Facts", FACTS),
+    ],
 )
 def test_the_tables_say_what_the_code_says(title: str, known: dict[str, str]) -> None:
     assert table(title) == dict(known)

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from gpusched.gpu.choose import nvidia_signs
+from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuReading
+from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
 pytestmark = pytest.mark.hardware
+
+HELD_MIB = 2048
+HOLD = """
+import ctypes, os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
+cuda, size = ctypes.CDLL("libcuda.so.1"), int(sys.argv[2]) << 20
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+codes = [cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), 0)]
+codes.append(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device))
+codes.append(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)))
+print("holds" if not any(codes) else codes, flush=True)
+sys.stdin.read()
+"""
+"""A process that allocates this much on the card, with nothing but the driver."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +56,7 @@ def test_figures_are_sane(source: NvmlSource) -> None:
     assert reading.error is None
     assert reading.driver_version
     for gpu in reading.gpus:
-        assert gpu.uuid.startswith("GPU-")
+        assert gpu.uuid.startswith("GPU-" if gpu.mig_parent is None else "MIG-")
         assert gpu.name
         assert gpu.error is None
         assert not gpu.is_lost
@@ -91,7 +109,7 @@ def test_the_worker_and_the_tracker_agree_with_the_source(source: NvmlSource) ->
     assert views.keys() == {gpu.uuid for gpu in source.read().gpus}
     for gpu in reading.gpus:
         view = views[gpu.uuid]
-        if not gpu.mig_enabled and gpu.compute_mode == 0:
+        if not gpu.mig_enabled and gpu.mig_parent is None and gpu.compute_mode == 0:
             assert view.why_not is None
             assert view.vram_total_mib == (gpu.vram_total_mib or 0) - gpu.vram_reserved_mib
 
@@ -105,3 +123,51 @@ def test_links_and_memory_are_sane(source: NvmlSource) -> None:
         assert group == min(gpu.index for gpu in first if gpu.link_group == group)
         assert groups.count(group) > 1
     assert all(gpu.numa is None or 0 <= gpu.numa < 1024 for gpu in first)
+
+
+def test_instances_are_parts_of_cards_that_mig_divides(source: NvmlSource) -> None:
+    gpus = source.read().gpus
+    cards = {gpu.uuid: gpu for gpu in gpus if gpu.mig_parent is None}
+    parts = [gpu for gpu in gpus if gpu.mig_parent is not None]
+    for uuid, card in cards.items():
+        mine = [part for part in parts if part.mig_parent == uuid]
+        assert card.mig_instances == len(mine)
+        assert card.mig_enabled or not mine
+    for part in parts:
+        assert part.uuid.startswith("MIG-")
+        assert part.mig_profile
+        assert "g." in part.mig_profile
+        assert part.vram_total_mib is not None
+        assert part.vram_total_mib < (cards[part.mig_parent or ""].vram_total_mib or 0) + 1
+    if not parts:
+        pytest.skip("no card here is divided by MIG, so no instance could be looked at")
+
+
+def test_what_a_process_holds_is_told_and_attributed_to_its_run(source: NvmlSource) -> None:
+    """What watching stands on: the driver tells the memory of a process, and it is that of the run."""
+    card = next((gpu for gpu in source.read().gpus if not gpu.mig_enabled), None)
+    if card is None:
+        pytest.skip("every card here is divided by MIG")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, card.uuid, str(HELD_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        said = holder.stdout.readline().strip()
+        if said != b"holds":
+            pytest.skip(f"no memory could be allocated through libcuda.so.1: {said.decode() or 'it died'}")
+        found = next(gpu for gpu in source.read().gpus if gpu.uuid == card.uuid)
+        pids = {process.pid: process.vram_mib for process in found.processes or ()}
+        if holder.pid not in pids:
+            pytest.skip(f"the driver lists {sorted(pids)}, not {holder.pid}: pids of another namespace")
+        tracker = GpuTracker(GpuSettings(free_polls=1))
+        share = GpuShare(card.uuid, card.index, HELD_MIB // 4)
+        tracker.observe(source.read(), {holder.pid: "1.1"}, {card.uuid: [("1.1", share)]})
+        (use,) = tracker.shares()[card.uuid]
+        assert use.used_mib is not None, "the driver does not tell how much a process holds"
+        assert HELD_MIB <= use.used_mib <= HELD_MIB + 2048
+        assert use.over_mib >= HELD_MIB - HELD_MIB // 4
+        assert enforcement(found, GpuSettings(), None)[0] == "watched"
+    finally:
+        holder.kill()
+        holder.wait()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpusched.config import describe_settings, load_settings, problems_in
 from gpusched.config.known import SETTINGS, TABLE_SETTINGS, Setting
-from gpusched.config.rules import Amounts, Cells, Folder, Numbers, OneOf, Range, Text, Texts
+from gpusched.config.rules import Amounts, Cells, Folder, Numbers, OneOf, Range, SomeOf, Text, Texts
 from gpusched.model.settings import Settings
 
 WORDS = st.text("abcxyz019_.-", min_size=1, max_size=6)
@@ -39,7 +39,7 @@ HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 REFERRING = {"default.queue", "default.qos", "queue.parent", "account.parent", "qos.preempts"}
-REFERRING |= {"queue.accounts", "qos.accounts"}
+REFERRING |= {"queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s"}
 """Names of others; see test_config_tables."""
 
 
@@ -62,6 +62,8 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
         return st.dictionaries(WORDS, st.integers(1, 9), max_size=3)
     if isinstance(rule, Folder):
         return WORDS.map(lambda word: "/" + word)
+    if isinstance(rule, SomeOf):
+        return st.lists(st.sampled_from(rule.words), max_size=3, unique=True)
     if isinstance(rule, Numbers):
         return st.lists(st.integers(rule.low, rule.high), max_size=3)
     assert setting.base is bool, path
@@ -91,6 +93,8 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from([["0"], ["4", "-1"], ["n1:"], [":4"], ["n 1:4"], ["four"], ["1.5"], ["4 "]])
     if isinstance(rule, Folder):
         return st.sampled_from(["", "checkpoints", "./x", "~/x", "/a\nb", 3])
+    if isinstance(rule, SomeOf):
+        return st.sampled_from([[""], ["none of them"], [rule.words[0], "all"], rule.words[0]])
     if isinstance(rule, Numbers):
         return st.sampled_from([[0], [48, -1], ["48"], [1.5], [True], 48])
     if isinstance(rule, Amounts):
@@ -220,4 +224,5 @@ def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
 
 def test_every_kind_of_rule_is_drawn_above() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
-    assert {type(one.rule) for one in known} == {Range, OneOf, Text, Texts, Cells, Amounts, Folder, Numbers, type(None)}
+    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, Folder, Numbers, type(None)}
+    assert {type(one.rule) for one in known} == drawn

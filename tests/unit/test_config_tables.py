@@ -211,6 +211,12 @@ CONTRADICTIONS = {
         "the queues below lab.x are guaranteed 2 GPUs, but it has only 1",
     ),
     "a default QOS where there is none": ("[default]\nqos = 'normal'", 2, "get normal, and there is no such QOS"),
+    "processes are ended without a word": ("[foreign]\nkill_after_s = 60", 2, "would be ended without a word"),
+    "a queue that is exempt and is none": (
+        "[queue.default]\n[foreign]\nexempt_queues = ['defualt']",
+        3,
+        "exempt_queues names defualt, which is no queue",
+    ),
     "a QOS for an unknown account": ("[account.a]\n[qos.x]\naccounts = ['b']", 3, "qos x is for account b"),
     "cells above the maximum": ("[queue.default]\nmax_gpus = 4\ncells = ['4', 'n1:2']", 3, "are 6 GPUs"),
     "an unknown default queue": ("[queue.batch]", 1, "jobs that name no queue go to default, and there is no such"),

@@ -73,12 +73,11 @@ def test_the_spared_one_stays_spared_when_the_others_end_at_the_signal(monkeypat
     shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
     walks = [{50: shell, 51: program}, {50: shell}, {50: shell}]
     told: list[int] = []
-    monkeypatch.setattr(proctree, "descendants", lambda root: walks.pop(0))
     monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
-    proctree.signal_tree(1, signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda: walks.pop(0), signal.SIGUSR1, spared=50)
     assert told == [51]
     walks[:] = [{50: shell}, {50: shell}]
-    proctree.signal_tree(1, signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda: walks.pop(0), signal.SIGUSR1, spared=50)
     assert told == [51, 50], "alone, it is the program"
 
 

@@ -8,7 +8,7 @@ from gpu_builders import UUID, reading, sample
 
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.settings import GpuSettings, Settings
-from gpusched.policy.ahead.foreign import starts_without
+from gpusched.policy.ahead.foreign import starts_on, starts_without
 from gpusched.testing import gpu_uuid, gpu_view, job, node, request, snapshot
 
 FIRST, SECOND = gpu_uuid("n1", 0), gpu_uuid("n1", 1)
@@ -52,3 +52,21 @@ def test_a_card_is_idle_since_it_was_first_seen_to_do_nothing() -> None:
         tracker.observe(reading(at, sample(utilisation=load)), {}, {})
         shown.append(tracker.status(UUID).idle_since)
     assert shown == [None, 2.0, 2.0, None, 5.0, None, 7.0, 7.0]
+
+
+def test_who_would_start_on_which_card() -> None:
+    taken = {"why_not_whole": "foreign use of 20G: pid 7 (eva, 20G)", "foreign_mib": 20480}
+    cards = [gpu_view(0, **taken), gpu_view(1, **taken), gpu_view(2)]
+    jobs = [job(1, request=request(gpus=1)), job(2, request=request(gpus=2))]
+    lab = snapshot(node(gpus=cards), waiting=jobs)
+    # The first job starts anyway, on whichever card.
+    found = starts_on(lab, SETTINGS, {FIRST: 0, SECOND: 0})
+    assert set(found.values()) == {(2,)}
+    assert len(found) == 2
+    assert starts_on(lab, SETTINGS, {FIRST: 0}) == {}
+
+
+def test_a_stranger_that_works_keeps_the_card_however_little_it_holds() -> None:
+    busy = gpu_view(0, why_not_whole="foreign use: 90 % busy", foreign_mib=600, is_foreign_busy=True)
+    lab = snapshot(node(gpus=[busy]), waiting=[job(1, request=request(gpus=1))])
+    assert starts_without(lab, SETTINGS, [{FIRST: 300}, {FIRST: 0}]) == (0, 1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 from fake_nvml import FakeDevice, FakeNvml
 from gpu_builders import reading, sample, whole
 
+from gpusched.daemon.gpu_watch import GpuWatch
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.tracker import CLEAN, GpuTracker
 from gpusched.model.cluster import GpuSample
@@ -158,3 +160,14 @@ def test_what_is_drained_or_suspect_takes_its_instances_out() -> None:
     tracker.set_drains({"GPU-0": "fan is broken"})
     assert tracker.views(1.0)[1].why_not == "drained: fan is broken"
     assert tracker.status("MIG-0").state == "drained"
+
+
+def test_what_is_wrong_with_a_card_is_told_of_it_and_not_of_each_instance() -> None:
+    settings = GpuSettings(free_polls=1)
+    tracker, watch = GpuTracker(settings), GpuWatch()
+    sick = reading(1.0, replace(card(), ecc_errors=1), replace(part(), ecc_errors=1))
+    tracker.observe(sick, {}, {})
+    assert [(news.event, news.about) for news in watch.news(tracker, sick, "n1")] == [("gpu_suspect", "GPU-0")]
+    (_, instance) = tracker.views(1.0)
+    assert "nvidia-smi -r -i 0)" in (instance.why_not or "")
+    assert (instance.why_not or "").endswith("gctl undrain 0:0")

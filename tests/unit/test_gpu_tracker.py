@@ -251,3 +251,50 @@ def test_views_are_in_the_order_of_the_indexes() -> None:
     tracker = GpuTracker(SETTINGS)
     tracker.observe(reading(100.0, sample("GPU-2"), sample("GPU-0"), sample("GPU-1")), {}, {})
     assert [found.index for found in tracker.views(100.0)] == [0, 1, 2]
+
+
+# --- how much of no job closes a card -------------------------------------------------------------------
+
+GIB = 1024
+BIG = {"vram_total_mib": 48 * GIB}
+CLOSES: dict[str, tuple[dict[str, Any], bool]] = {
+    "600 MiB that do nothing on a card of 48 GB": ({**BIG, "processes": [(7, 600, "eva")]}, False),
+    "1 GiB and a little more on the same": ({**BIG, "processes": [(7, 1100, "eva")]}, True),
+    "two small ones that are too much together": ({**BIG, "processes": [(7, 600, "eva"), (8, 600, "bob")]}, True),
+    "600 MiB on a card of 4 GiB": ({"vram_total_mib": 4 * GIB, "processes": [(7, 600, "eva")]}, True),
+    "300 MiB on a card of 4 GiB": ({"vram_total_mib": 4 * GIB, "processes": [(7, 300, "eva")]}, False),
+    "600 MiB that have the card work": ({**BIG, "processes": [(7, 600, "eva")], "utilisation": 0.9}, True),
+    "600 MiB that work a little": ({**BIG, "processes": [(7, 600, "eva")], "utilisation": 0.3}, False),
+    "work that nobody visible does": ({**BIG, "utilisation": 0.9}, False),
+    "a display of 1500 MiB": ({**BIG, "processes": [(7, 1500, "eva")], "display_active": True}, False),
+    "1500 MiB without a display": ({**BIG, "processes": [(7, 1500, "eva")]}, True),
+    "a display of 3 GiB": ({**BIG, "processes": [(7, 3072, "eva")], "display_active": True}, True),
+}
+
+
+@pytest.mark.parametrize("case", CLOSES, ids=str)
+def test_whether_strangers_close_a_card_to_whole_card_jobs(case: str) -> None:
+    fields, closes = CLOSES[case]
+    used_mib = sum(mib for _, mib, _ in fields.get("processes", ()))
+    tracker = seen(*[sample(vram_used_mib=used_mib, **fields)] * 3)
+    found = view(tracker, 103.0)
+    assert (found.why_not_whole is not None) is closes
+    # A slice may join in any case: what is taken is known.
+    assert (found.why_not, found.foreign_mib) == (None, used_mib)
+
+
+def test_a_card_is_free_again_soon_after_its_strangers_have_stopped_working() -> None:
+    small = {"vram_used_mib": 300, "processes": [(7, 300, "eva")]}
+    tracker = seen(*[sample(utilisation=0.9, **small)] * 2)
+    assert "90 % busy with pid 7 (eva, 300M)" in (view(tracker, 102.0).why_not_whole or "")
+    tracker.observe(reading(102.0, sample(utilisation=0.1, **small)), {}, {})
+    assert "seen free 1 times in a row, 2 are wanted" in (view(tracker, 102.0).why_not_whole or "")
+    tracker.observe(reading(103.0, sample(utilisation=0.1, **small)), {}, {})
+    assert view(tracker, 103.0).why_not_whole is None
+
+
+def test_the_work_of_a_job_that_has_just_ended_is_not_its_neighbours() -> None:
+    small = {"vram_used_mib": 300, "processes": [(7, 300, "eva")], "utilisation": 0.9}
+    tracker = seen(*[sample(**small)] * 3, booked=whole("1.1"))
+    tracker.observe(reading(103.0, sample(**small)), {}, {})
+    assert view(tracker, 103.0).why_not_whole is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS
+from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 from gpusched.notify.sending import without_secrets
 from gpusched.notify.targets import TargetsError, is_open_to_others, read_targets
 from gpusched.notify.words import default_texts, fill, problem_of
@@ -119,7 +119,7 @@ def test_a_file_that_others_may_read_is_noticed(tmp_path: Path) -> None:
     assert not is_open_to_others(str(file))
 
 
-@pytest.mark.parametrize("event", [*EVENTS, *ADMIN_EVENTS, "test"])
+@pytest.mark.parametrize("event", [*EVENTS, *OWNER_EVENTS, *ADMIN_EVENTS, "test"])
 def test_the_words_that_are_there_anyway_use_facts_only(event: str) -> None:
     for text in default_texts(event):
         assert problem_of(text) is None

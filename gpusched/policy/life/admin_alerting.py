@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import SUSPECT, NodeView
+from gpusched.model.units import gpu_label
 
 QUIET_S = 3600.0
 MOST_IN_QUIET = 3
@@ -66,7 +67,7 @@ def news_of_drain(drained: str, message: str, nodes: Iterable[NodeView]) -> News
     for node in nodes:
         for gpu in node.gpus:
             if gpu.uuid == drained:
-                name = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid})"
+                name = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid})"
                 if message.startswith(SUSPECT):
                     return News(
                         "gpu_suspect", f"{name} is suspect: {message.removeprefix(SUSPECT)}", node.name, gpu.uuid

@@ -89,6 +89,7 @@ def _spec(job: Job, default_output: str) -> JobSpec:
         array=None,
         fallback=None,
         interactive=None,
+        adopted=None,
         key=None,
         fallback_of=job.id,
     )

@@ -19,7 +19,7 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
-from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -30,6 +30,8 @@ from gpusched.policy.life.transitions import LIVE, Step, check_open, completing,
 
 Grow = Callable[[Job, Run], Larger | NothingLarger | None]
 
+_ONCE = RetryRule(requeue=False)
+"""Of what cannot be started again."""
 _ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
 _CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIENT_LOST)
 
@@ -202,6 +204,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         return JobState.TIMEOUT, ReasonCode.LEASE_EXPIRED, text
     if event.stopped_by == "client_lost":
         return JobState.CANCELLED, ReasonCode.CLIENT_LOST, "its client was gone"
+    if job.spec.adopted is not None:
+        return JobState.COMPLETED, ReasonCode.EXIT_UNKNOWN, "ended by itself; how is not known, as it was adopted"
     if event.signal is not None:
         how = f"signal {event.signal}"
     elif event.exit_code == 0:
@@ -285,6 +289,8 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     job = evolve(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
     if job.cancel_at is not None:
         return _end(job, JobState.CANCELLED, run), run, (requeued,)
+    if job.spec.adopted is not None:
+        return _not_adopted(job, run, event)
     job = evolve(
         move(job, JobState.PENDING),
         eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
@@ -293,6 +299,14 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
         is_front=was_preempted,
     )
     return job, run, (requeued,)
+
+
+def _not_adopted(job: Job, run: Run, event: RunNeverStarted) -> Step:
+    """What was to be adopted cannot wait for another start: it runs, and is no job."""
+    text = f"was not adopted: {event.detail}"
+    run = evolve(run, outcome=JobState.FAILED, reason=ReasonCode.JOB_LAUNCH_FAILURE, reason_text=text)
+    job = evolve(job, reason=run.reason, reason_text=text)
+    return _end(job, JobState.FAILED, run), run, (JobEvent(job.id, event.at, "ended", f"FAILED: {text}", run.number),)
 
 
 def finish(
@@ -306,7 +320,7 @@ def finish(
     failure = failure_of(run)
     if run.outcome is None or run.end_at is None:
         raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({story_of(job)})")
-    rule = job.spec.retry
+    rule = job.spec.retry if job.spec.adopted is None else _ONCE
     job = evolve(
         job,
         exit_code=run.exit_code,

@@ -1,0 +1,46 @@
+"""Handler that makes a job of a process that is on a GPU without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api.identity import caller_of
+from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.schema import SPEC_FIELDS
+from gpusched.api.service import service_of
+from gpusched.api.validate import check_fields, read_spec
+from gpusched.daemon.access import is_admin
+from gpusched.daemon.adopting import Adopt, check_is_no_job, check_rights, examine, wanted
+from gpusched.errors import UsageError
+from gpusched.model.units import printable
+
+FIELDS = ("name", "queue", "account", "qos", "time_limit_s", "vram_mib", "grace_s")
+"""What may be said of a job that is adopted, as in a submission."""
+_MOST_PID = 1 << 22
+"""Of any Linux."""
+
+
+async def adopt(request: web.Request) -> web.Response:
+    """POST /v1/adopt"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "pid", *FIELDS)
+    pid = body.pop("pid", None)
+    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid <= _MOST_PID:
+        raise UsageError(f"pid is {printable(repr(pid), 40)}; it must be the number of a process", "ginfo --foreign")
+    asked: dict[str, Any] = check_fields(body, {name: SPEC_FIELDS[name] for name in FIELDS})
+    scheduler = service.scheduler
+    settings = service.settings
+    is_an_admin, reading, boot_id = is_admin(caller, settings), scheduler.reading, scheduler.host.boot_id
+    # Others are not told which job it is part of.
+    check_rights(pid, caller, is_an_admin)
+    check_is_no_job(pid, scheduler.engine)
+    found = await service.work_out(lambda: examine(pid, caller, is_an_admin, reading, boot_id))
+    payloads: dict[str, bytes] = {}
+    spec = replace(read_spec(wanted(found, asked), settings, payloads), adopted=found.process)
+    service.pace.submission(
+        replace(caller, uid=found.uid, user=found.user), [spec], sum(map(len, payloads.values())), settings.limit
+    )
+    return respond(adopted=await service.ask(Adopt(caller, found, spec, payloads)))

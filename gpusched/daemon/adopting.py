@@ -1,0 +1,337 @@
+"""A process that is on a GPU without a job becomes one: what it is, who may say so, and what it then books.
+
+`examine` reads the process and what is below it, once; the command checks that against the queue and records the job,
+which runs at once. From then on its supervisor watches it (`engine.adopted`).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpusched.engine import proctree
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.cluster import GpuReading
+from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
+from gpusched.model.snapshot import Placement
+from gpusched.model.units import format_size_mib, printable
+from gpusched.policy.foreign import is_of_the_system
+from gpusched.policy.life import lifecycle
+from gpusched.ports import Engine
+
+from .access import Caller, hides, is_admin
+from .admitting import check_nice, check_submission, complete_all
+from .making import check_room, check_stored, new_job, record
+from .turn import Deed, Turn
+
+_LONGEST_COMMAND = 1 << 16
+"""Bytes of a command line that are kept."""
+_MOST_PROCESSES = 4096
+_SEE = "see who is on a GPU with: ginfo --foreign"
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """A card that the process, or one below it, is on."""
+
+    uuid: str
+    index: int
+    total_mib: int | None
+    used_mib: int | None
+    """By them all together; None when the driver does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process that may be adopted, as it was a moment ago."""
+
+    process: AdoptedProcess
+    uid: int
+    user: str
+    name: str
+    argv: tuple[str, ...]
+    work_dir: str
+    output: str
+    """The file that its output goes to; /dev/null when that is no file."""
+    cards: tuple[OnGpu, ...]
+    tree: frozenset[int]
+    """The pids of it and of what is below it."""
+    above: frozenset[int]
+    """Those of its ancestors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Make the process a job of its owner. Answers with the job's id and GPUs."""
+
+    caller: Caller
+    found: Found
+    spec: JobSpec
+    """A submission that asks for the cards; its work is the process's own."""
+    payloads: dict[str, bytes]
+
+
+# --- what there is ------------------------------------------------------------------------------
+
+
+def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.Process, int, str]:
+    """The process with the uid and name of its owner. Raises: NotFound, Forbidden, Refused."""
+    process = proctree.read_process(pid)
+    uid = proctree.real_uid(pid)
+    if process is None or uid is None or not process.is_alive:
+        raise NotFound(f"there is no process {pid}", _SEE)
+    user = _user_of(uid)
+    if uid != caller.uid and not is_an_admin:
+        raise Forbidden(
+            f"process {pid} belongs to {user}, not to {caller.user}", f"let {user} type: gpusched adopt {pid}"
+        )
+    if uid != os.geteuid() and os.geteuid() != 0:
+        raise Refused(f"process {pid} belongs to {user}, and this daemon can watch its own user's only", _SEE)
+    return process, uid, user
+
+
+def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> Found:
+    """Read the process and what is below it, which may be a lot: to be called on another thread.
+
+    Raises: NotFound, Forbidden, Refused.
+    """
+    process, uid, user = check_rights(pid, caller, is_an_admin)
+    argv = _command(pid)
+    if not argv:
+        raise Refused(f"process {pid} ({printable(process.name)}) is one of the kernel's own", _SEE)
+    if is_of_the_system(process.name):
+        raise Refused(f"process {pid} ({printable(process.name)}) serves the machine or its display", _SEE)
+    below = proctree.descendants(pid)
+    tree = frozenset({pid, *below})
+    if os.getpid() in tree:
+        raise Refused(f"process {pid} is, or has started, the scheduler's daemon", _SEE)
+    if len(tree) > _MOST_PROCESSES:
+        raise Refused(f"process {pid} has started more than {_MOST_PROCESSES} processes that still run", _SEE)
+    cards = _cards(tree, reading, pid)
+    own = [process for gpu in (reading.gpus if reading else ()) for process in gpu.processes or ()]
+    if process.session == pid and pid not in {one.pid for one in own}:
+        there = min(one.pid for one in own if one.pid in tree)
+        raise Refused(
+            f"process {pid} ({printable(process.name)}) leads a session and is on no GPU itself: a login shell, "
+            "or what else keeps running in it, is not to end with a job",
+            f"adopt what is on the GPU: gpusched adopt {there}",
+        )
+    if caller.pid in tree:
+        raise Refused(f"process {pid} has started the command that you have typed, and would end with the job", _SEE)
+    return Found(
+        process=AdoptedProcess(pid, process.start_ticks, boot_id),
+        uid=uid,
+        user=user,
+        name=process.name,
+        argv=argv,
+        work_dir=_link(f"/proc/{pid}/cwd") or "/",
+        output=_output(pid),
+        cards=cards,
+        tree=tree,
+        above=_ancestors(process),
+    )
+
+
+def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[OnGpu, ...]:
+    if reading is None or reading.error is not None:
+        why = "they were not read yet" if reading is None else reading.error
+        raise Refused(f"which GPUs process {pid} is on cannot be told: {why}", "see: gpusched doctor")
+    found = []
+    for gpu in reading.gpus:
+        held = [process.vram_mib for process in gpu.processes or () if process.pid in tree]
+        # Of a card that MIG divides its instances are booked.
+        if held and not gpu.mig_enabled:
+            known = [mib for mib in held if mib is not None]
+            total_mib = None if gpu.vram_total_mib is None else gpu.vram_total_mib - gpu.vram_reserved_mib
+            used_mib = sum(known) if len(known) == len(held) else None
+            found.append(OnGpu(gpu.uuid, gpu.index, total_mib, used_mib))
+    if found:
+        return tuple(found)
+    blind = [str(gpu.index) for gpu in reading.gpus if gpu.processes is None]
+    if blind:
+        text = f"the driver does not tell which processes are on GPU {', '.join(blind)}"
+        raise Refused(f"whether process {pid} is on a GPU is not known: {text}", "see: gpusched doctor")
+    raise Refused(f"neither process {pid} nor any that it has started is on a GPU", _SEE)
+
+
+def check_is_no_job(pid: int, engine: Engine) -> None:
+    """Refuse a process that is part of a job. Raises: Refused."""
+    run = engine.owners([pid]).get(pid)
+    if run is not None:
+        raise _is_job(pid, str(split_run_id(run)[0]))
+
+
+def _is_job(pid: int, job: str, root: int | None = None) -> Refused:
+    what = f"process {pid}" if root is None else f"process {pid}, which process {root} has started,"
+    return Refused(f"{what} is part of job {job} already", f"see it with: gshow {job}")
+
+
+def _user_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise Refused(f"its owner is uid {uid}, and this machine has no user with that id", _SEE) from None
+
+
+def _command(pid: int) -> tuple[str, ...]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            data = file.read(_LONGEST_COMMAND)
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(word) for word in data.rstrip(b"\0").split(b"\0")) if data.strip(b"\0") else ()
+
+
+def _link(path: str) -> str | None:
+    """Where a link of /proc leads; None when that is not told, or has been removed since."""
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return None
+    return target if target.startswith("/") and not target.endswith(" (deleted)") else None
+
+
+def _output(pid: int) -> str:
+    path = f"/proc/{pid}/fd/1"
+    target = _link(path)
+    try:
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        is_file = False
+    return target if target is not None and is_file else os.devnull
+
+
+def _ancestors(process: proctree.Process) -> frozenset[int]:
+    found: set[int] = set()
+    at: proctree.Process | None = process
+    while at is not None and at.ppid > 1 and at.ppid not in found:
+        found.add(at.ppid)
+        at = proctree.read_process(at.ppid)
+    return frozenset(found)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
+    """Record the job and its only run. Raises: UserError, with nothing of this command applied."""
+    found, caller, settings = command.found, command.caller, turn.settings
+    if found.uid != caller.uid and not is_admin(caller, settings):
+        # They were when the process was looked at.
+        raise Forbidden(f"process {found.process.pid} belongs to {found.user}, not to {caller.user}", _SEE)
+    owner = Caller(found.uid, found.user, caller.pid)
+    _check_is_apart(found, (turn.world.jobs[run.job_id] for run in turn.world.open_runs.values()))
+    check_room(1, owner, turn)
+    check_nice(command.spec.nice, command.spec.queue, caller, settings)
+    (spec,) = complete_all([command.spec], found.user, settings)
+    check_submission([spec], found.user, turn)
+    check_stored(command.payloads, owner, turn)
+    shares = tuple(_share(card, spec, turn, caller, found) for card in found.cards)
+    (node,) = turn.nodes
+    job = new_job(turn.world.next_id, owner, spec, turn.now)
+    turn.world.next_id = job.last_id + 1
+    by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
+    record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}", turn)
+    placement = Placement(node.name, shares, 0.0, 0)
+    job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
+    where = ",".join(str(share.index) for share in shares)
+    turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
+    turn.adopted.append((job, run))
+    turn.changes.payloads.update(command.payloads)
+    if caller.uid != found.uid:
+        turn.deeds.append(Deed(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))
+    return {"id": str(job.id), "gpus": [share.index for share in shares], "uuids": [share.uuid for share in shares]}
+
+
+def _check_is_apart(found: Found, jobs: Iterable[Job]) -> None:
+    """Refuse what shares processes with an adopted job; two requests may have come at once. Raises: Refused."""
+    pid = found.process.pid
+    for job in jobs:
+        adopted = job.spec.adopted
+        if adopted is None or not proctree.lives(adopted.pid, adopted.start_ticks):
+            continue
+        if adopted.pid == pid or adopted.pid in found.above:
+            raise _is_job(pid, job.shown_id)
+        if adopted.pid in found.tree:
+            raise _is_job(adopted.pid, job.shown_id, pid)
+
+
+def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found) -> GpuShare:
+    """What is booked of this card. Raises: Refused when others have booked it, or it holds more than it would book."""
+    wanted_mib = spec.request.vram_mib
+    beside_mib = 0
+    for hold in turn.world.holds.values():
+        for share in hold.gpus:
+            if share.uuid != card.uuid:
+                continue
+            if wanted_mib is not None and share.vram_mib is not None and hold.uid == found.uid:
+                beside_mib += share.vram_mib
+                continue
+            raise _booked(card, hold.job_id, turn, caller)
+    if wanted_mib is None:
+        return GpuShare(card.uuid, card.index)
+    if card.used_mib is not None and card.used_mib > wanted_mib:
+        raise Refused(
+            f"process {found.process.pid} holds {format_size_mib(card.used_mib)} of GPU {card.index} already, more "
+            f"than {format_size_mib(wanted_mib)}",
+            f"book as much, or the whole card: gpusched adopt {found.process.pid}",
+        )
+    headroom_mib = turn.settings.gpu.share_headroom_mib
+    if card.total_mib is not None and beside_mib + wanted_mib > card.total_mib - headroom_mib:
+        left_mib = max(0, card.total_mib - headroom_mib - beside_mib)
+        raise Refused(
+            f"GPU {card.index} has {format_size_mib(left_mib)} left to book, not {format_size_mib(wanted_mib)}",
+            "see what is booked with: ginfo",
+        )
+    return GpuShare(card.uuid, card.index, vram_mib=wanted_mib)
+
+
+def _booked(card: OnGpu, job_id: int, turn: Turn, caller: Caller) -> Refused:
+    job = turn.world.jobs.get(job_id)
+    if job is None or hides(caller, job, turn.settings):
+        return Refused(f"GPU {card.index} is booked by another job", "wait until it has ended, or end the process")
+    return Refused(
+        f"GPU {card.index} is booked by job {job.shown_id} of {job.user}",
+        f"wait until it has ended, or end it first: gcancel {job.shown_id}",
+    )
+
+
+def wanted(found: Found, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a submission that stands for the process: `values` are those that somebody typed."""
+    return {
+        "name": found.name or "process",
+        "gpus": len(found.cards),
+        "cpus": 0,
+        "mem_mib": 0,
+        **values,
+        "argv": found.argv,
+        "work_dir": found.work_dir,
+        "stdout": found.output.replace("%", "%%"),
+        "env": {},
+        "requeue": False,
+    }
+
+
+def check_changes(job: Job, changes: dict[str, Any]) -> None:
+    """Refuse to change what only another run could use. Raises: Refused."""
+    if job.spec.adopted is None:
+        return
+    for name in ("retries", "fallback"):
+        if changes.get(name):
+            raise Refused(
+                f"job {job.shown_id} was adopted while it ran: {name} would start what cannot be started again",
+                f"see it with: gshow {job.shown_id}",
+            )
+
+
+def refuse_to_repeat(job: Job) -> None:
+    """An adopted job has nothing that could be started again. Raises: Refused."""
+    if job.spec.adopted is not None:
+        raise Refused(
+            f"job {job.shown_id} was adopted while it ran: how to start it, with which environment, is not known",
+            "submit it as a job: gsub",
+        )

@@ -1,0 +1,247 @@
+"""Those who use GPUs without a job are told so, and by policy their processes are ended: the hands of `policy.foreign`.
+
+Only the system's daemon does so. What it remembers of them is in memory: after a restart they are told anew, later
+than they would have been, and nobody is ended sooner. Messages go the way of alerts, sent by processes that run as
+those who are told. Whoever waits for which card is worked out on another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from logging import getLogger
+
+from gpusched.engine import proctree
+from gpusched.gpu.procinfo import user_name
+from gpusched.gpu.tracker import GpuStatus
+from gpusched.model.alerts import Alert
+from gpusched.model.cluster import GpuProcess, GpuView
+from gpusched.model.units import printable
+from gpusched.notify import terminals
+from gpusched.notify.deliveries import Report
+from gpusched.policy.ahead.foreign import starts_on
+from gpusched.policy.foreign import Card, End, Stranger, Tell, held_by, is_exempt, messages, steps
+from gpusched.policy.life.admin_alerting import News
+
+from .access import Caller
+from .outlook import Outlook
+from .tick import Scheduler
+from .turn import Deed
+
+log = getLogger("gpusched.daemon")
+
+_LOOK_S = 5.0
+"""Between two looks at who waits for the cards of strangers: each plans the queue twice."""
+_SOMEBODY = ("",)
+"""In place of the queues of those who wait, while that is not known."""
+
+Mark = tuple[int, int]
+"""Pid and start ticks."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What is remembered of one process."""
+
+    since_at: float
+    uid: int
+    user: str
+    program: str | None
+    first_told_at: float | None = None
+    told_at: float | None = None
+    told_by: list[str] = field(default_factory=list)
+    """Ways by which the last message reached them: write, mail, names of their targets."""
+    untold: str | None = None
+    """Why a way did not."""
+    ending_at: float | None = None
+
+
+class Bypassers:
+    """Looks at each poll."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._notes: dict[Mark, Notes] = {}
+        self._next_at = 0.0
+        self._is_looking = False
+
+    def notes_of(self, pid: int) -> Notes | None:
+        """What is remembered of the process that has this pid now."""
+        return next((notes for (known, _), notes in self._notes.items() if known == pid), None)
+
+    def heard(self, report: Report, alert: Alert) -> None:
+        """What became of a message."""
+        if alert.event != "gpu_foreign" or "outcome" not in report:
+            return
+        pid, _, start_ticks = alert.key.split(" ")[1].partition(".")
+        notes = self._notes.get((int(pid), int(start_ticks)))
+        if notes is None or notes.uid != alert.uid:
+            return
+        way = report["target"].removeprefix("@")
+        if report["outcome"] == "told":
+            notes.told_by.append(way)
+            log.info("%s was told of process %s by %s", notes.user, pid, way)
+        else:
+            notes.untold = f"{way or 'notify'}: {report['error']}"
+
+    def poll(self) -> None:
+        """See who is there; tell and end those who are due."""
+        settings = self._scheduler.settings.foreign
+        if not settings.message:
+            self._notes.clear()
+            return
+        now = self._scheduler.now()
+        strangers = self._look(now)
+        if any(stranger.ending_at is not None for stranger in strangers):
+            self._carry_out([step for step in steps(strangers, settings, now) if isinstance(step, End)], now)
+        if self._is_looking or now < self._next_at:
+            return
+        # As if somebody waited: is there anything to be worked out at all?
+        if not steps([replace(stranger, waiting=_SOMEBODY) for stranger in strangers], settings, now):
+            return
+        self._is_looking = True
+        outlook = Outlook.of(self._scheduler)
+        left = {card.uuid: 0 for stranger in strangers for card in stranger.cards}
+        asyncio.get_running_loop().run_in_executor(None, _wanted, outlook, left).add_done_callback(self._decide)
+
+    def _decide(self, worked_out: asyncio.Future[Mapping[str, tuple[int, ...]]]) -> None:
+        self._is_looking = False
+        now = self._scheduler.now()
+        self._next_at = now + _LOOK_S
+        try:
+            wanted = worked_out.result()
+            strangers = [self._with_waiting(stranger, wanted) for stranger in self._look(now)]
+            self._carry_out(steps(strangers, self._scheduler.settings.foreign, now), now)
+        except asyncio.CancelledError:
+            return
+        except Exception:
+            # Whatever is wrong with telling strangers, jobs go on.
+            log.exception("the look at processes without a job failed")
+
+    def _with_waiting(self, stranger: Stranger, wanted: Mapping[str, tuple[int, ...]]) -> Stranger:
+        ids = sorted({job_id for card in stranger.cards for job_id in wanted.get(card.uuid, ())})
+        jobs = [job for job_id in ids if (job := self._scheduler.world.find(job_id)) is not None]
+        return replace(stranger, waiting=tuple(job.spec.queue for job in jobs))
+
+    # --- who is there ---------------------------------------------------------------------------
+
+    def _look(self, now: float) -> list[Stranger]:
+        """All that close a card, by pid; what is known of those who are gone is forgotten."""
+        scheduler = self._scheduler
+        cards: dict[int, list[Card]] = {}
+        names: dict[int, str] = {}
+        for node in scheduler.nodes(now):
+            for view in node.gpus:
+                status = scheduler.tracker.status(view.uuid, now=now)
+                for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
+                    idle_s = None if status.idle_since is None else max(0.0, now - status.idle_since)
+                    cards.setdefault(process.pid, []).append(Card(view.uuid, view.index, process.vram_mib, idle_s))
+                    names[process.pid] = process.name or "?"
+        found = []
+        seen: set[Mark] = set()
+        # One that was adopted just now is no stranger, whatever the last reading said.
+        for pid in sorted(cards.keys() - scheduler.engine.owners(cards).keys()):
+            process_now = proctree.read_process(pid)
+            if process_now is None:
+                # Of another container, or of a simulation: nobody whom we could name.
+                continue
+            mark = pid, process_now.start_ticks
+            notes = self._notes.get(mark) or self._first_look(pid, now)
+            if notes is None:
+                continue
+            seen.add(mark)
+            self._notes[mark] = notes
+            found.append(
+                Stranger(
+                    pid=pid,
+                    start_ticks=process_now.start_ticks,
+                    uid=notes.uid,
+                    user=notes.user,
+                    name=names[pid],
+                    program=notes.program,
+                    cards=tuple(cards[pid]),
+                    since_at=notes.since_at,
+                    first_told_at=notes.first_told_at,
+                    told_at=notes.told_at,
+                    ending_at=notes.ending_at,
+                )
+            )
+        self._notes = {mark: notes for mark, notes in self._notes.items() if mark in seen}
+        return found
+
+    def _first_look(self, pid: int, now: float) -> Notes | None:
+        uid = proctree.real_uid(pid)
+        return None if uid is None else Notes(now, uid, user_name(uid), _program(pid))
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def _carry_out(self, due: Sequence[Tell | End], now: float) -> None:
+        for step in due:
+            mark = step.stranger.pid, step.stranger.start_ticks
+            notes = self._notes[mark]
+            if isinstance(step, End):
+                self._end(step, notes, now)
+                continue
+            ways = self._scheduler.settings.foreign.message
+            notes.told_at, notes.told_by, notes.untold = now, [], None
+            notes.first_told_at = notes.first_told_at or now
+            log.info("%s is told of process %d, which %d jobs wait for", notes.user, step.stranger.pid, step.jobs)
+            others = terminals.owners() if "wall" in ways else frozenset()
+            self._scheduler.alerts.tell_people(messages(step, ways, others, self._scheduler.site.node, now))
+
+    def _end(self, step: End, notes: Notes, now: float) -> None:
+        """TERM or KILL to this very process, if it is still that user's."""
+        stranger = step.stranger
+        process = proctree.read_process(stranger.pid)
+        settings = self._scheduler.settings.foreign
+        is_theirs = process is not None and proctree.real_uid(stranger.pid) == stranger.uid
+        if process is None or not is_theirs or process.start_ticks != stranger.start_ticks:
+            return
+        if is_exempt(stranger, settings) or not proctree.send(process, _signal_of(step)):
+            return
+        word = "KILL" if step.is_kill else "TERM"
+        held = held_by(stranger)
+        text = f"process {stranger.pid} ({printable(stranger.name)}) of {stranger.user} on {held}, which is no job"
+        log.warning("%s was sent %s", text, word)
+        # The next KILL comes after another grace: one that cannot end yet is not sent signals all the time.
+        notes.ending_at = now
+        self._scheduler.witness(
+            Deed(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {stranger.pid}", stranger.user)
+        )
+        if not step.is_kill:
+            jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"
+            node = self._scheduler.site.node
+            news = News("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(stranger.pid))
+            self._scheduler.alerts.tell_admin(news, now, self._scheduler.settings)
+
+
+def _closing(view: GpuView, status: GpuStatus, least_mib: int) -> Sequence[GpuProcess]:
+    """The strangers that keep whole-card jobs off a card, but for those that hold next to nothing of it."""
+    mib = sum(process.vram_mib or 0 for process in status.foreign)
+    if view.why_not_whole is None or not (mib > view.foreign_limit_mib or view.is_foreign_busy):
+        return [process for process in status.foreign if process.vram_mib is None and view.why_not_whole is not None]
+    return [process for process in status.foreign if process.vram_mib is None or process.vram_mib > least_mib]
+
+
+def _signal_of(step: End) -> int:
+    return signal.SIGKILL if step.is_kill else signal.SIGTERM
+
+
+def _wanted(outlook: Outlook, left: Mapping[str, int]) -> Mapping[str, tuple[int, ...]]:
+    return starts_on(outlook.snapshot, outlook.settings, left, outlook.extensions)
+
+
+def _program(pid: int) -> str | None:
+    """Name of the file it executes if that belongs to root: a process may call itself anything."""
+    path = f"/proc/{pid}/exe"
+    try:
+        target, found = os.readlink(path), os.stat(path)
+    except OSError:
+        return None
+    if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return None
+    return os.path.basename(target)

@@ -1,0 +1,155 @@
+"""The supervisor of a process that ran before it was a job: it watches, and starts nothing.
+
+Such a process is no child of its supervisor, so its end is told by a pidfd, and how it exited is told to nobody: the
+result has neither an exit code nor a signal. Its descendants are looked for again and again, and whoever was once seen
+among them stays part of the run, also when its parent ends. One that is born and loses its parent between two looks is
+missed. Orders, limits and results are those of any other run.
+
+Only processes of the run's user are part of it: a user can send no signals to what a set-user-ID program below has
+become, and so no job can either.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from gpusched.engine import proctree
+from gpusched.engine import spool as files
+from gpusched.engine.cputime import own_cpu_s
+from gpusched.engine.supervisor import AWAITED, LINGER_S, Home, Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    import _signal as signal
+
+LOOK_S = 1.0
+"""Between looks for new descendants."""
+BLIND_LOOK_S = 0.2
+"""Between looks where the kernel has no pidfds, by which the end would be told."""
+
+
+class AdoptedSupervisor(Supervisor):
+    """The life of one adopted run, from its claim to its result."""
+
+    __slots__ = ("births", "pidfd", "spent_s", "wake_in", "wake_out")
+
+    def __init__(self, ticket: dict[str, Any], home: Home) -> None:
+        super().__init__(ticket, home)
+        self.pidfd: int | None = None
+        self.births: dict[int, int] = {}
+        """Start ticks by pid of everybody who is part of the run and was alive at the last look."""
+        self.spent_s: dict[tuple[int, int], tuple[float, float]] = {}
+        """By pid and start ticks: processor time before it was part of the run, and at the last look."""
+        self.wake_out, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def supervise(self) -> bool:
+        """As of any run. This process serves no other one afterwards: it hears signals in another way."""
+        super().supervise()
+        return False
+
+    def start(self) -> str | None:
+        """Take the process over and say so; a sentence if it is not there any more or not the user's."""
+        pid, start_ticks = self.ticket["adopt"]
+        try:
+            self.pidfd = proctree.open_pidfd(pid)
+        except ProcessLookupError:
+            return f"process {pid} had ended before it was adopted"
+        # Looked at after the pidfd was opened: what that stands for is no other process than this one.
+        if not proctree.lives(pid, start_ticks):
+            return f"process {pid} had ended before it was adopted"
+        if proctree.real_uid(pid) != self.ticket["uid"]:
+            return f"process {pid} is no longer one of {self.ticket['user']}"
+        self.job_pid = pid
+        self.births = {pid: start_ticks}
+        for process in self.members().values():
+            before_s = own_cpu_s(process.pid)
+            self.spent_s[process.pid, process.start_ticks] = before_s, before_s
+        self.start_at, self.started = time.time(), time.monotonic()
+        files.note_start(self.record_fd, pid, self.start_at)
+        for number in AWAITED:
+            signal.signal(number, _ignore)
+        signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
+        home = self.home
+        self.tell(
+            "started",
+            at=self.start_at,
+            supervisor_pid=home.pid,
+            supervisor_start_ticks=home.start_ticks,
+            pid=pid,
+        )
+        self.ticket["env"] = None
+        self.set_limit(self.ticket["time_limit_s"])
+        if self.still.is_wanted:
+            self.suspend()
+        return None
+
+    def members(self) -> dict[int, proctree.Process]:
+        """Live processes of the run by pid, those who were seen before and what is below them."""
+        uid = self.ticket["uid"]
+        found: dict[int, proctree.Process] = {}
+        for pid, start_ticks in self.births.items():
+            process = proctree.read_process(pid)
+            if pid in found or process is None or process.start_ticks != start_ticks or not process.is_alive:
+                continue
+            found[pid] = process
+            try:
+                found.update(proctree.descendants(pid))
+            except OSError:
+                # It ended just now.
+                continue
+        found = {pid: process for pid, process in found.items() if proctree.real_uid(pid) == uid}
+        self.births = {pid: process.start_ticks for pid, process in found.items()}
+        return found
+
+    def reap(self) -> bool:
+        """Look who is left; False when nobody is."""
+        found = self.members()
+        for process in found.values():
+            mark = process.pid, process.start_ticks
+            self.spent_s[mark] = self.spent_s.get(mark, (0.0, 0.0))[0], own_cpu_s(process.pid)
+            self.peak_kib = max(self.peak_kib, proctree.peak_kib(process.pid))
+        first = found.get(self.job_pid)
+        if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"][1]):
+            # That it has ended is all that is known of it.
+            self.status = 0
+            self.limit_at = self.notice_at = self.still.look_at = None
+            if self.stopping is None:
+                self.linger_until = time.monotonic() + LINGER_S
+        if not found:
+            self.cpu_s = sum(last - before for before, last in self.spent_s.values())
+        return bool(found)
+
+    def wait(self) -> None:
+        """Sleep until the first process ends, an order comes, something is due or it is time for a look."""
+        moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
+        due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
+        longest_s = LOOK_S if self.pidfd is not None else BLIND_LOOK_S
+        left_s = min([longest_s, *(at - time.monotonic() for at in due)])
+        poll = select.poll()
+        poll.register(self.wake_out, select.POLLIN)
+        if self.pidfd is not None and self.status is None:
+            poll.register(self.pidfd, select.POLLIN)
+        ready = dict(poll.poll(max(0.0, left_s) * 1000))
+        if self.wake_out in ready:
+            self.heed(os.read(self.wake_out, 4096))
+
+    def deliver(self, number: int, main_only: bool) -> None:
+        """To the first process or to all. Its pid may be another's since the last look, unlike that of a child."""
+        if not main_only:
+            super().deliver(number, main_only=False)
+        elif (first := self.members().get(self.job_pid)) is not None:
+            proctree.send(first, number)
+
+    def how_it_ended(self) -> tuple[int | None, int | None]:
+        """Nobody was told."""
+        return None, None
+
+
+def _ignore(number: int, where: object) -> None:
+    """Only the wake-up counts."""

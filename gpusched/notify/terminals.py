@@ -1,0 +1,132 @@
+"""Ways to reach a user of this machine that need no service: their terminals, and mail to their name.
+
+All of it runs as that user, in a process of its own with a deadline. A terminal is written to only if it is one, below
+/dev/pts, is that user's, and takes messages (`mesg y`). One that stands still takes what fits and keeps nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+
+from gpusched.model.units import printable
+
+TERMINALS, MAIL = "terminals:", "sendmail:"
+"""In place of the address of a service."""
+BUILT_IN = {"@write": TERMINALS, "@mail": MAIL}
+"""Names of targets that everybody has."""
+
+SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
+_FOLDER = "/dev/pts"
+_MOST_TERMINALS = 8
+"""Of one user, those used last."""
+_MOST_TEXT = 2000
+_COLUMNS = 400
+
+
+class Unreached(Exception):
+    """One sentence: why the user was not reached. `is_final` when trying again would change nothing."""
+
+    def __init__(self, text: str, *, is_final: bool) -> None:
+        super().__init__(text)
+        self.is_final = is_final
+
+
+def is_built_in(url: str) -> bool:
+    """Whether this is no address of a service."""
+    return url in (TERMINALS, MAIL)
+
+
+def reach(url: str, title: str, body: str) -> None:
+    """Tell the user that this process runs as. Raises: Unreached."""
+    if url == TERMINALS:
+        write_to_terminals(body)
+    else:
+        send_mail(title, body)
+
+
+def lines_of(text: str) -> str:
+    """The text with nothing in it that a terminal would obey."""
+    return "\n".join(printable(line, _COLUMNS) for line in text[:_MOST_TEXT].strip().splitlines())
+
+
+def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
+    """Write to the user's terminals; returns to how many. Raises: Unreached."""
+    message = ("\r\n" + lines_of(text).replace("\n", "\r\n") + "\r\n").encode("utf-8", "replace")
+    told, deaf = 0, 0
+    for path in _terminals(folder)[:_MOST_TERMINALS]:
+        try:
+            is_told = _write(path, message)
+        except OSError:
+            # Closed just now, or full because it stands still.
+            is_told = False
+        told += is_told
+        deaf += not is_told
+    if not told:
+        why = f"{deaf} of them take no messages (mesg n)" if deaf else "none is open"
+        # Later it would be about what is no longer so.
+        raise Unreached(f"no terminal of theirs: {why}", is_final=True)
+    return told
+
+
+def owners(folder: str = _FOLDER) -> frozenset[int]:
+    """Uids of all who have terminals."""
+    return frozenset(found.st_uid for _, found in _entries(folder))
+
+
+def _terminals(folder: str) -> list[str]:
+    """The user's own, the one used last first."""
+    mine = [(found.st_atime, path) for path, found in _entries(folder) if found.st_uid == os.geteuid()]
+    return [path for _, path in sorted(mine, reverse=True)]
+
+
+def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
+    found = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for name in names:
+        if name.isdecimal():
+            path = f"{folder}/{name}"
+            try:
+                found.append((path, os.lstat(path)))
+            except OSError:
+                continue  # closed just now
+    return found
+
+
+def _write(path: str, message: bytes) -> bool:
+    """Whether this terminal was told. Raises: OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        is_open = bool(found.st_mode & stat.S_IWGRP)
+        if not (stat.S_ISCHR(found.st_mode) and found.st_uid == os.geteuid() and is_open and os.isatty(fd)):
+            return False
+        return os.write(fd, message) > 0
+    finally:
+        os.close(fd)
+
+
+def send_mail(title: str, body: str, programs: tuple[str, ...] = SENDMAIL) -> None:
+    """Mail to the user's own name, through the machine's mail program. Raises: Unreached."""
+    program = next((path for path in programs if os.access(path, os.X_OK)), None)
+    if program is None:
+        raise Unreached(f"there is no {programs[0]} on this machine", is_final=True)
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    heads = (
+        f"To: {name}",
+        f"Subject: {printable(title, 200)}",
+        "Auto-Submitted: auto-generated",
+        "MIME-Version: 1.0",
+        "Content-Type: text/plain; charset=utf-8",
+        "Content-Transfer-Encoding: 8bit",
+    )
+    mail = "\n".join((*heads, "", lines_of(body), ""))
+    done = subprocess.run([program, "-i", "--", name], input=mail.encode(), capture_output=True, check=False, cwd="/")
+    if done.returncode:
+        said = printable(done.stderr.decode("utf-8", "replace").strip(), 200)
+        raise Unreached(f"{program} ended with code {done.returncode}: {said}", is_final=False)

@@ -1,0 +1,198 @@
+"""Who of those that use a GPU without a job is told so, and who is ended: from what is known of them to steps.
+
+Nobody is ended who was not told, and nobody for a card that no job waits for. What belongs to the system is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpusched.model.alerts import Alert
+from gpusched.model.settings import ForeignSettings
+from gpusched.model.units import format_duration, format_size_mib, printable
+
+FIRST_PERSON_UID = 1000
+"""Below are the system's accounts."""
+
+_SYSTEM = frozenset(
+    {
+        *(
+            "Xorg",
+            "X",
+            "Xwayland",
+            "gnome-shell",
+            "gdm",
+            "gdm3",
+            "gdm-x-session",
+            "sddm",
+            "lightdm",
+            "lightdm-gtk-greeter",
+        ),
+        *("kwin_x11", "kwin_wayland", "plasmashell", "cinnamon", "mutter", "xfwm4", "weston", "sway", "mate-session"),
+        *("nvidia-persistenced", "nvidia-persiste", "nvidia-powerd", "nvidia-smi", "nv-hostengine", "dcgm-exporter"),
+    }
+)
+_SYSTEM_BEGINS = ("nvidia-cuda-mps", "systemd")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card that strangers close to jobs, as far as one of them is concerned."""
+
+    uuid: str
+    index: int
+    vram_mib: int | None
+    idle_s: float | None
+    """How long it has done nothing for anybody; None while it works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process of no job that is on cards which its like close to jobs."""
+
+    pid: int
+    start_ticks: int
+    uid: int
+    user: str
+    name: str
+    program: str | None
+    """Name of the file that it executes, if that belongs to root; else it says nothing."""
+    cards: tuple[Card, ...]
+    since_at: float
+    """Since when it has been seen there."""
+    waiting: tuple[str, ...] = ()
+    """Of each job that would start on its cards now if there were no strangers: its queue."""
+    first_told_at: float | None = None
+    told_at: float | None = None
+    ending_at: float | None = None
+    """When it was told to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Its owner is to be told, as one of `jobs` who wait."""
+
+    stranger: Stranger
+    jobs: int
+    ends_after_s: float | None = None
+    """So long from now at the earliest it is ended; None when it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """It is to be ended: with TERM first, then, when that did not do it, with KILL."""
+
+    stranger: Stranger
+    jobs: int
+    is_kill: bool = False
+
+
+def is_of_the_system(program: str | None) -> bool:
+    """Whether a program of this name serves the display or the GPUs themselves."""
+    return program is not None and (program in _SYSTEM or program.startswith(_SYSTEM_BEGINS))
+
+
+def steps(strangers: Iterable[Stranger], settings: ForeignSettings, now: float) -> tuple[Tell | End, ...]:
+    """What is due about each, in their order."""
+    found = []
+    for stranger in strangers:
+        step = None if is_exempt(stranger, settings) else _step(stranger, settings, now)
+        if step is not None:
+            found.append(step)
+    return tuple(found)
+
+
+def is_exempt(stranger: Stranger, settings: ForeignSettings) -> bool:
+    """Whether it is left alone for what it is or whose it is."""
+    return (
+        stranger.uid < FIRST_PERSON_UID
+        or stranger.user in settings.exempt_users
+        or is_of_the_system(stranger.program)
+        or (stranger.program is not None and stranger.program in settings.exempt_commands)
+    )
+
+
+def _step(stranger: Stranger, settings: ForeignSettings, now: float) -> Tell | End | None:
+    jobs = sum(1 for queue in stranger.waiting if queue not in settings.exempt_queues)
+    if stranger.ending_at is not None:
+        if now - stranger.ending_at >= settings.kill_grace_s:
+            return End(stranger, jobs, is_kill=True)
+        return None
+    ends_at = _ends_at(stranger, settings, now)
+    if jobs and stranger.first_told_at is not None and ends_at is not None and now >= ends_at:
+        return End(stranger, jobs)
+    if not settings.message or (settings.only_when_wanted and not jobs):
+        return None
+    is_old_enough = now - stranger.since_at >= settings.message_after_s
+    is_told = stranger.told_at is not None and now - stranger.told_at < settings.message_every_s
+    if not is_old_enough or is_told:
+        return None
+    return Tell(stranger, jobs, None if ends_at is None else ends_at - now)
+
+
+def _ends_at(stranger: Stranger, settings: ForeignSettings, now: float) -> float | None:
+    if settings.kill_after_s is None:
+        return None
+    return (now if stranger.first_told_at is None else stranger.first_told_at) + settings.kill_after_s
+
+
+def messages(step: Tell, ways: Sequence[str], others: frozenset[int], node: str, now: float) -> list[Alert]:
+    """What is told to the owner, and with `wall` to the `others`."""
+    stranger = step.stranger
+    direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
+    text = _text(step, node, now, "your process", "Make it a job, while it runs, with")
+    base = Alert(
+        key=f"gpu_foreign {stranger.pid}.{stranger.start_ticks} @{now:.3f}",
+        event="gpu_foreign",
+        counts_as=("gpu_foreign",),
+        uid=stranger.uid,
+        at=now,
+        facts=(
+            ("event", "gpu_foreign"),
+            ("message", text),
+            ("at", now),
+            ("node", node),
+            ("user", stranger.user),
+            ("gpus", ",".join(str(card.index) for card in stranger.cards)),
+        ),
+    )
+    found = [replace(base, targets=direct)] if direct else []
+    if "notify" in ways:
+        found.append(replace(base, key=f"{base.key} notify"))
+    if "wall" in ways:
+        words = _text(step, node, now, f"{stranger.user}'s process", "Its owner makes it a job with")
+        facts = tuple((name, words if name == "message" else value) for name, value in base.facts)
+        found += [
+            replace(base, key=f"{base.key} {uid}", uid=uid, targets=("@write",), facts=facts)
+            for uid in sorted(others)
+            if uid >= FIRST_PERSON_UID and (uid != stranger.uid or "write" not in ways)
+        ]
+    return found
+
+
+def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
+    """Which process, which card, since when, who waits, and what to do: sentences on lines of their own."""
+    stranger = step.stranger
+    idle = [card.idle_s for card in stranger.cards]
+    idles = [one for one in idle if one is not None]
+    rest = f", idle for {format_duration(min(idles))}" if idles and len(idles) == len(idle) else ""
+    lines = [
+        f"gpusched on {node}: {whose} {stranger.pid} ({printable(stranger.name, 40)}) has been on {held_by(stranger)} "
+        f"for {format_duration(now - stranger.since_at)} without a job{rest}.",
+    ]
+    if step.jobs:
+        lines.append("1 job waits for it." if step.jobs == 1 else f"{step.jobs} jobs wait for it.")
+    lines.append(f"{how}: gpusched adopt {stranger.pid}")
+    lines.append(f"Next time: gsub -g {len(stranger.cards)} -- COMMAND, or grun -g {len(stranger.cards)} for a shell.")
+    if step.ends_after_s is not None:
+        lines.append(f"Else it is ended after {format_duration(max(0.0, step.ends_after_s))} if jobs wait for it then.")
+    return "\n".join(lines)
+
+
+def held_by(stranger: Stranger) -> str:
+    """Its cards, and how much it has of each."""
+    return "GPU " + ", ".join(
+        str(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
+        for card in stranger.cards
+    )

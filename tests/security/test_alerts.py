@@ -1,0 +1,80 @@
+"""The process that sends a user's alerts is the user's: what it is given by the daemon is not worth having."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import sys
+from pathlib import Path
+
+import pytest
+from attacks import NEEDS_PYTHON, PYTHON
+from people import BOB, NEEDS_ROOT
+from support import wait_until
+
+from gpusched.model.alerts import Alert
+from gpusched.model.settings import AlertSettings
+from gpusched.notify import courier as courier_module
+from gpusched.notify.courier import Courier
+
+pytestmark = NEEDS_ROOT
+
+UID = pwd.getpwnam(BOB).pw_uid
+
+
+def an_alert() -> Alert:
+    return Alert(key="7.end", uid=UID, event="end", counts_as=("end",), at=1.0, job_id=7, run=1)
+
+
+def a_courier(folder: Path) -> Courier:
+    return Courier(UID, AlertSettings(), str(folder / "told"), None)
+
+
+@NEEDS_PYTHON
+def test_its_worker_has_nothing_of_the_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hush-hush")
+    # This installation may be where other users may not look; how the process is started is the same.
+    monkeypatch.setattr(sys, "executable", PYTHON)
+    monkeypatch.setattr(courier_module, "_BOOT", "import time; time.sleep(60)")
+    courier = a_courier(tmp_path)
+    try:
+        courier.hand({"7.end": an_alert()})
+        pid = courier.pid
+        assert pid is not None
+        assert Path(f"/proc/{pid}").stat().st_uid in (UID, 0)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        uids = next(line.split()[1:] for line in lines if line.startswith("Uid:"))
+        assert set(uids) == {str(UID)}
+        assert b"hush-hush" not in Path(f"/proc/{pid}/environ").read_bytes()
+        opened = {fd: os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        # Root's log or terminal is no place for a user's words.
+        assert opened["2"] == "/dev/null"
+        others = {path for fd, path in opened.items() if int(fd) > 2 and path.startswith("/") and "/dev/" not in path}
+        assert others <= {str(tmp_path / "told")}
+        # What is written there counts as the user's.
+        assert (tmp_path / "told").stat().st_uid == UID
+    finally:
+        courier.close()
+
+
+def test_receipts_without_end_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier_module, "_MOST_RECEIPTS", 1000)
+    told = tmp_path / "told"
+    told.write_text(json.dumps(["7.end", "phone"]) + "\n" + "x" * 1000)
+    courier = a_courier(tmp_path)
+    try:
+        assert courier.hand({"7.end": an_alert()}) == []
+        assert told.stat().st_size == 0
+    finally:
+        courier.close()
+
+
+def test_receipts_that_are_nested_without_end_harm_nobody(tmp_path: Path) -> None:
+    (tmp_path / "told").write_text("[" * 100_000 + "\n" + json.dumps(["7.end", "phone"]) + "\n")
+    courier = a_courier(tmp_path)
+    try:
+        assert [report["target"] for report in courier.hand({"7.end": an_alert()})] == ["phone"]
+        wait_until(lambda: courier.is_idle, what="no worker")
+    finally:
+        courier.close()

@@ -1,0 +1,293 @@
+"""Files that the daemon and its supervisors open, make and leave: nothing by a link, nothing for others to read."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attacks import as_user, open_folder, wait_for
+from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
+from support import wait_until
+
+from gpusched.engine import launch, users
+
+pytestmark = NEEDS_ROOT
+
+KEPT = "what root wrote\n"
+
+
+class Victim:
+    """A folder of root's, with a file in it that nobody else may write, or see."""
+
+    def __init__(self, daemon: SystemDaemon) -> None:
+        self.folder = daemon.home / "roots"
+        self.folder.mkdir(mode=0o755)
+        self.file = self.folder / "out"
+        self.file.write_text(KEPT)
+        self.file.chmod(0o600)
+
+    def is_whole(self) -> bool:
+        """Whether nothing has come of the attack."""
+        return self.file.read_text() == KEPT and sorted(os.listdir(self.folder)) == ["out"]
+
+
+def through_a_link(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    (open_to_all / "log").symlink_to(victim.file)
+    return {"stdout": f"{open_to_all}/log"}
+
+
+def errors_through_a_link(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    (open_to_all / "log").symlink_to(victim.file)
+    return {"stderr": f"{open_to_all}/log"}
+
+
+def through_a_linked_folder(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    (open_to_all / "folder").symlink_to(victim.folder)
+    return {"stdout": f"{open_to_all}/folder/new"}
+
+
+def through_a_linked_work_dir(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    (open_to_all / "folder").symlink_to(victim.folder)
+    return {"work_dir": f"{open_to_all}/folder", "stdout": "new"}
+
+
+def by_its_own_name(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"stdout": str(victim.file)}
+
+
+def up_and_over(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"work_dir": str(open_to_all), "stdout": "../roots/new"}
+
+
+def into_the_spool(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"stdout": f"{open_to_all.parent}/var/lib/gpusched/spool/99.1.order"}
+
+
+def into_the_kernel(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"stdout": "/proc/sys/kernel/core_pattern"}
+
+
+def into_its_supervisor(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"stdout": "/proc/self/mem"}
+
+
+def into_a_descriptor(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"stdout": "/proc/self/fd/1"}
+
+
+def into_a_pipe(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    os.mkfifo(open_to_all / "log", 0o666)
+    return {"stdout": f"{open_to_all}/log"}
+
+
+def into_a_device(open_to_all: Path, victim: Victim) -> dict[str, Any]:
+    return {"stdout": "/dev/mem"}
+
+
+ATTACKS: tuple[Callable[[Path, Victim], dict[str, Any]], ...] = (
+    through_a_link,
+    errors_through_a_link,
+    through_a_linked_folder,
+    through_a_linked_work_dir,
+    by_its_own_name,
+    up_and_over,
+    into_the_spool,
+    into_the_kernel,
+    into_its_supervisor,
+    into_a_descriptor,
+    into_a_pipe,
+    into_a_device,
+)
+
+
+def test_no_log_goes_where_its_user_may_not_write(make: Any) -> None:
+    daemon = make()
+    victim, bob = Victim(daemon), daemon.person(BOB)
+    for number, attack in enumerate(ATTACKS):
+        for more in ({}, {"open_mode": "append"}, {"log_max_mib": 1}):
+            folder = open_folder(daemon, f"open{number}-{len(more)}{'log_max_mib' in more}")
+            spec = attack(folder, victim)
+            job = bob.submit("/bin/sh", "-c", "echo mine; echo mine >&2", **{**spec, **more})
+            told = wait_for(bob, job, "FAILED", "COMPLETED")
+            assert told["state"] == "FAILED", (attack.__name__, more)
+            assert "cannot write the" in told["reason_text"], (attack.__name__, told["reason_text"])
+            assert victim.is_whole(), attack.__name__
+
+
+def test_a_name_with_slashes_and_dots_leads_nowhere(make: Any) -> None:
+    daemon = make()
+    victim, bob, folder = Victim(daemon), daemon.person(BOB), open_folder(daemon)
+    for name in ("../roots/new", "..", "a/../../roots/new", "/etc/new", "%j/%x"):
+        job = bob.submit("/bin/echo", "mine", name=name, work_dir=str(folder), stdout="log-%x")
+        assert wait_for(bob, job, "COMPLETED", "FAILED")["state"] == "COMPLETED"
+        assert (folder / f"log-{name.replace('/', '_')}").read_text() == "mine\n"
+    values = ["../roots/new", "/etc/x"]
+    job = bob.submit("/bin/echo", "mine", sweep=[f"x={','.join(values)}"], work_dir=str(folder), stdout="s-{x}")
+    wait_for(bob, job, "COMPLETED")
+    assert {path.name for path in folder.glob("s-*")} == {"s-.._roots_new", "s-_etc_x"}
+    assert victim.is_whole()
+
+
+@contextmanager
+def swapping(place: Path, other: Path, target: Path) -> Iterator[None]:
+    """Make a name lead to one thing and another, as fast as it goes."""
+    stop = threading.Event()
+    link = place.with_name("link")
+    link.symlink_to(target)
+
+    def swap() -> None:
+        spare = place.with_name("spare")
+        while not stop.is_set():
+            os.rename(place, spare)
+            os.rename(link, place)
+            os.rename(place, link)
+            os.rename(spare, place)
+
+    assert other.exists()
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(make: Any) -> None:
+    daemon = make()
+    victim, bob, folder = Victim(daemon), daemon.person(BOB), open_folder(daemon)
+    work = folder / "work"
+    work.mkdir()
+    work.chmod(0o777)
+    held = bob.submit("/bin/echo", "mine", work_dir=str(work), stdout="out", hold=True)
+    with swapping(work, folder, victim.folder):
+        bob.call("POST", "/v1/jobs/release", {"ids": [held]})
+        jobs = [bob.submit("/bin/echo", "mine", work_dir=str(work), stdout="out") for _ in range(15)]
+        for job in (held, *jobs):
+            wait_for(bob, job, "COMPLETED", "FAILED")
+    assert victim.is_whole()
+
+
+def test_a_file_that_is_put_aside_leads_nowhere(make: Any) -> None:
+    daemon = make()
+    victim, bob, folder = Victim(daemon), daemon.person(BOB), open_folder(daemon)
+    for number in (1, 2):
+        (folder / f"log.old{number}").symlink_to(victim.file)
+    big = "head -c 5000000 /dev/zero | tr '\\0' '\\n'"
+    script = f"while :; do rm -f log; ln -s {victim.file} log; rm -f log; done & {big}; {big}; kill $!"
+    job = bob.submit("/bin/sh", "-c", script, work_dir=str(folder), stdout="log", log_max_mib=1, log_keep=2)
+    wait_for(bob, job, "COMPLETED", "FAILED")
+    assert victim.is_whole()
+    for path in folder.iterdir():
+        assert path.is_symlink() or path.stat().st_uid == pwd.getpwnam(BOB).pw_uid
+
+
+def test_what_a_supervisor_copies_it_writes_as_the_user(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's writing would pass a quota, and take the blocks that a file system keeps for root."""
+    daemon = make()
+    bob, folder = daemon.person(BOB), open_folder(daemon)
+    read, write = os.pipe()
+    seen: list[tuple[int, int]] = []
+    real = os.write
+
+    def noticed(fd: int, data: bytes) -> int:
+        seen.append((os.geteuid(), fd))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", noticed)
+    assert users.write_as(pwd.getpwnam(BOB).pw_uid, write, b"x") == 1
+    assert seen == [(pwd.getpwnam(BOB).pw_uid, write)]
+    assert (os.geteuid(), os.getuid()) == (0, 0)
+    os.close(write)
+    os.close(read)
+    monkeypatch.undo()
+    # The file knows by whom it is not writable any more: the job goes on, and loses what does not fit.
+    job = bob.submit("/bin/sh", "-c", "seq 1000000", stdout=f"{folder}/log", log_max_mib=1, log_keep=3)
+    wait_for(bob, job, "COMPLETED")
+    assert sum(path.stat().st_size for path in folder.glob("log*")) > 3_000_000
+
+
+def test_no_folder_of_another_is_taken_for_a_checkpoint_and_none_is_denied(make: Any) -> None:
+    daemon = make()
+    ann, bob = daemon.person(ANN), daemon.person(BOB)
+    base = daemon.state_dir / "checkpoints"
+
+    def squat() -> None:
+        for number in (*range(1, 30), 10**30, 10**17):
+            (base / str(number)).mkdir(mode=0o777)
+            (base / str(number)).chmod(0o777)
+
+    as_user(BOB, squat)
+    script = 'echo saved > "$GPUSCHED_CHECKPOINT_DIR/state" && stat -c "%u %a" "$GPUSCHED_CHECKPOINT_DIR"; exit 3'
+    folder = open_folder(daemon)
+    job = ann.submit("/bin/sh", "-c", script, gpus=1, stdout=f"{folder}/log")
+    assert wait_for(ann, job, "FAILED")["exit_code"] == 3
+    assert (folder / "log").read_text() == f"{ann.uid} 700\n"
+    assert (base / job / "state").stat().st_uid == ann.uid
+    with pytest.raises(AssertionError, match="PermissionError"):
+        as_user(BOB, lambda: os.listdir(base / job))
+    with pytest.raises(AssertionError, match="PermissionError"):
+        as_user(BOB, lambda: os.listdir(base))
+    # Those with numbers that no job can have hold up nobody's.
+    daemon.stop()
+    daemon.configure("[life]\ncheckpoint_keep_s = 0\n")
+    daemon.start()
+    wait_until(lambda: not (base / job).exists(), what="the folder to be taken away")
+    assert bob.call("GET", "/v1/status")["daemon"]
+
+
+def test_a_link_in_place_of_a_checkpoint_folder_is_not_followed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    target = tmp_path / "roots"
+    target.mkdir(0o700)
+    (tmp_path / "7").symlink_to(target)
+    bob = pwd.getpwnam(BOB)
+    launch._give_checkpoint_dir(str(tmp_path / "7"), bob.pw_uid, bob.pw_gid)
+    assert (target.stat().st_uid, stat.S_IMODE(target.stat().st_mode)) == (0, 0o700)
+    assert (tmp_path / "7").lstat().st_uid == bob.pw_uid
+
+
+def test_nobody_reads_or_writes_what_the_daemon_keeps(make: Any) -> None:
+    daemon = make()
+    ann = daemon.person(ANN)
+    secret = {"PATH": "/usr/bin:/bin", "TOKEN": "hush-hush"}
+    ann.submit(script="#!/bin/sh\n# hush-hush\nexec sleep 600\n", env=secret, gpus=1)
+    ann.submit("/bin/sleep", "600", env=secret, interactive="pipes", keep=True)
+    ann.submit("/bin/sleep", "600", env=secret, log_max_mib=1, stdout=f"{open_folder(daemon)}/log")
+    daemon.person(BOB).refusal("POST", "/v1/shutdown", {})
+    wait_until(lambda: list((daemon.state_dir / "spool").glob("*.attach")), what="the socket of the foreground")
+    wait_until(lambda: list((daemon.state_dir / "spool").glob("*.script")), what="the script")
+    places = [daemon.state_dir, daemon.socket.parent, *daemon.state_dir.rglob("*"), *daemon.socket.parent.rglob("*")]
+    assert len(places) > 15
+
+    def look() -> list[str]:
+        found = []
+        for place in places:
+            for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+                try:
+                    os.close(os.open(place, flags | os.O_NONBLOCK))
+                except OSError:
+                    continue
+                found.append(str(place))
+            try:
+                (place / "new").write_text("")
+            except OSError:
+                continue
+            found.append(f"{place}/new")
+        return sorted(set(found))
+
+    told = as_user(BOB, look)
+    # The runtime folder holds the socket for all; in the folder of checkpoints everybody has their own.
+    assert told == sorted([str(daemon.socket.parent), f"{daemon.state_dir}/checkpoints/new"])
+    for place in places:
+        mode = place.lstat().st_mode
+        if mode & 0o002 and place not in (daemon.socket, daemon.state_dir / "checkpoints"):
+            raise AssertionError(f"{place} is for everybody to write: {mode:o}")
+    assert stat.S_IMODE((daemon.state_dir / "checkpoints").stat().st_mode) == 0o1733

@@ -1,0 +1,154 @@
+"""A job and its client against the root process that supervises it: it is neither ended, stopped nor left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attacks import as_user, connect, state, wait_for
+from people import BOB, NEEDS_ROOT
+from support import wait_until
+
+from gpusched.engine import forkserver, frames, launch
+from gpusched.engine.session import MOST_GUESTS
+from gpusched.engine.users import LaunchError
+
+pytestmark = NEEDS_ROOT
+
+
+def a_foreground(bob: Any) -> tuple[str, str]:
+    """A job of bob's in the foreground, and the socket of it."""
+    job = bob.submit("/bin/sleep", "600", interactive="pipes", keep=True)
+
+    def path() -> str | None:
+        found = bob.call("GET", f"/v1/jobs/{job}/attach")["attach"]["path"]
+        return str(found) if found and os.path.exists(found) else None
+
+    wait_until(path, what="the socket of the job")
+    return job, str(path())
+
+
+NONSENSE = {
+    "no signal": frames.frame(frames.SIGNAL, b"99"),
+    "a negative signal": frames.frame(frames.SIGNAL, b"-1"),
+    "signal 0": frames.frame(frames.SIGNAL, b"0"),
+    "a huge signal": frames.frame(frames.SIGNAL, b"9" * 30),
+    "more digits than Python reads": frames.frame(frames.SIGNAL, b"9" * 5000),
+    "a huge size": frames.frame(frames.SIZE, b"99999999999999999999 3"),
+    "a negative size": frames.frame(frames.SIZE, b"-1 -1"),
+    "an empty acknowledgement": frames.frame(frames.ACK),
+    "an acknowledgement of nothing": frames.frame(frames.ACK, b"\xff\xff\xff\xff\xff"),
+    "an order among the words": frames.frame(frames.SIGNAL, b"9 tree .\nstop cancel - - ."),
+    "an unknown frame": frames.frame(0, b"x"),
+    "a frame too long": b"0" + (1 << 30).to_bytes(4, "little"),
+    "bytes": bytes(range(256)) * 40,
+}
+
+
+def test_nothing_that_a_client_sends_ends_the_supervisor(make: Any) -> None:
+    daemon = make()
+    bob = daemon.person(BOB)
+    job, path = a_foreground(bob)
+
+    def send(first: bytes, payload: bytes) -> None:
+        with connect(path) as sock:
+            sock.sendall(first)
+            if first:
+                sock.recv(1000)
+            sock.sendall(payload)
+            # Until it is dropped, or a moment later: either way it has been read.
+            sock.settimeout(0.3)
+            try:
+                while sock.recv(1000):
+                    continue
+            except OSError:
+                pass
+
+    for payload in NONSENSE.values():
+        as_user(BOB, lambda payload=payload: send(frames.frame(frames.HELLO, b"1 0 0"), payload))
+        as_user(BOB, lambda payload=payload: send(b"", payload))
+        assert state(bob, job) == "RUNNING"
+    assert (daemon.state_dir / "spool" / "engine.log").read_bytes() == b""
+    bob.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    wait_for(bob, job, "CANCELLED")
+
+
+def test_many_silent_clients_keep_nobody_from_the_job(make: Any) -> None:
+    daemon = make()
+    bob = daemon.person(BOB)
+    job, path = a_foreground(bob)
+
+    def crowd() -> bytes:
+        waiting = [connect(path) for _ in range(3 * MOST_GUESTS)]
+        with connect(path) as sock:
+            sock.sendall(frames.frame(frames.HELLO, b"1 0 0"))
+            said = sock.recv(1000)
+        for one in waiting:
+            one.close()
+        return said
+
+    assert as_user(BOB, crowd).startswith(b"H")
+    bob.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    wait_for(bob, job, "CANCELLED")
+
+
+def ticket(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "run": "1.1",
+        "uid": 2,
+        "user": BOB,
+        "argv": ["/bin/true"],
+        "script": None,
+        "env": {},
+        "work_dir": "/",
+        "snapshot": None,
+        "umask": 0o22,
+        "stdout_path": "/dev/null",
+        "stderr_path": None,
+        "append": False,
+        "checkpoint_dir": None,
+        "log_max_bytes": None,
+        "log_keep": 0,
+        **more,
+    }
+
+
+def test_a_process_that_is_stopped_before_it_is_the_job_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "BECOME_S", 0.3)
+    # What the user would do from outside, at this moment: from here on the process is theirs.
+    monkeypatch.setattr(launch, "_find", lambda name, env: os.kill(os.getpid(), signal.SIGSTOP) or name)
+    where = os.getcwd()
+    try:
+        with pytest.raises(LaunchError, match=r"did not become its program within 0\.3 s"):
+            launch.start(ticket(tmp_path), str(tmp_path))
+    finally:
+        os.chdir(where)
+
+
+def test_a_supervisor_that_fails_takes_its_run_with_it() -> None:
+    """Whoever left the session, the environment and its parent behind could not be found afterwards."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            forkserver.ctypes.CDLL(None).prctl(forkserver.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.write(write, str(os.getpid()).encode())
+                    os.execve("/bin/sleep", ["sleep", "600"], {})
+                os._exit(0)
+            os.read(read, 1)
+            forkserver.end_all()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    # It held the other end for as long as it lived.
+    with os.fdopen(read, "rb") as rest:
+        rest.read()

@@ -1,0 +1,92 @@
+"""The supervisor of a process that ran before it was a job, without a daemon: whom it counts in, and whom never."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import wait_until
+
+from gpusched.engine import proctree
+from gpusched.engine.adopted import AdoptedSupervisor
+from gpusched.engine.supervisor import Home, Supervisor, supervisor_of
+
+ORPHANS = (
+    "import os, subprocess, sys\n"
+    "inner = subprocess.Popen([sys.executable, '-c', "
+    "\"import subprocess; child = subprocess.Popen(['sleep', '1000']); print(child.pid, flush=True); input()\"], "
+    "stdin=subprocess.PIPE)\n"
+    "input()\ninner.stdin.close()\ninner.wait()\nprint('alone', flush=True)\ninput()\n"
+)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    made = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    yield made
+    os.killpg(made.pid, 9)
+    made.communicate()
+
+
+def supervisor(folder: Path, pid: int, **facts: Any) -> AdoptedSupervisor:
+    found = proctree.read_process(pid)
+    ticket = {
+        "run": "1.1",
+        "script": None,
+        "uid": os.getuid(),
+        "user": "eva",
+        "adopt": (pid, found.start_ticks if found else 0),
+        "time_limit_s": None,
+        "notice": None,
+        **facts,
+    }
+    made = supervisor_of(ticket, Home(str(folder), "boot", -1, 1))
+    assert isinstance(made, AdoptedSupervisor)
+    made.births = {pid: ticket["adopt"][1]}
+    return made
+
+
+def test_only_a_ticket_that_says_so_is_for_it() -> None:
+    assert type(supervisor_of({"run": "1.1", "script": None, "adopt": None}, Home("/", "b", -1, 1))) is Supervisor
+
+
+def test_who_was_seen_below_it_stays_part_of_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    grandchild = int(process.stdout.readline())
+    made = supervisor(tmp_path, process.pid)
+    assert len(made.members()) == 3
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"alone\n"
+    # Its parent is gone, and so it is below the process no more.
+    assert grandchild not in proctree.descendants(process.pid)
+    assert set(made.members()) == {process.pid, grandchild}
+    os.kill(grandchild, 9)
+    wait_until(lambda: set(made.members()) == {process.pid}, what="it to be gone")
+
+
+def test_another_process_with_its_pid_is_not_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    made = supervisor(tmp_path, process.pid, adopt=(process.pid, 1))
+    assert made.members() == {}
+    assert made.start() == f"process {process.pid} had ended before it was adopted"
+
+
+def test_one_of_another_user_is_refused(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
+    assert made.members() == {}
+    made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
+    assert made.start() == f"process {process.pid} is no longer one of eva"
+
+
+def test_nobody_is_told_how_it_ended(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    made = supervisor(tmp_path, process.pid)
+    made.status = 0
+    assert made.how_it_ended() == (None, None)

@@ -1,0 +1,206 @@
+"""MPS: where a control daemon counts as there, what a run is started with, and whose memory a server's is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_builders import UUID, reading, sample, slices
+
+from gpusched.daemon.launch import Site, job_environment, with_limit
+from gpusched.gpu.enforcement import enforcement
+from gpusched.gpu.mps import PID_FILE, WithMps, is_running
+from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
+from gpusched.gpu.tracker import CLEAN, GpuTracker
+from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.job import GpuShare, Run
+from gpusched.model.settings import GpuSettings, Settings
+from gpusched.model.snapshot import Placement
+from gpusched.model.states import RunState
+from gpusched.testing import job
+
+WITH = Settings(gpu=GpuSettings(mps_dir="/run/mps", vram_over="kill"))
+SERVER = "nvidia-cuda-mps"
+
+
+# --- whether it is there --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of a control daemon with pid 7, and what /proc says of that."""
+    (tmp_path / PID_FILE).write_text("7\n")
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "comm").write_text(SERVER + "\n")
+    return tmp_path
+
+
+def there(folder: Path) -> bool:
+    return is_running(str(folder), str(folder / "proc"))
+
+
+def test_a_daemon_that_lives_is_there(folder: Path) -> None:
+    assert there(folder)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-7", "8", "7 7", "7" * 40])
+def test_a_file_that_names_no_living_process_is_not(folder: Path, text: str) -> None:
+    (folder / PID_FILE).write_text(text)
+    assert not there(folder)
+
+
+def test_a_pid_that_another_program_has_by_now_is_not(folder: Path) -> None:
+    (folder / "proc" / "7" / "comm").write_text("bash\n")
+    assert not there(folder)
+
+
+def test_no_folder_no_daemon(tmp_path: Path) -> None:
+    assert not is_running(str(tmp_path / "nothing"))
+
+
+def test_what_somebody_else_wrote_or_linked_proves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        os.chown(folder / PID_FILE, 1001, 1001)
+    else:
+        monkeypatch.setattr("os.geteuid", lambda: 1)
+    assert not there(folder)
+    if os.geteuid() == 0:
+        os.chown(folder / PID_FILE, 0, 0)
+        (folder / PID_FILE).rename(folder / "real")
+        (folder / PID_FILE).symlink_to(folder / "real")
+        assert not there(folder)
+
+
+def test_each_card_says_whether_it_has_one_and_instances_say_nothing(tmp_path: Path) -> None:
+    source = WithMps(SimulatedSource("2x24GiB+1x80GiB[mig=1x1g.10gb]"), str(tmp_path))
+    mine = tmp_path / simulated_uuid(1)
+    mine.mkdir()
+    assert [gpu.mps for gpu in source.read().gpus] == [False, False, False, None]
+    (mine / PID_FILE).write_text(str(os.getpid()))
+    # This very process, by its own name, is none.
+    assert [gpu.mps for gpu in source.read().gpus] == [False, False, False, None]
+    source.close()
+
+
+# --- what a run is started with -------------------------------------------------------------------
+
+LIMITED: dict[str, tuple[list[GpuShare], bool, bool]] = {
+    # shares, whether MPS is there, whether the run is started under it
+    "a slice": ([GpuShare(UUID, 0, 8192)], True, True),
+    "a fraction": ([GpuShare(UUID, 0, 12032, 0.5)], True, True),
+    "a slice where no daemon runs": ([GpuShare(UUID, 0, 8192)], False, False),
+    "a whole card": ([GpuShare(UUID, 0)], True, False),
+    "slices of two cards": ([GpuShare(UUID, 0, 8192), GpuShare("GPU-1", 1, 8192)], True, False),
+    "no card": ([], True, False),
+}
+
+
+def placed(shares: list[GpuShare], *, is_there: bool, settings: Settings = WITH) -> tuple[GpuShare, ...]:
+    seen = reading(1.0, sample(mps=is_there), sample("GPU-1", mps=is_there))
+    return with_limit(Placement("n1", tuple(shares), 1, 0), seen, settings).gpus
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_who_is_started_under_mps(name: str) -> None:
+    shares, is_there, is_limited = LIMITED[name]
+    assert [share.limit for share in placed(shares, is_there=is_there)] == (
+        ["MPS"] if is_limited else [None] * len(shares)
+    )
+    assert placed(shares, is_there=is_there, settings=Settings()) == tuple(shares)
+
+
+def environment(share: GpuShare, settings: Settings = WITH, **env: str) -> dict[str, str]:
+    run = Run(1, 1, RunState.STARTING, "n1", "boot", 0.0, gpus=(share,), stdout_path="/x")
+    found = job_environment(job(1), run, env, Site("n1", "/s"), settings, {UUID: 0})
+    return {key: value for key, value in found.items() if key.startswith(("CUDA_MPS", "CUDA_VISIBLE"))}
+
+
+def test_a_slice_gets_the_variables_of_mps_and_its_card_by_uuid() -> None:
+    assert environment(GpuShare(UUID, 0, 8192, limit="MPS")) == {
+        "CUDA_VISIBLE_DEVICES": UUID,
+        "CUDA_MPS_PIPE_DIRECTORY": f"/run/mps/{UUID}",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
+    }
+    assert environment(GpuShare(UUID, 0, 12032, 0.5, "MPS"))["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+
+
+def test_variables_of_the_submitter_do_not_lead_past_the_limit() -> None:
+    theirs = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=80G"}
+    assert environment(GpuShare(UUID, 0), **theirs) == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert environment(GpuShare(UUID, 0, 8192, limit="MPS"), **theirs)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+    # Where MPS is not the scheduler's, it is theirs.
+    assert environment(GpuShare(UUID, 0), Settings(), **theirs)["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/mine"
+
+
+WORDS: dict[str, tuple[GpuSample | None, str | None, str, str]] = {
+    "under MPS": (sample(mps=True), "MPS", "MPS", "CUDA gives it no more"),
+    "its daemon has gone": (sample(mps=False), "MPS", "watched", "its MPS control daemon is gone; who holds more"),
+    "started without, where one runs now": (sample(mps=True), None, "watched", "who holds more is told, and ended"),
+    "no list of processes": (sample(processes=None), None, "none", "which process holds how much"),
+    "an amount that is not told": (sample(processes=[(7, None)]), None, "none", "how much some process holds"),
+    "not read": (None, "MPS", "none", "its MPS control daemon is gone"),
+    "an instance": (sample(mig_parent="GPU-9", mig_profile="1g.10gb"), None, "MIG", "a MIG instance 1g.10gb"),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_limits_are_named_for_what_they_are(name: str) -> None:
+    seen, limit, word, why = WORDS[name]
+    found, text = enforcement(seen, WITH.gpu, limit)
+    assert (found, why in text) == (word, True), text
+
+
+def test_where_nobody_looks_nothing_is_enforced() -> None:
+    assert enforcement(sample(), replace(WITH.gpu, vram_over="ignore"), None)[0] == "none"
+
+
+# --- whose memory a server's is -------------------------------------------------------------------
+
+
+def shared(server_mib: int | None, *clients: tuple[int, int], mps: bool = True, name: str = SERVER) -> GpuTracker:
+    """A card with a server of MPS and processes of the runs 1.1 and 2.1, which book 8 GiB each."""
+    processes = [GpuProcess(99, server_mib, "ann", 1.0, name), *(GpuProcess(pid, mib) for pid, mib in clients)]
+    used_mib = sum(process.vram_mib or 0 for process in processes)
+    tracker = GpuTracker(GpuSettings(free_polls=1))
+    seen = sample(vram_used_mib=used_mib, processes=processes, mps=mps)
+    tracker.observe(reading(1.0, seen), {1: "1.1", 2: "2.1"}, slices(r1=8192, r2=8192))
+    return tracker
+
+
+def uses(tracker: GpuTracker) -> list[tuple[int | None, int | None]]:
+    return [(use.used_mib, use.left_mib) for use in tracker.shares()[UUID]]
+
+
+def test_a_server_is_no_stranger_and_its_context_is_nobodys() -> None:
+    tracker = shared(300, (1, 9000), (2, 1000))
+    assert tracker.status(UUID).foreign == ()
+    assert uses(tracker) == [(9000, 24576 - 1000), (1000, 24576 - 9000)]
+
+
+@pytest.mark.parametrize("server_mib", [20000, None])
+def test_memory_that_is_laid_to_the_servers_charge_is_nobodys_fault(server_mib: int | None) -> None:
+    assert uses(shared(server_mib, (1, 9000), (2, 1000))) == [(None, None), (None, None)]
+
+
+def test_without_mps_the_name_excuses_nothing() -> None:
+    assert [process.pid for process in shared(300, mps=False).status(UUID).foreign] == [99]
+    assert [process.pid for process in shared(300, name="python").status(UUID).foreign] == [99]
+
+
+def test_a_server_that_stays_does_not_make_the_card_dirty() -> None:
+    tracker = shared(400)
+    tracker.begin_release(UUID, "1.1", 1.5)
+    stays = sample(vram_used_mib=400, processes=[GpuProcess(99, 400, "ann", 1.0, SERVER)], mps=True)
+    tracker.observe(reading(2.0, stays), {}, slices(r1=8192, r2=8192))
+    assert tracker.release_state(UUID, 3.0, "1.1") == CLEAN
+
+
+def test_a_card_whose_daemon_is_missing_says_so() -> None:
+    tracker = GpuTracker(GpuSettings(free_polls=1))
+    fields: dict[str, Any] = {"mps": False}
+    tracker.observe(reading(1.0, sample(**fields)), {}, {})
+    status = tracker.status(UUID)
+    assert (status.state, status.why) == ("idle", "[gpu] mps_dir is set, but no MPS control daemon runs for it")

@@ -1,0 +1,123 @@
+"""Writing to a user's terminals and mailing to their name, on pseudo terminals and with a mail program of the test."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.notify import terminals
+from gpusched.notify.sending import send
+from gpusched.notify.targets import Targets
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, str]]:
+    """A pseudo terminal of this user's that takes messages: its other end, and its folder."""
+    master, slave = os.openpty()
+    path = os.ttyname(slave)
+    os.chmod(path, 0o620)
+    yield master, path
+    os.close(master)
+    os.close(slave)
+
+
+def heard(master: int) -> str:
+    ready, _, _ = select.select([master], [], [], 0.0)
+    return os.read(master, 4096).decode() if ready else ""
+
+
+def test_it_is_written_to_and_cannot_be_made_to_obey(
+    terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, path = terminal
+    # Those of others on this machine are not to be told.
+    assert path in terminals._terminals(os.path.dirname(path))
+    monkeypatch.setattr(terminals, "_terminals", lambda folder: [path])
+    assert terminals.write_to_terminals("two\x1b[2J\x07 lines\nof text\r") == 1
+    assert heard(master).replace("\r", "") == "\ntwo\\x1b[2J\\x07 lines\nof text\n"
+
+
+def test_mesg_n_is_respected(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    master, path = terminal
+    os.chmod(path, 0o600)
+    monkeypatch.setattr(terminals, "_terminals", lambda folder: [path])
+    with pytest.raises(terminals.Unreached, match="mesg n") as caught:
+        terminals.write_to_terminals("hello")
+    assert caught.value.is_final
+    assert heard(master) == ""
+
+
+def test_one_that_is_full_keeps_nobody(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, path = terminal
+    monkeypatch.setattr(terminals, "_terminals", lambda folder: [path])
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(fd, b"x" * 4096)
+    os.close(fd)
+    with pytest.raises(terminals.Unreached):
+        terminals.write_to_terminals("hello")
+
+
+def test_what_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("a file")
+    (tmp_path / "2").symlink_to("/dev/null")
+    with pytest.raises(terminals.Unreached):
+        terminals.write_to_terminals("hello", str(tmp_path))
+    assert (tmp_path / "1").read_text() == "a file"
+    with pytest.raises(terminals.Unreached, match="none is open"):
+        terminals.write_to_terminals("hello", str(tmp_path / "gone"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a terminal away")
+def test_a_terminal_of_another_is_not_written_to(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    master, path = terminal
+    os.chown(path, 65534, -1)
+    monkeypatch.setattr(terminals, "_terminals", lambda folder: [path])
+    with pytest.raises(terminals.Unreached):
+        terminals.write_to_terminals("hello")
+    assert heard(master) == ""
+    assert 65534 in terminals.owners()
+
+
+def test_mail_goes_to_ones_own_name(tmp_path: Path) -> None:
+    program = tmp_path / "sendmail"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\ncat > {tmp_path}/mail\n')
+    program.chmod(0o755)
+    terminals.send_mail("a\nBcc: eve", "one\x1b\n.\ntwo", (str(tmp_path / "none"), str(program)))
+    mail = (tmp_path / "mail").read_text()
+    heads, _, body = mail.partition("\n\n")
+    assert "Subject: a\\nBcc: eve" in heads.splitlines()
+    assert body == "one\\x1b\n.\ntwo\n"
+    assert (tmp_path / "args").read_text().startswith("-i -- ")
+
+
+def test_a_mail_program_that_fails_is_tried_again_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+    program = tmp_path / "sendmail"
+    program.write_text("#!/bin/sh\necho 'no route' >&2\nexit 75\n")
+    program.chmod(0o755)
+    with pytest.raises(terminals.Unreached, match="code 75: no route") as caught:
+        terminals.send_mail("a", "b", (str(program),))
+    assert not caught.value.is_final
+    with pytest.raises(terminals.Unreached, match="there is no ") as caught:
+        terminals.send_mail("a", "b", (str(tmp_path / "gone"),))
+    assert caught.value.is_final
+
+
+def test_everybody_has_these_targets_without_a_file() -> None:
+    none = Targets("nowhere", exists=False)
+    found = none.named("@write")
+    assert found is not None
+    assert found.url == terminals.TERMINALS
+    assert none.named("@nobody") is None
+
+
+def test_a_try_says_why_nobody_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminals, "_terminals", lambda folder: [])
+    result = send(terminals.TERMINALS, "title", "body")
+    assert (result.is_told, result.is_final) == (False, True)
+    assert result.error == "no terminal of theirs: none is open"
