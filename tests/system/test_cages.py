@@ -58,6 +58,17 @@ def test_a_job_below_its_limit_is_left_alone(bench: CagedBench) -> None:
     assert (end.exit_code, end.oom_kills, end.at_mem_limit) == (0, 0, False)
 
 
+def test_the_kernel_is_to_end_the_job_before_its_supervisor(bench: CagedBench) -> None:
+    bench.run(
+        "1.1", PYTHON, "-c", "import time; print(open('/proc/self/oom_score_adj').read(), flush=True); time.sleep(999)"
+    )
+    bench.says("1.1", "0")
+    supervisor = bench.until("1.1", RunStarted).supervisor_pid
+    with open(f"/proc/{supervisor}/oom_score_adj", encoding="ascii") as file:
+        assert int(file.read()) == -500
+    assert bench.output("1.1").split() == ["0"]
+
+
 # --- tasks and processors -----------------------------------------------------------------------------
 
 
