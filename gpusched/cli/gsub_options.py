@@ -91,7 +91,7 @@ def gsub_table() -> Table:
                 metavar="N",
                 read=gpus,
                 section=res,
-                help="GPUs: 2, a100:2, or a share of one card, 0.5; default 0",
+                help="GPUs: 2, a100:2, a share of one card, 0.5, or a MIG instance, 1g.10gb; default 0",
             ),
             Option(
                 "--vram",

@@ -154,6 +154,7 @@ class Loop:
             return
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
         log.info("the machine is being shut down: %d runs are ended", len(self._scheduler.world.open_runs))
+        self._manager.still_at_it("the machine is being shut down")
         self._scheduler.go_down(grace_s)
         self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
         self.wake()
@@ -262,6 +263,8 @@ class Loop:
         self.wake()
         wait_s = settings.poll_s
         if self._scheduler.awaits_release:
+            wait_s = min(wait_s, _RELEASE_POLL_S)
+        if self._farewell is not None:
             wait_s = min(wait_s, _RELEASE_POLL_S)
         if self._manager.watchdog_s is not None:
             wait_s = min(wait_s, self._manager.watchdog_s / 4)

@@ -344,7 +344,7 @@ def _allow_connections(connections: int) -> None:
 
 
 def _facts(unit: str | None, launcher: str) -> dict[str, object]:
-    in_journal = unit is not None and writes_to_journal()
+    journal = journal_command(unit, is_system=paths.is_system())
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -355,7 +355,7 @@ def _facts(unit: str | None, launcher: str) -> dict[str, object]:
         "database": paths.database(),
         "spool": paths.spool_dir(),
         "launcher": launcher,
-        "log": journal_command(unit, is_system=paths.is_system()) if in_journal else paths.log_file(),
+        "log": journal if writes_to_journal() else paths.log_file(),
         "unit": unit,
         "config": paths.config_file(),
     }

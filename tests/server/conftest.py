@@ -1,12 +1,12 @@
 """Tries a whole server by ssh: installation, users, kills, reboots, upgrade, removal. For a machine that you can spare.
 
     python -m pytest tests/server --server root@host --server-destroys
-    python -m pytest tests/server --server root@127.0.0.1 --ssh-options "-p 2222 -i key" --server-destroys \\
+    python -m pytest tests/server --server root@127.0.0.1 --ssh-options="-p 2222 -i key" --server-destroys \\
         --power-cut-command "./crash.sh" --patience 20
 
 It needs: root by ssh without a password; systemd, cgroup v2, Python 3.10 with venv, sudo; pip on it must find the
 dependencies of gpusched, with its own settings. It **removes an installation that is there, with its job table**, makes
-accounts that are missing (alice, bob, carol; others by --users), puts the source into /root/gpusched-tried, and reboots.
+accounts that are missing (alice, bob, carol; others by --users), puts the source into /root/gpusched-tried, reboots.
 Without GPUs it simulates two. It waits for states, never for an amount of time; --patience multiplies the ceilings.
 
 At the end it prints what was tried. The tests build on each other, in their order: do not spread them over processes.

@@ -90,6 +90,8 @@ def test_what_cannot_be_read_is_quoted_and_the_nearest_named(words: list[str], s
     [
         ("-g 2", {**GPUS, "gpus": 2}),
         ("-g a100:2", {**GPUS, "gpus": 2, "gpu_type": "a100"}),
+        ("-g 1g.10gb", {**GPUS, "gpus": 1, "gpu_type": "1g.10gb"}),
+        ("-g 1c.3g.40gb:1", {**GPUS, "gpus": 1, "gpu_type": "1c.3g.40gb"}),
         ("-g a100", {**GPUS, "gpus": 1, "gpu_type": "a100"}),
         ("-g 0.5", {**GPUS, "gpu_fraction": 0.5}),
         ("-g t4:.25", {**GPUS, "gpu_fraction": 0.25, "gpu_type": "t4"}),

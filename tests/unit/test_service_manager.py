@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from support import wait_until
 
-from gpusched.daemon import service_manager
+from gpusched.daemon import main, service_manager
 from gpusched.daemon.service_manager import JournalFormatter, ServiceManager, journal_command, writes_to_journal
+from gpusched.errors import NotReady
+from gpusched.model.settings import DaemonSettings, Settings
 
 
 @pytest.fixture
@@ -174,6 +176,18 @@ def test_a_sandbox_is_told_by_what_no_child_can_leave() -> None:
     code += "ctypes.CDLL(None).prctl(38, 1, 0, 0, 0); print(f())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout in ("False True\n", "True True\n")
+
+
+def test_runs_are_not_forked_into_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the bus did not answer at the start of a service that relies on it."""
+    manager = ServiceManager({})
+    manager.unit = "gpusched.service"
+    monkeypatch.setattr(main.paths, "_root", "")
+    monkeypatch.setattr(main, "is_locked_in", lambda: True)
+    settings = Settings(daemon=DaemonSettings(launcher="fork"))
+    with pytest.raises(NotReady, match="runs would be locked in with the daemon") as caught:
+        main._serve(settings, main._Report(None), manager)
+    assert "gpusched system install" in caught.value.hint
 
 
 def test_where_the_log_is() -> None:

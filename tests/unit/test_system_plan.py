@@ -192,6 +192,7 @@ def test_units_can_be_parsed_and_say_what_the_daemon_relies_on() -> None:
     assert (service["Type"], service["KillMode"], service["Restart"]) == ("notify", "process", "always")
     assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("gpusched", "restart")
     assert int(service["WatchdogSec"]) > 60, "a tick may take long on a busy machine"
+    assert "Environment=TMPDIR=/var/lib/gpusched\n" in source("gpusched.service"), "/tmp cannot be written"
 
 
 def test_the_default_settings_are_comments_and_true_when_they_are_none(tmp_path: Path) -> None:

@@ -1,0 +1,388 @@
+"""A scheduler for everybody, from a fresh server to its removal. What it needs and does: `conftest.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+from machine import REPOSITORY, SOURCE, Machine
+
+UNIT = "gpusched.service"
+FOREVER = "-- sleep 1000000"
+
+
+def readme_commands(first_word: str = "sudo") -> list[str]:
+    """What the README says to type, word by word: to install it, or as one of its users."""
+    text = (REPOSITORY / "README.md").read_text()
+    section = text[text.index("## For a whole server") :]
+    section = section[: section.index("\n## ", 5)]
+    return [line.strip() for line in re.findall(rf"^    ((?:{first_word})\b.*)$", section, re.M)]
+
+
+def test_a_fresh_install_as_the_readme_says(machine: Machine) -> None:
+    for user in (machine.alice, machine.bob, machine.carol):
+        machine.root(f"id {user} >/dev/null 2>&1 || useradd -m -s /bin/bash {user}")
+    machine.try_(f"systemctl stop {UNIT}; systemctl kill -s KILL 'gpusched-*.service'")
+    machine.try_("gpusched system uninstall --yes --force --purge")
+    machine.root("rm -rf /etc/gpusched /var/lib/gpusched /etc/systemd/system/gpusched*; systemctl daemon-reload")
+    machine.put_source()
+    venv, pip, install = readme_commands()
+    assert install.endswith("gpusched system install")
+    if machine.keeps_environment:
+        machine.root(f"cd {SOURCE} && {pip.replace('install', 'install --no-deps --force-reinstall', 1)}")
+    else:
+        machine.root("rm -rf /opt/gpusched")
+        machine.root(f"cd {SOURCE} && {venv} && {pip}")
+    plan = machine.root(f"{install} --plan")
+    assert f"write   /etc/systemd/system/{UNIT}" in plan
+    assert not machine.root("ls /etc/systemd/system").count("gpusched")
+    refused = machine.try_(install)
+    assert (refused.code, "--yes" in refused.err) == (1, True), refused.err
+    done = machine.typed(f"cd {SOURCE} && {install}", "y\n")
+    assert done.code == 0, done.out + done.err
+    assert "Go on?" in done.out
+    assert machine.root(f"systemctl is-active {UNIT}; systemctl is-enabled {UNIT}").split() == ["active", "enabled"]
+    assert machine.root(install).strip() == "nothing to do"
+
+
+def test_root_does_not_run_what_a_user_can_change(machine: Machine) -> None:
+    machine.root(f"chown {machine.bob} /opt/gpusched/lib")
+    try:
+        refused = machine.try_("/opt/gpusched/bin/gpusched system install --yes")
+    finally:
+        machine.root("chown root /opt/gpusched/lib")
+    assert refused.code == 1
+    assert f"/opt/gpusched/lib belongs to {machine.bob}" in refused.err
+
+
+def test_simulated_gpus_where_there_are_none(machine: Machine) -> None:
+    if machine.try_("nvidia-smi -L || grep -q '^fake' /etc/gpusched/config.toml").code != 0:
+        machine.root("printf '[gpu]\\nfake = \"2x24GiB\"\\n' >> /etc/gpusched/config.toml")
+    machine.root(f"gpusched config check && systemctl restart {UNIT}")
+    machine.wait(lambda: json.loads(machine.root("ginfo --json"))["gpus"], "GPUs")
+
+
+def test_the_doctor_finds_nothing_broken(machine: Machine) -> None:
+    for user in ("root", machine.alice):
+        done = machine.try_("gpusched doctor", user)
+        assert done.code == 0, done.out
+        assert f"ok   service: {UNIT} runs" in done.out
+    assert "journalctl -u gpusched" in machine.root("gpusched daemon status")
+
+
+def test_the_score_of_the_sandbox(machine: Machine) -> None:
+    text = machine.root(f"systemd-analyze security --no-pager {UNIT} gpusched-metrics.service | cat")
+    scores = [
+        float(machine.root(f"systemd-analyze security --no-pager {unit} | tail -1").split()[-3])
+        for unit in (UNIT, "gpusched-metrics.service")
+    ]
+    assert scores[0] <= 4.0, text
+    assert scores[1] <= 1.5, text
+
+
+def test_two_users_type_what_the_readme_says(machine: Machine) -> None:
+    submits, looks = readme_commands("gsub|gq")
+    told = [machine.as_(user, submits) for user in (machine.alice, machine.bob)]
+    ids = [text.split()[-1] for text in told]
+    for job_id in ids:
+        machine.wait_for(job_id, "RUNNING", "COMPLETED", times=2)
+    if len(json.loads(machine.root("ginfo --json"))["gpus"]) > 1:
+        rows = machine.as_(machine.alice, looks)
+        assert machine.alice in rows
+        assert machine.bob in rows
+    machine.root(f"gcancel {' '.join(ids)}")
+
+
+# --- two users ----------------------------------------------------------------------------------------
+
+
+def test_jobs_of_two_users_run_as_them_with_their_groups_and_files(machine: Machine) -> None:
+    for user in (machine.alice, machine.bob):
+        job_id = machine.submit(user, "-g 1 -o id.out --wrap 'id; pwd; umask; cat /proc/self/cgroup'")
+        machine.wait_for(job_id, "COMPLETED", times=2)
+        told = machine.as_(user, "cat id.out; stat -c 'owner %U' id.out")
+        assert machine.as_(user, "id").split(" context=")[0].strip() in told
+        assert f"owner {user}" in told
+        assert f"gpusched-{job_id}.1.service" in told, "a unit of its own"
+
+
+def test_nobody_sees_or_touches_what_is_anothers(machine: Machine) -> None:
+    job_id = machine.running(machine.alice, f"-J secret-name {FOREVER}")
+    for command in ("gcancel", "gctl hold", "gctl requeue", "glogs"):
+        done = machine.try_(f"{command} {job_id}", machine.bob)
+        assert done.code == 1, f"{command}: {done.out}"
+    for text in (machine.as_(machine.bob, "gq -a"), machine.as_(machine.bob, f"gshow {job_id}")):
+        assert "secret-name" not in text
+    assert "secret-name" in machine.root("gq -a")
+    assert machine.try_("gctl drain 0 -m no", machine.bob).code == 1
+    assert machine.try_("gctl reload", machine.bob).code == 1
+    assert machine.try_("cat /var/lib/gpusched/gpusched.db", machine.bob).code != 0
+    assert machine.try_("ls /var/lib/gpusched /var/lib/gpusched/log", machine.bob).code != 0
+    assert machine.job(job_id)["state"] == "RUNNING"
+    machine.as_(machine.alice, f"gcancel {job_id}")
+    machine.wait_for(job_id, "CANCELLED")
+
+
+def test_another_uid_cannot_be_forged(machine: Machine) -> None:
+    code = """
+import json, socket
+s = socket.socket(socket.AF_UNIX); s.connect("/run/gpusched/api.sock")
+spec = {"argv": ["id"], "env": {"USER": "root"}, "work_dir": "/tmp", "user": "root", "uid": 0, "stdout": "/dev/null"}
+body = json.dumps({"spec": spec, "uid": 0, "user": "root"}).encode()
+head = "POST /v1/jobs HTTP/1.1\\r\\nHost: x\\r\\nX-Remote-User: root\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body)
+s.sendall(head.encode() + body); print(s.recv(65536).decode().partition("\\r\\n\\r\\n")[2])
+"""
+    answer = json.loads(machine.as_(machine.bob, f"python3 -c {shlex.quote(code)}"))
+    if "job" in answer:
+        assert machine.job(answer["job"]["id"])["user"] == machine.bob
+    else:
+        assert "error" in answer
+
+
+def test_logs_do_not_follow_a_link_to_etc(machine: Machine) -> None:
+    machine.as_(machine.bob, "ln -sf /etc/gpusched-was-here link.out; ln -sf /etc/passwd passwd.out")
+    before = machine.root("sha256sum /etc/passwd")
+    for name in ("link.out", "passwd.out"):
+        job_id = machine.submit(machine.bob, f"-o {name} -- echo broken::0:0::/:/bin/sh")
+        assert machine.wait_for(job_id, "FAILED", times=2)["reason"] == "JobLaunchFailure"
+    assert machine.try_("test -e /etc/gpusched-was-here").code != 0
+    assert machine.root("sha256sum /etc/passwd") == before
+
+
+def test_an_environment_is_the_jobs_alone(machine: Machine) -> None:
+    """A library that cannot be loaded leaves a line wherever it was tried: in the job's output, and nowhere else."""
+    words = "-o env.out -E LD_PRELOAD=/nowhere/evil.so -E LD_LIBRARY_PATH=/nowhere -E PYTHONSTARTUP=/nowhere/x"
+    words += " -E BASH_ENV=/nowhere/x -E 'EVIL=a\nUser=root' -E NOTIFY_SOCKET=/run/systemd/notify --wrap 'id -u; env'"
+    job_id = machine.submit(machine.bob, words)
+    machine.wait_for(job_id, "COMPLETED", times=2)
+    told = machine.as_(machine.bob, "cat env.out")
+    assert machine.root(f"id -u {machine.bob}").strip() in told.splitlines()
+    assert "evil.so" in told
+    journal = f"journalctl -u {UNIT} -u gpusched-{job_id}.1.service --no-pager"
+    assert "evil.so" not in machine.root(f"{journal}; cat /var/lib/gpusched/spool/*.log")
+
+
+def test_dollars_and_percents_stay_what_they_are(machine: Machine) -> None:
+    machine.as_(machine.bob, "rm -f dollar.out; gsub --wait -o dollar.out -- echo '$HOME' '$$' '%H' '${PATH}'")
+    assert machine.as_(machine.bob, "cat dollar.out").strip() == "$HOME $$ %H ${PATH}"
+
+
+def test_nothing_of_a_job_escapes_its_end(machine: Machine) -> None:
+    sleep = "sleep 765432"
+    escape = f"(setsid sh -c 'trap \"\" TERM HUP; setsid {sleep} & {sleep}' &); setsid -f {sleep}; {sleep}"
+    job_id = machine.running(machine.alice, f"--grace 1s --wrap {shlex.quote(escape)}")
+    machine.wait(lambda: machine.try_("pgrep -fc '^sleep 765432'").out.strip() == "4", "all four sleep")
+    machine.as_(machine.alice, f"gcancel {job_id}")
+    machine.wait_for(job_id, "CANCELLED", times=2)
+    assert machine.try_("pgrep -f '^sleep 765432'").code == 1
+
+
+def test_a_unit_that_an_admin_stops_is_cancelled(machine: Machine) -> None:
+    job_id = machine.running(machine.alice, FOREVER)
+    machine.root(f"systemctl stop gpusched-{job_id}.1.service")
+    assert machine.wait_for(job_id, "CANCELLED")["run"] == 1
+
+
+# --- the daemon comes and goes --------------------------------------------------------------------------
+
+WAYS = {
+    "restart": f"systemctl restart {UNIT}",
+    "kill -9": f"kill -9 $(systemctl show -p MainPID --value {UNIT})",
+    "daemon-reload": "systemctl daemon-reload",
+    "daemon-reexec": "systemctl daemon-reexec",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_jobs_do_not_notice(machine: Machine, way: str) -> None:
+    job_id = machine.running(machine.alice, f"-g 1 {FOREVER}")
+    pids = machine.pids(job_id)
+    assert pids
+    machine.root(WAYS[way])
+    machine.wait(machine.answers, "the daemon answers", 3)
+    job = machine.job(job_id)
+    assert (job["state"], job["run"]) == ("RUNNING", 1)
+    assert machine.pids(job_id) == pids
+    machine.as_(machine.alice, f"gcancel {job_id}")
+    machine.wait_for(job_id, "CANCELLED")
+
+
+def test_an_exit_code_is_kept_while_the_daemon_is_away(machine: Machine) -> None:
+    job_id = machine.running(machine.alice, "--wrap 'while ! test -e go; do sleep 0.2; done; rm go; exit 7'")
+    pids = machine.pids(job_id)
+    machine.root(f"systemctl stop {UNIT}")
+    refused = machine.try_("gq", machine.alice)
+    assert (refused.code, "systemctl status gpusched" in refused.err) == (1, True), refused.err
+    assert machine.try_("ls ~/.local/state/gpusched", machine.alice).code != 0, "no daemon of their own"
+    machine.as_(machine.alice, "touch go")
+    gone = " && ".join(f"! test -e /proc/{pid}" for pid in pids)
+    machine.wait(lambda: machine.try_(gone).code == 0, "the job's processes are gone")
+    machine.root(f"systemctl start {UNIT}")
+    assert machine.wait_for(job_id, "FAILED")["exit_code"] == 7
+
+
+def test_a_daemon_that_hangs_is_started_again(machine: Machine) -> None:
+    job_id = machine.running(machine.alice, FOREVER)
+    pid = machine.daemon_pid()
+    machine.root(f"kill -STOP {pid}")
+    machine.wait(lambda: machine.daemon_pid() not in ("0", pid), "another daemon", 5)
+    machine.wait(machine.answers, "the daemon answers", 3)
+    journal = machine.root(f"journalctl -u {UNIT} --no-pager -n 200")
+    assert "Watchdog timeout" in journal
+    assert "File " in journal, "the trace of where it hung"
+    assert machine.job(job_id)["run"] == 1
+    machine.as_(machine.alice, f"gcancel {job_id}")
+
+
+def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
+    pid = machine.daemon_pid()
+    config = "/etc/gpusched/config.toml"
+    machine.root(f"cp {config} /root/config.kept && printf '[limit]\\njobs_per_user = 0\\n' >> {config}")
+    machine.root(f"systemctl reload {UNIT}")
+    assert machine.try_("gsub -- true", machine.alice).code == 1
+    machine.root(f"printf 'nonsense = 1\\n' >> {config}")
+    assert machine.try_(f"systemctl reload {UNIT}").code != 0
+    assert machine.try_("gsub -- true", machine.alice).code == 1
+    machine.root(f"cp /root/config.kept {config} && systemctl reload {UNIT}")
+    assert machine.try_("gsub --wait -- true", machine.alice).code == 0
+    assert machine.daemon_pid() == pid
+
+
+def test_an_upgrade_in_place_leaves_jobs_alone(machine: Machine) -> None:
+    job_id = machine.running(machine.alice, FOREVER)
+    pids = machine.pids(job_id)
+    machine.root(f"cd {SOURCE} && sed -i 's/^__version__ = .*/__version__ = \"99.0\"/' gpusched/__init__.py")
+    machine.root(f"cd {SOURCE} && /opt/gpusched/bin/pip install --quiet --no-deps --upgrade .")
+    told = machine.root("gpusched system install --yes")
+    assert "restart" in told
+    assert "jobs go on" in told
+    assert "99.0" in machine.root("gpusched daemon status")
+    assert machine.job(job_id)["state"] == "RUNNING"
+    assert machine.pids(job_id) == pids
+    other = machine.submit(machine.bob, "-- true")
+    machine.wait_for(other, "COMPLETED", times=2)
+    machine.as_(machine.alice, f"gcancel {job_id}")
+
+
+def test_an_older_release_refuses_a_newer_table(machine: Machine) -> None:
+    table = "/var/lib/gpusched/gpusched.db"
+    pragma = "import sqlite3, sys; d = sqlite3.connect(sys.argv[1])"
+    pragma += "; print(d.execute('PRAGMA user_version').fetchone()[0])"
+    pragma += "; d.execute('PRAGMA user_version = ' + sys.argv[2])"
+    machine.root(f"systemctl stop {UNIT}")
+    schema = machine.root(f"python3 -c {shlex.quote(pragma)} {table} 999").strip()
+    try:
+        assert machine.try_(f"systemctl start {UNIT}").code != 0
+        assert "newer release" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
+    finally:
+        machine.root(f"systemctl stop {UNIT}; python3 -c {shlex.quote(pragma)} {table} {schema}")
+        machine.root(f"systemctl reset-failed {UNIT}; systemctl start {UNIT}")
+    assert machine.answers()
+
+
+def test_numbers_for_prometheus_come_from_a_process_without_rights(machine: Machine) -> None:
+    machine.root("systemctl start gpusched-metrics")
+    ask = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9835/metrics').read().decode())\""
+    machine.wait(lambda: "\ngpusched_up 1" in machine.try_(ask).out, "gpusched_up 1")
+    pid = machine.root("systemctl show -p MainPID --value gpusched-metrics").strip()
+    assert machine.root(f"stat -c %u /proc/{pid}").strip() not in ("", "0")
+    machine.root("systemctl stop gpusched-metrics")
+
+
+def test_a_backup_is_put_back(machine: Machine) -> None:
+    held = machine.submit(machine.alice, "--hold -- true")
+    machine.root("gpusched backup /root/gpusched-tried.db")
+    later = machine.submit(machine.alice, "--hold -- true")
+    assert machine.try_("gpusched restore /root/gpusched-tried.db").code == 1, "the daemon runs"
+    machine.root(f"systemctl stop {UNIT}; gpusched restore /root/gpusched-tried.db; systemctl start {UNIT}")
+    assert machine.job(held)["state"] == "PENDING"
+    assert machine.try_(f"gshow {later}").code == 1
+    machine.root(f"gcancel {held}")
+
+
+def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restart(machine: Machine) -> None:
+    config = "/etc/gpusched/config.toml"
+    machine.root(f"cp {config} /root/config.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
+    try:
+        assert machine.try_(f"systemctl restart {UNIT}").code != 0
+        assert "runs would be locked in" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
+        assert "10-fork.conf" in machine.root("gpusched system install --yes")
+        job_id = machine.running(machine.alice, "-o fork.out --wrap 'grep NoNewPrivs /proc/self/status; sleep 1000000'")
+        pids = machine.pids(job_id)
+        machine.root(f"systemctl restart {UNIT}")
+        assert (machine.job(job_id)["state"], machine.pids(job_id)) == ("RUNNING", pids)
+        assert machine.as_(machine.alice, "cat fork.out").split() == ["NoNewPrivs:", "0"]
+        machine.as_(machine.alice, f"gcancel {job_id}")
+        machine.wait_for(job_id, "CANCELLED")
+    finally:
+        machine.root(f"cp /root/config.kept {config}; systemctl reset-failed {UNIT}; gpusched system install --yes")
+    assert machine.try_(f"ls /etc/systemd/system/{UNIT}.d").code != 0
+
+
+# --- the machine goes down ------------------------------------------------------------------------------
+
+
+def test_a_reboot_gives_notice_and_jobs_come_back(machine: Machine) -> None:
+    trap = "trap 'echo got TERM >> notice; exit 3' TERM; while :; do sleep 0.2; done"
+    machine.as_(machine.alice, "rm -f notice")
+    told = machine.running(machine.alice, f"-g 1 --wrap {shlex.quote(trap)}")
+    good = machine.running(machine.bob, "--wrap 'trap \"exit 0\" TERM; while :; do sleep 0.2; done'")
+    once = machine.running(machine.bob, f"--no-requeue {FOREVER}")
+    held = machine.submit(machine.carol, f"--hold {FOREVER}")
+    machine.boots_again(lambda: machine.try_("systemctl reboot", fresh=True) and None)
+    assert machine.as_(machine.alice, "head -1 notice").strip() == "got TERM"
+    job = machine.wait_for(told, "RUNNING", times=3)
+    assert job["run"] == 2
+    first = job["runs"][0]
+    assert (first["outcome"], first["reason"]) == ("NODE_FAIL", "NodeDown"), first
+    assert "shut down" in first["reason_text"]
+    assert machine.job(good)["state"] == "COMPLETED"
+    lost = machine.job(once)
+    assert (lost["state"], lost["reason"]) == ("NODE_FAIL", "NodeDown")
+    assert machine.job(held)["state"] == "PENDING"
+    machine.root(f"gcancel {told} {held}")
+
+
+def test_after_a_power_cut_nothing_that_was_acknowledged_is_lost(machine: Machine) -> None:
+    if machine.power_cut is None:
+        pytest.skip("nobody cuts the power here: --power-cut-command")
+    command = machine.power_cut
+    runs = machine.running(machine.alice, FOREVER)
+    once = machine.running(machine.alice, f"--no-requeue {FOREVER}")
+    ids = [machine.submit(machine.carol, f"--hold {FOREVER}") for _ in range(5)]
+    machine.boots_again(lambda: subprocess.run(command, shell=True, check=True) and None)
+    for job_id in ids:
+        assert machine.job(job_id)["state"] == "PENDING"
+    job = machine.wait_for(runs, "RUNNING", times=3)
+    assert (job["run"], job["runs"][0]["reason"]) == (2, "NodeDown")
+    assert machine.job(once)["state"] == "NODE_FAIL"
+    machine.root(f"gcancel {runs} {' '.join(ids)}")
+
+
+# --- the end --------------------------------------------------------------------------------------------
+
+
+def test_it_is_removed_but_not_under_running_jobs_and_comes_back_with_its_table(machine: Machine) -> None:
+    job_id = machine.running(machine.alice, FOREVER)
+    kept = machine.submit(machine.bob, "--hold -- true")
+    refused = machine.try_("gpusched system uninstall --yes")
+    assert (refused.code, "run" in refused.err) == (1, True), refused.err
+    machine.as_(machine.alice, f"gcancel {job_id}")
+    machine.wait_for(job_id, "CANCELLED")
+    machine.wait(lambda: not json.loads(machine.root("gq --json -s R,CG"))["jobs"], "no job runs")
+    machine.root("/opt/gpusched/bin/gpusched system uninstall --yes")
+    assert machine.try_("ls /usr/local/bin/gsub /etc/pam.d/gpusched /run/gpusched").out == ""
+    assert machine.try_(f"systemctl cat {UNIT}").code != 0
+    machine.root("/opt/gpusched/bin/gpusched system install --yes")
+    assert machine.job(kept)["state"] == "PENDING"
+    machine.root("/opt/gpusched/bin/gpusched system uninstall --yes --purge")
+    assert machine.try_("ls -d /etc/gpusched /var/lib/gpusched").out == ""
+
+
+def test_the_server_is_as_it_was(machine: Machine) -> None:
+    left = machine.root("systemctl list-units --all --no-legend 'gpusched*.service' | cat")
+    assert not left.strip(), left
+    assert machine.try_("pgrep -af 'gpusched.daemon|gpuschedd'").out == ""

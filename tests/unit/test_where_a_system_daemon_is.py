@@ -1,0 +1,167 @@
+"""Commands on a machine with a scheduler for everybody: whom they talk to while it is away, and what is root's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_daemon import FakeDaemon
+
+from gpusched import client, errors, paths
+from gpusched.cli import admin, backups, doctor, doctor_machine
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of its socket; it is installed, and its daemon does not answer."""
+    (tmp_path / "gpusched.service").touch()
+    folder = tmp_path / "run"
+    monkeypatch.setattr(paths, "SYSTEM_UNIT", str(tmp_path / "gpusched.service"))
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(folder / "api.sock"))
+    monkeypatch.setattr(paths, "_root", None)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("GPUSCHED_HOME", "GPUSCHED_SOCKET", "GPUSCHED_CONFIG", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., FakeDaemon]]:
+    running: list[FakeDaemon] = []
+
+    def begin(answer: Callable[[str, str, Any], Any], path: Path) -> FakeDaemon:
+        running.append(FakeDaemon(path, answer))
+        return running[-1]
+
+    yield begin
+    for daemon in running:
+        daemon.close()
+
+
+def test_nobody_gets_a_daemon_of_their_own_while_it_is_stopped(away: Path, tmp_path: Path) -> None:
+    assert paths.finds_system()
+    began = time.monotonic()
+    with pytest.raises(errors.DaemonUnreachable, match=r"no daemon answers on .*/run/api\.sock") as caught:
+        client.connect()
+    assert time.monotonic() - began < 5, "one that was stopped is not waited for"
+    assert caught.value.hint == "see what is wrong with: systemctl status gpusched"
+    assert not (tmp_path / "home").exists()
+
+
+def test_one_that_restarts_is_waited_for(
+    away: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away.mkdir()
+    came = threading.Event()
+    opened = client.Client.open
+
+    def open_(self: client.Client) -> None:
+        if not came.is_set():
+            came.set()
+            raise errors.DaemonUnreachable("not yet")
+        if not os.path.exists(self.socket_path):
+            start(lambda *_: {"who": "system"}, Path(self.socket_path))
+        opened(self)
+
+    monkeypatch.setattr(client.Client, "open", open_)
+    with client.connect() as found:
+        assert found.call("GET", "/") == {"who": "system"}
+
+
+def test_one_that_does_not_come_back_is_given_up(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away.mkdir()
+    monkeypatch.setattr(client, "START_TIMEOUT_S", 0.2)
+    with pytest.raises(errors.DaemonUnreachable):
+        client.connect()
+
+
+def test_looking_does_not_wait(away: Path) -> None:
+    away.mkdir()
+    began = time.monotonic()
+    with pytest.raises(errors.DaemonUnreachable):
+        client.connect(autostart=False)
+    assert time.monotonic() - began < 5
+
+
+def test_another_socket_is_not_waited_for(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away.mkdir()
+    monkeypatch.setenv("GPUSCHED_SOCKET", str(away / "other.sock"))
+    assert not paths.finds_system()
+    with pytest.raises(errors.DaemonUnreachable):
+        client.connect()
+
+
+def test_how_it_is_started_and_stopped_is_systemds(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paths.start_command() == "sudo systemctl start gpusched"
+    assert paths.stop_command() == "sudo systemctl stop gpusched"
+    with pytest.raises(errors.Refused, match="this machine has a scheduler for everybody"):
+        admin.daemon_start()
+    monkeypatch.setenv("GPUSCHED_HOME", "/somewhere")
+    assert paths.start_command() == "gpusched daemon start"
+    assert paths.stop_command() == "gpusched daemon stop"
+
+
+def test_one_that_systemd_keeps_running_is_not_stopped_past_it(
+    away: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away.mkdir()
+    asked: list[str] = []
+
+    def answer(method: str, path: str, *_: Any) -> dict[str, Any]:
+        asked.append(f"{method} {path}")
+        return {"daemon": {"pid": 1, "unit": "gpusched.service"}}
+
+    start(answer, Path(paths.SYSTEM_SOCKET))
+    with pytest.raises(errors.Refused, match=r"systemd keeps gpusched\.service running") as caught:
+        admin.daemon_stop()
+    assert "sudo systemctl stop gpusched" in caught.value.hint
+    assert asked == ["GET /v1/status"]
+
+
+def test_its_job_table_is_roots(away: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for act in (
+        lambda: backups.make(str(tmp_path / "b"), False),
+        lambda: backups.put_back(str(tmp_path / "b"), True, False),
+    ):
+        with pytest.raises(errors.Forbidden, match="is root's") as caught:
+            act()
+        assert "sudo gpusched " in caught.value.hint
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    backups._choose_table("gpusched backup")
+    assert paths.database() == "/var/lib/gpusched/gpusched.db"
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0"}, "ok", "starts with the machine"),
+        ({"ActiveState": "reloading", "UnitFileState": "enabled"}, "ok", "runs"),
+        ({"ActiveState": "failed", "UnitFileState": "enabled"}, "fail", "is failed"),
+        ({}, "fail", "is unknown"),
+        ({"ActiveState": "active", "UnitFileState": "disabled"}, "warn", "is disabled"),
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "3"}, "warn", "3 times"),
+    ],
+)
+def test_the_doctor_judges_the_service(facts: dict[str, str], level: str, words: str) -> None:
+    found = doctor_machine.judge_service(facts)
+    assert (found["level"], words in found["text"]) == (level, True)
+    assert bool(found["hint"]) is (level != "ok")
+
+
+def test_the_doctor_looks_at_roots_files_for_root_alone(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_nvml_module", lambda: doctor.check("nvml module", True, "left out"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    found = {one["check"]: one for one in doctor.examine()}
+    assert "sudo gpusched doctor" in found["folders"]["text"]
+    assert not {"disk", "spool", "permissions", "database"} & found.keys()
+    assert (found["daemon"]["ok"], "systemctl start gpusched" in found["daemon"]["hint"]) == (False, True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = {one["check"]: one for one in doctor.examine()}
+    assert {"disk", "spool", "permissions", "database", "service"} <= found.keys()
+    assert paths.state_dir() == "/var/lib/gpusched"
