@@ -49,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_cgroup() -> Iterator[str]:
     """A control group of its own below the root, marked as delegated like systemd does."""
     path = f"{cgroup.MOUNT}/gpusched-test-{secrets.token_hex(4)}"
+    # systemd takes back what no unit of its own needs.
+    cgroup.enable(cgroup.MOUNT)
     os.mkdir(path)
     os.setxattr(path, "trusted.delegate", b"1")
     yield path

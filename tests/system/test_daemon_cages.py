@@ -47,10 +47,12 @@ class CagingDaemon(SystemDaemon):
             self.person(USER)
         return self.people[0].submit(*argv, **spec)
 
-    def end(self, job_id: str) -> dict[str, Any]:
-        """Wait for its end."""
+    def end(self, job_id: str, state: str) -> dict[str, Any]:
+        """Wait for its end, which must be of this kind."""
         wait_until(lambda: self.job(job_id)["state"] in FINAL, PATIENCE_S, f"the end of job {job_id}")
-        return self.job(job_id)
+        job = self.job(job_id)
+        assert job["state"] == state, self.story(job_id)
+        return job
 
     def output(self, job_id: str) -> str:
         path = Path(self.work) / f"{job_id}.out"
@@ -86,13 +88,13 @@ def test_it_says_what_it_enforces(daemon: CagingDaemon) -> None:
 
 def test_memory_that_ran_out_is_told_and_retried_with_more(daemon: CagingDaemon) -> None:
     hog = "x = bytearray(200 << 20)"
-    job_id = daemon.run(PYTHON, "-c", hog, mem_mib=100, retry={"retries": 1, "backoff_s": 0})
-    job = daemon.end(job_id)
+    job_id = daemon.run(PYTHON, "-c", hog, mem_mib=100, retries=1, backoff_s=0)
+    job = daemon.end(job_id, "COMPLETED")
     first, second = job["runs"]
     assert (first["outcome"], first["reason"]) == ("OUT_OF_MEMORY", "MemoryLimit")
     assert first["reason_text"] == "needed more than its 100M of host memory: the kernel killed it (signal 9)"
     assert 90 <= first["peak_mem_mib"] <= 100
-    assert (job["state"], second["outcome"]) == ("COMPLETED", "COMPLETED")
+    assert second["outcome"] == "COMPLETED"
     assert 200 < second["peak_mem_mib"] < 512
     story = daemon.story(job_id)
     assert "retry 1 of 1 in 0.0s, with 512M of host memory instead of 100M" in story
@@ -102,8 +104,8 @@ def test_memory_that_ran_out_is_told_and_retried_with_more(daemon: CagingDaemon)
 def test_a_run_opens_the_gpus_that_it_was_given(daemon: CagingDaemon, gpu_nodes: list[str]) -> None:
     reports = (PYTHON, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])\n" + REPORTS_OPENING, *gpu_nodes)
     with_gpu, without = daemon.run(*reports, gpus=1), daemon.run(*reports)
-    assert daemon.end(with_gpu)["state"] == "COMPLETED"
-    assert daemon.end(without)["state"] == "COMPLETED"
+    daemon.end(with_gpu, "COMPLETED")
+    daemon.end(without, "COMPLETED")
     given, *lines = daemon.output(with_gpu).splitlines()
     expected = [LET_THROUGH if str(at) == given else REFUSED for at in range(3)]
     assert [line.partition(": ")[2] for line in lines] == [*expected, LET_THROUGH]
@@ -131,7 +133,6 @@ def test_a_run_outlives_the_daemon_with_its_cage_and_its_processors(daemon: Cagi
     assert sorted(own[:-1]) == [str([one]) for one in sorted(os.sched_getaffinity(0))]
     assert own[-1] == str(sorted(os.sched_getaffinity(0)))
     daemon.call("POST", "/v1/jobs/cancel", {"users": [USER]})
-    ended = daemon.end(first)
-    assert ended["state"] == "CANCELLED"
+    ended = daemon.end(first, "CANCELLED")
     assert ended["runs"][0]["peak_mem_mib"] > 1
     wait_until(lambda: not os.path.exists(folder), PATIENCE_S, "its control group to go")

@@ -66,7 +66,7 @@ def test_without_version_2_nothing_is_limited(tree: Tree) -> None:
 
 
 def test_under_systemd_each_run_has_its_units(tree: Tree) -> None:
-    assert isolation.look("systemd") == Isolation("systemd", is_limited=True)
+    assert isolation.look("systemd") == Isolation("systemd", is_limited=True, can_pin=True)
     tree.fill(tree.mount, controllers="cpuset cpu")
     assert isolation.look("systemd").why_not == "its control groups are without memory and pids"
 
@@ -74,7 +74,7 @@ def test_under_systemd_each_run_has_its_units(tree: Tree) -> None:
 def test_a_control_group_that_was_given_to_the_daemon_has_those_of_runs(tree: Tree) -> None:
     tree.enter("mine.service")
     found = isolation.look("fork")
-    assert found == Isolation("fork", is_limited=True, folder=str(tree.own))
+    assert found == Isolation("fork", is_limited=True, folder=str(tree.own), can_pin=True)
     assert (tree.own / "gpusched-daemon").is_dir()
 
 
@@ -106,6 +106,8 @@ def test_who_shares_its_control_group_is_not_moved_and_named(tree: Tree) -> None
 
 def test_a_control_group_without_controllers_or_that_cannot_be_written_is_told(tree: Tree) -> None:
     tree.enter("mine.service")
+    tree.fill(tree.own, controllers="memory pids")
+    assert not isolation.look("fork").can_pin
     tree.fill(tree.own, controllers="cpu")
     assert isolation.look("fork").why_not == "its control groups are without memory and pids"
     (tree.own / "gpusched-daemon").rmdir()
