@@ -34,6 +34,8 @@ class Request:
     """Host memory booked; 0 books none."""
     nodes: int = 1
     """A gang: this many nodes at once, each with all of the above."""
+    tail_gpus: int = 0
+    """Of a gang: one node more with so many cards, less than the others have; 0 is no such node."""
     is_linked: bool = False
     """The cards of each node must be linked with each other (NVLink, or else one NUMA node)."""
     is_exclusive: bool = False

@@ -16,7 +16,7 @@ def setting(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
-ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "drf", "fairshare")
+ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "spf", "saf", "drf", "fairshare")
 STRATEGIES = ("pack", "spread", "best_fit", "fgd", "first")
 
 
@@ -26,8 +26,8 @@ class PrioritySettings:
 
     order: str = setting(
         "multifactor",
-        "Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `drf` or "
-        "`fairshare`. In all but the first two a job that has waited max_age_s goes first, so that none starves.",
+        "Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `spf`, "
+        "`saf`, `drf` or `fairshare`. In all but the first two a job that has waited max_age_s goes first, so that none starves.",
     )
     weight_age: float = setting(1000.0, "Weight of the age factor: time waited over max_age_s, at most 1.")
     max_age_s: float = setting(7 * 86400.0, "Time after which waiting longer adds nothing, in seconds.")
@@ -48,7 +48,14 @@ class PrioritySettings:
         True, "Let later jobs start in the gaps when they cannot delay those that have a reservation."
     )
     backfill_depth: int = setting(
-        1, "How many blocked jobs get a reservation: 1 is EASY backfill, more is conservative for the first so many."
+        1,
+        "How many blocked jobs get a reservation: 1 is EASY backfill, more is conservative for the first so many, 0 is "
+        "greedy: whatever fits starts, and a wide job may wait for ever.",
+    )
+    backfill_elsewhere: bool = setting(
+        True,
+        "A later job that may not start where it would be put best starts where it leaves what is reserved alone; "
+        "without this it waits.",
     )
     predict: bool = setting(
         False,

@@ -97,6 +97,8 @@ class Cycle:
         """How many tasks run of each array."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
         self._idle = Draft(self.layout)
+        self.has_one_place = not settings.priority.backfill_elsewhere
+        """A job goes where it is put best, whatever is kept, or it waits."""
         self._hopeless: set[object] = set()
 
     # --- what becomes of the first job in line --------------------------------------------------
@@ -150,9 +152,12 @@ class Cycle:
         return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, facts)
 
     def block(self, head: Head, reason: Reason | None = None) -> None:
-        """The first job in line stays: so does its class."""
+        """The first job in line stays: so does its class, but where its place may change with what others take."""
         self.blocked.setdefault(head.key, Blocked(head, reason))
-        self.line.drop()
+        if self.has_one_place and self.profile.kept and fits(self.draft, Need.of(head.key.request, head.key.uid)):
+            self.line.skip()
+        else:
+            self.line.drop()
 
     def keep(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
         """Keep room for the first job in line; its class goes on only while there are reservations left to make."""
@@ -335,6 +340,11 @@ def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking
     if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], ())):
         return None
     avoid = cycle.guards.avoid(key, head.wanted)
+    if cycle.has_one_place and concerns:
+        booking = find(cycle.draft, need, cycle.ceilings, guard=guard)
+        if booking is None:
+            cycle.give_up((*mark[:2], ()))
+        return booking if booking is not None and cycle.profile.admits(booking, end_at) else None
     if not concerns and not avoid and not cycle.extensions.scores:
         booking = find(cycle.draft, need, cycle.ceilings, guard=guard)
         if booking is None:

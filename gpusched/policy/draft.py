@@ -191,6 +191,7 @@ class Draft:
     __slots__ = (
         "_log",
         "exclusive",
+        "free_cards",
         "free_licenses",
         "free_mem_mib",
         "free_millicpus",
@@ -199,6 +200,7 @@ class Draft:
         "layout",
         "micros",
         "owner",
+        "shared_cards",
         "slices",
         "vram_mib",
         "wholes",
@@ -214,6 +216,10 @@ class Draft:
         self.exclusive = [0] * len(layout.nodes)
         self.free_resources = [dict(node.resources) for node in layout.nodes]
         self.free_licenses = dict(layout.licenses)
+        self.free_cards = [len(cards_of) for cards_of in layout.cards_of]
+        """How many cards of a node nobody holds any part of."""
+        self.shared_cards = [0] * len(layout.nodes)
+        """How many cards of a node hold slices."""
         self.wholes = [0] * cards
         self.slices = [0] * cards
         self.owner = [-1] * cards
@@ -232,6 +238,8 @@ class Draft:
         twin.exclusive = self.exclusive.copy()
         twin.free_resources = [free.copy() for free in self.free_resources]
         twin.free_licenses = self.free_licenses.copy()
+        twin.free_cards = self.free_cards.copy()
+        twin.shared_cards = self.shared_cards.copy()
         twin.wholes = self.wholes.copy()
         twin.slices = self.slices.copy()
         twin.owner = self.owner.copy()
@@ -259,6 +267,13 @@ class Draft:
             self.slices[card] = max(self.slices[card], other.slices[card])
             self.vram_mib[card] = max(self.vram_mib[card], other.vram_mib[card])
             self.micros[card] = max(self.micros[card], other.micros[card])
+        self.count_cards()
+
+    def count_cards(self) -> None:
+        """Count `free_cards` and `shared_cards` anew, where cards were changed by other means than a booking."""
+        for node, cards in enumerate(self.layout.cards_of):
+            self.free_cards[node] = sum(self.is_unbooked(card.number) for card in cards)
+            self.shared_cards[node] = sum(self.slices[card.number] > 0 for card in cards)
 
     def book(self, booking: Booking) -> None:
         """Take what the booking says, whether or not it is free."""
@@ -273,6 +288,10 @@ class Draft:
     def checkpoint(self) -> int:
         """A mark to roll back to."""
         return len(self._log)
+
+    def settle(self) -> None:
+        """Forget how it came to this: nothing before is rolled back any more."""
+        self._log.clear()
 
     def rollback(self, mark: int) -> None:
         """Undo everything since the mark, so that no trace of it is left."""
@@ -297,11 +316,19 @@ class Draft:
         for part in booking.parts:
             card = part.card
             if part.is_whole:
-                self.wholes[card] += sign
+                before = self.wholes[card]
+                self.wholes[card] = after = before + sign
+                if not (before and after) and not self.slices[card]:
+                    self.free_cards[node] -= sign
                 continue
-            if not self.slices[card]:
+            before = self.slices[card]
+            if not before:
                 self.owner[card] = booking.uid
-            self.slices[card] += sign
+            self.slices[card] = after = before + sign
+            if not (before and after):
+                self.shared_cards[node] += sign
+                if not self.wholes[card]:
+                    self.free_cards[node] -= sign
             self.vram_mib[card] += sign * part.vram_mib
             self.micros[card] += sign * part.micros
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.model.job import Request
 from gpusched.policy.amounts import micros_of, millicpus_of, squeeze
@@ -41,6 +41,10 @@ class Need:
             kind=(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0, request.gpus == 1),
             where=(bool(request.gpus), request.constraint, request.prefer, request.nodelist, request.exclude),
         )
+
+    def of_tail(self) -> Need:
+        """What the last node of an uneven gang has to hold."""
+        return Need.of(replace(self.request, gpus=self.request.tail_gpus, tail_gpus=0, nodes=1, licenses=()), self.uid)
 
     @property
     def signature(self) -> tuple[Request, int]:

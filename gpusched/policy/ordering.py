@@ -208,6 +208,18 @@ class Ranking:
         """Shortest job first by time limit, or as predicted; one of unknown length comes last."""
         return (inf if key.planned_s is None else float(key.planned_s),)
 
+    def by_prediction(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Shortest predicted job first, whatever its time limit; by that where nothing was predicted."""
+        length_s = key.planned_s if key.predicted_s is None else key.predicted_s
+        return (inf if length_s is None else float(length_s),)
+
+    def by_area(self, key: ClassKey, job: PendingJob) -> Measure:
+        """Smallest area first: planned time times GPUs, then times cores. Without GPUs or length: first and last."""
+        wanted = self.wanted(key)
+        if key.planned_s is None:
+            return (inf, wanted.gpus)
+        return key.planned_s * wanted.gpus, key.planned_s * wanted.cpus
+
     def by_dominant_share(self, key: ClassKey, job: PendingJob) -> Measure:
         """DRF's progressive filling: the user with the smallest dominant share of what is held now."""
         return (self._held.get(key.user, NOTHING).dominant_share(self.capacity),)
@@ -236,6 +248,8 @@ _MEASURES: Mapping[str, Callable[[Ranking, ClassKey, PendingJob], Measure]] = {
     "utilisation": Ranking.by_headroom,
     "hybrid": Ranking.by_priority_and_demand,
     "sjf": Ranking.by_length,
+    "spf": Ranking.by_prediction,
+    "saf": Ranking.by_area,
     "drf": Ranking.by_dominant_share,
     "fairshare": Ranking.by_fairshare,
 }

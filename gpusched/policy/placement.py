@@ -71,12 +71,22 @@ def fits(draft: Draft, need: Need) -> bool:
     """Whether there is any place for this need, whatever the load."""
     if reject_cluster(draft, need) is not None:
         return False
+    if need.request.tail_gpus:
+        return _fits_with_tail(draft, need)
     left = need.request.nodes
     for _ in hosts(draft, need):
         left -= 1
         if not left:
             return True
     return False
+
+
+def _fits_with_tail(draft: Draft, need: Need) -> bool:
+    """The last node of an uneven gang asks for less than the others, so one more of those would do."""
+    there = set(hosts(draft, need))
+    if len(there) != need.request.nodes:
+        return len(there) > need.request.nodes
+    return any(node not in there for node in hosts(draft, need.of_tail()))
 
 
 def hosts(draft: Draft, need: Need) -> Iterator[int]:
@@ -111,9 +121,25 @@ def options(
             found.append(tried)
         elif tally is not None:
             tally[tried] += 1
-    if need.request.nodes > 1:
-        return _gang(found, need.request.nodes, guard)
+    if need.request.nodes > 1 or need.request.tail_gpus:
+        gang = _gang(found, need.request.nodes, guard)
+        if gang and need.request.tail_gpus:
+            return _with_tail(gang, options(draft, need.of_tail(), ceilings, avoid=avoid), guard)
+        return gang
     return found
+
+
+def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> list[Option]:
+    """The gang with the best further node for its last part, or nothing."""
+    for one in gang:
+        taken = {piece.node for piece in one.booking.pieces()}
+        for tail in sorted(tails):
+            if tail.booking.node in taken:
+                continue
+            whole = replace(one.booking, others=(*one.booking.others, tail.booking))
+            if guard is None or guard.why_not(whole) is None:
+                return [Option(one.score, whole)]
+    return []
 
 
 def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
@@ -139,6 +165,8 @@ def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
     if need.is_slice:
         free = [card for card in place.cards if slice_of(draft, need, card)[0] is not None]
     else:
+        if draft.free_cards[place.node] < request.gpus:
+            return False
         free = [card for card in place.cards if draft.is_unbooked(card.number)]
     if len(free) < request.gpus:
         return False
@@ -196,6 +224,8 @@ class _Search:
     def _wholes(self, place: Place) -> Option | Rejection:
         """The smallest cards that do, linked with each other if possible."""
         draft, count = self._draft, self._need.request.gpus
+        if self._tally is None and draft.free_cards[place.node] < count:
+            return Rejection.GPUS
         wholes, slices = draft.wholes, draft.slices
         free = [card for card in place.cards if not (wholes[card.number] or slices[card.number])]
         if self._tally is not None and len(free) < len(place.cards):

@@ -255,6 +255,42 @@ class Profile:
         self.kept.append(made)
         return made
 
+    def reserve_first(
+        self, job_id: int, need: Need, duration_s: float, by_end: Sequence[tuple[float, float, int, Ending]]
+    ) -> Kept | None:
+        """`reserve` where nothing is kept yet, with the running jobs in the order of their ends, all of which are known.
+
+        Free cores and cards are counted first, so that only instants with enough of both are looked at.
+        """
+        now, count = self._now, len(by_end)
+        state = self._draft.copy()
+        millicpus = need.millicpus * need.request.nodes - sum(state.free_millicpus)
+        cards = 0 if need.is_slice else need.request.gpus * need.request.nodes - sum(state.free_cards)
+        ended, at = 0, now
+        while True:
+            while ended < count and (millicpus > 0 or cards > 0 or by_end[ended][0] <= at):
+                end_at, _, _, ending = by_end[ended]
+                at = max(at, end_at)
+                for piece in ending.booking.pieces():
+                    millicpus -= piece.millicpus
+                    cards -= len(piece.parts)
+                state.release(ending.booking)
+                ended += 1
+            if fits(state, need):
+                break
+            if ended == count:
+                return None
+            at = max(at, by_end[ended][0])
+        booking = find(state, need)
+        if booking is None:
+            return None
+        state.book(booking)
+        start: Instant = (at, 0)
+        gone = [one[3] for one in by_end[:ended]]
+        made = Kept(job_id, need, booking, start, _after(start, duration_s), state, at, _in_the_way(gone, booking))
+        self.kept.append(made)
+        return made
+
     def fits_after(
         self,
         ends_at: Mapping[int, float],

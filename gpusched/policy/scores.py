@@ -53,7 +53,10 @@ def pack(draft: Draft, need: Need, choice: Choice) -> Score:
     So do jobs without GPUs: their cores are then missing where no GPU is left to go with them.
     """
     node = choice.booking.node
-    room = sum(_free_micros(draft, card) for card in draft.layout.cards_of[node])
+    if draft.shared_cards[node]:
+        room = sum(_free_micros(draft, card) for card in draft.layout.cards_of[node])
+    else:
+        room = draft.free_cards[node] * WHOLE_CARD
     if need.is_slice:
         return choice.opened, room, choice.left_mib
     if need.request.gpus:

@@ -129,4 +129,5 @@ def _draft_inside(window: Window, layout: Layout) -> Draft:
     for card in layout.cards:
         if card.number not in cards:
             draft.wholes[card.number] = 1
+    draft.count_cards()
     return draft

@@ -91,7 +91,11 @@ def demand(layout: Layout, request: Request) -> Resources:
             )
         else:
             gpus, vram_mib = float(request.gpus), float(request.gpus * card_mib)
-    return Resources(gpus, vram_mib, request.cpus, float(request.mem_mib)).times(request.nodes)
+    each = Resources(gpus, vram_mib, request.cpus, float(request.mem_mib))
+    if not request.tail_gpus:
+        return each.times(request.nodes)
+    part = request.tail_gpus / request.gpus
+    return each.times(request.nodes) + Resources(gpus * part, vram_mib * part, each.cpus, each.mem_mib)
 
 
 def _card_sizes(layout: Layout, request: Request) -> tuple[int, ...]:

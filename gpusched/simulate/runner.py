@@ -1,0 +1,107 @@
+"""Lets the time pass: at each instant first what ends, then what arrives, then one cycle of the policy.
+
+The clock is virtual and goes from event to event. What decides is `policy.standing`, on the settings of the daemon; what
+is simulated is that jobs run for as long as the trace says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from heapq import heappop, heappush
+
+from gpusched.errors import BrokenInvariant
+from gpusched.model.cluster import NodeView
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingJob
+from gpusched.policy.standing import Kind, Standing
+from gpusched.simulate.rules import request_of
+from gpusched.simulate.trace import TraceJob
+
+Progress = Callable[[int, int], None]
+"""Told now and then how many jobs have started, and of how many."""
+
+_TOLD_EVERY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A schedule: when each job started, in the order of the trace."""
+
+    jobs: Sequence[TraceJob]
+    start_s: Sequence[int]
+    cycles: int
+    """How often the policy was asked."""
+
+    @property
+    def starts_sha(self) -> str:
+        """The first 16 digits of the SHA-256 of all starts, one a line: equal for equal schedules."""
+        return sha256("\n".join(map(str, self.start_s)).encode()).hexdigest()[:16]
+
+
+def run(
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[NodeView],
+    settings: Settings,
+    *,
+    orders_by_run_time: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """The schedule of these jobs on these machines.
+
+    Args: orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
+    Raises: BrokenInvariant when jobs wait that nothing can ever start.
+    """
+    standing = Standing(nodes, settings)
+    kinds = _kinds(jobs, standing, orders_by_run_time)
+    starts = [-1] * len(jobs)
+    arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
+    ends: list[tuple[int, int]] = []
+    coming, last, cycles = 0, len(arrivals), 0
+    while coming < last or ends:
+        now = jobs[arrivals[coming]].submit_s if coming < last else ends[0][0]
+        if ends and ends[0][0] <= now:
+            now = ends[0][0]
+            while ends and ends[0][0] == now:
+                standing.ended(heappop(ends)[1])
+        while coming < last and jobs[arrivals[coming]].submit_s == now:
+            number = arrivals[coming]
+            standing.arrived(kinds[number], PendingJob(number + 1, now))
+            coming += 1
+        cycles += 1
+        for start in standing.decide(now).starts:
+            number = start.job_id - 1
+            starts[number] = now
+            heappush(ends, (now + jobs[number].run_s, start.job_id))
+        if progress is not None and cycles % _TOLD_EVERY == 0:
+            progress(coming, last)
+    stuck = [jobs[number].id for number, at in enumerate(starts) if at < 0]
+    if stuck:
+        raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first of them {stuck[0]}")
+    return Outcome(jobs, starts, cycles)
+
+
+def _kinds(jobs: Sequence[TraceJob], standing: Standing, orders_by_run_time: bool) -> list[Kind]:
+    """What each job is to the policy, worked out once for all that are equal to it."""
+    users: dict[str, int] = {}
+    known: dict[object, Kind] = {}
+    found = []
+    for job in jobs:
+        predicted_s = job.run_s if orders_by_run_time else None
+        mark = job.procs, job.gpus, job.estimate_s, predicted_s, job.user, job.queue, job.cpus, job.mem_mib, job.gpu_fraction
+        kind = known.get(mark)
+        if kind is None:
+            key = ClassKey(
+                uid=1000 + users.setdefault(job.user, len(users)),
+                account="",
+                queue=job.queue or "default",
+                nice=0,
+                time_limit_s=job.estimate_s,
+                request=request_of(job, standing.nodes),
+                user=job.user,
+                predicted_s=predicted_s,
+            )
+            kind = known[mark] = standing.kind_of(key)
+        found.append(kind)
+    return found

@@ -1,0 +1,105 @@
+"""Traces as CSV tables, told apart by the names of their columns.
+
+    Philly, Muri, Tiresias, Gavel   submit_s, duration_s (duration_v100_s), num_gpus, and what the job is or whose
+    Pollux                          several workloads in one table; run times are those it reports for one scheduler
+    openb                           tasks of the Alibaba cluster (`read_pods`) and its nodes (`cluster.read_nodes`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from csv import reader
+from pathlib import Path
+
+from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of, whole
+
+Row = Mapping[str, str]
+
+_RUN_TIMES = ("duration_s", "duration_v100_s", "jct_tiresias_s")
+_PODS = {"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"}
+
+
+def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int, Row]]:
+    """The rows of a table with a first line of names, each with its line.
+
+    Raises: BadTrace when a column that is wanted is missing, or a row is longer or shorter than the first line.
+    """
+    names: list[str] = []
+    for number, line in lines_of(path):
+        cells = next(reader([line]), [])
+        if not names:
+            names = cells
+            missing = sorted(wanted - set(names))
+            if missing:
+                text = f"{path} has no column {', '.join(missing)}; it has {', '.join(names) or 'none'}"
+                raise BadTrace(text, f"head -1 {path}")
+        elif len(cells) != len(names) and cells:
+            text = f"{path} line {number} has {len(cells)} columns, its first line {len(names)}"
+            raise BadTrace(text, f"sed -n {number}p {path}")
+        elif cells:
+            yield number, dict(zip(names, cells, strict=True))
+
+
+def read_table(path: Path, workload: int = 1) -> Trace:
+    """The jobs of a table, by submission; of several workloads in one table the one with this number.
+
+    Raises: NotFound, BadTrace.
+    """
+    first = next((line for _, line in lines_of(path)), "")
+    names = first.split(",")
+    if set(names) >= _PODS:
+        return read_pods(path)
+    trace = Trace(path.name, [])
+    run_time = next((name for name in _RUN_TIMES if name in names), _RUN_TIMES[0])
+    for number, row in rows_of(path, {"submit_s", run_time, "num_gpus"}):
+        if "workload" in row and row["workload"] != str(workload):
+            continue
+        submit_s = whole(row["submit_s"], "submit_s", path, number)
+        run_s, gpus = whole(row[run_time], run_time, path, number), whole(row["num_gpus"], "num_gpus", path, number)
+        name = row.get("job_id") or row.get("name") or str(number - 1)
+        if submit_s < 0:
+            trace.drop("submitted before the trace begins", name)
+        elif run_s < 1:
+            trace.drop("did not run", name)
+        elif gpus < 1:
+            trace.drop("asks for no GPU", name)
+        else:
+            kind = row.get("model") or row.get("job_type") or row.get("application") or ""
+            queue = row.get("vc", "")
+            trace.jobs.append(TraceJob(name, submit_s, run_s, run_s, gpus=gpus, queue=queue, name=kind))
+    return finished(trace, path)
+
+
+def read_pods(path: Path) -> Trace:
+    """The tasks of openb, in the order of their creation, or of the list where it does not say.
+
+    Raises: NotFound, BadTrace.
+    """
+    trace = Trace(path.name, [])
+    for number, row in rows_of(path, _PODS):
+        amount: Callable[[str], int] = lambda name, row=row, number=number: whole(row[name], name, path, number)  # type: ignore[misc]
+        gpus, gpu_milli = amount("num_gpu"), amount("gpu_milli")
+        created_s, began_s, ended_s = (
+            whole(row.get(name) or "0", name, path, number)
+            for name in ("creation_time", "scheduled_time", "deletion_time")
+        )
+        if min(gpus, gpu_milli, amount("cpu_milli"), amount("memory_mib"), created_s) < 0:
+            trace.drop("asks for less than nothing", row["name"])
+            continue
+        run_s = max(1, ended_s - (began_s or created_s))
+        trace.jobs.append(
+            TraceJob(
+                id=row["name"],
+                submit_s=created_s,
+                run_s=run_s,
+                estimate_s=run_s,
+                gpus=gpus,
+                cpus=amount("cpu_milli") / 1000,
+                mem_mib=amount("memory_mib"),
+                queue=row.get("qos", ""),
+                gpu_fraction=gpu_milli / 1000 if gpus == 1 and gpu_milli < 1000 else None,
+                gpu_types=tuple(filter(None, row.get("gpu_spec", "").split("|"))),
+                outcome=row.get("pod_phase", ""),
+            )
+        )
+    return finished(trace, path)
