@@ -5,7 +5,7 @@ The filters are in `filters`, the strategies in `scores`, what belongs together 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from gpusched.policy.filters import (
 )
 from gpusched.policy.need import Need
 from gpusched.policy.scores import STRATEGIES, Choice, Score, Strategy
-from gpusched.policy.topology import Candidate, by_group, groups_of, largest_group, take
+from gpusched.policy.topology import Candidate, by_group, groups_of, largest_group, take, twins_of
 
 __all__ = [
     "Guard",
@@ -74,6 +74,8 @@ def fits(draft: Draft, need: Need) -> bool:
     if need.request.tail_gpus:
         return _fits_with_tail(draft, need)
     left = need.request.nodes
+    if left > 1 and need.request.gpus and sum(count >= need.request.gpus for count in draft.free_cards) < left:
+        return False
     for _ in hosts(draft, need):
         left -= 1
         if not left:
@@ -91,9 +93,42 @@ def _fits_with_tail(draft: Draft, need: Need) -> bool:
 
 def hosts(draft: Draft, need: Need) -> Iterator[int]:
     """Nodes that have room for one node's part of this need, whatever the load."""
-    for place in pool(draft.layout, need).places:
+    for place in _with_cards(draft, need, pool(draft.layout, need).places):
         if reject_node(draft, need, place.node, None) is None and _has_cards(draft, need, place):
             yield place.node
+
+
+def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[Place]:
+    """Those that have so many free cards of any kind, where whole ones are asked for."""
+    count = need.request.gpus
+    if not count or need.is_slice:
+        return places
+    free = draft.free_cards
+    return [place for place in places if free[place.node] >= count]
+
+
+def _unlike(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[Place]:
+    """Of nodes that are alike, and of which as much is free, as many as are needed, the first ones.
+
+    They score the same, so that the first would be taken before the others in any case.
+    """
+    if need.is_slice or need.request.is_exclusive or len(places) <= need.request.nodes:
+        return places
+    twins = twins_of(draft.layout)
+    free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib
+    seen: dict[object, int] = {}
+    found = []
+    for place in places:
+        node = place.node
+        twin = twins[node]
+        if twin is not None and not shared[node]:
+            state = twin, free[node], millicpus[node], mem_mib[node], place.is_second
+            times = seen.get(state, 0)
+            if times >= need.request.nodes:
+                continue
+            seen[state] = times + 1
+        found.append(place)
+    return found
 
 
 def options(
@@ -113,7 +148,12 @@ def options(
         return []
     search = _Search(draft, need, ceilings, avoid, tally)
     found = []
-    for place in pool(draft.layout, need).places:
+    places: Sequence[Place] = pool(draft.layout, need).places
+    if tally is None:
+        places = _with_cards(draft, need, places)
+        if guard is None and not avoid and (ceilings is None or not ceilings.is_active):
+            places = _unlike(draft, need, places)
+    for place in places:
         tried = search.look(place)
         if guard is not None and isinstance(tried, Option):
             tried = search.admitted(place, tried, guard)

@@ -78,7 +78,7 @@ def end_of(held: Allocation, now: float) -> float:
 class Kept:
     """What is kept for one blocked job, or for a window of the calendar, from one instant to another."""
 
-    __slots__ = ("_booking", "cards", "end", "job_id", "need", "pass_until", "start", "state", "waits_for")
+    __slots__ = ("_booking", "_first", "_gone", "cards", "end", "job_id", "need", "pass_until", "start", "state")
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Kept:
         end: Instant,
         state: Draft,
         pass_until: float,
-        waits_for: tuple[int, ...] = (),
+        gone: Sequence[Ending] = (),
     ) -> None:
         self.job_id = job_id
         """None for a window of the calendar, which nothing moves."""
         self.need = need
-        self._booking = booking
+        self._booking = self._first = booking
         self.cards = _cards_of(booking)
         """Numbers of the cards that are kept."""
         self.start = start
@@ -103,8 +103,13 @@ class Kept:
         """The machines at the instant of its start, with all that is kept then, this one included."""
         self.pass_until = pass_until
         """A job that ends by this instant may use what is kept."""
-        self.waits_for = waits_for
-        """Running jobs in the way, in the order in which they are expected to end."""
+        self._gone = gone
+        """Those who will have ended by then, in that order."""
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Running jobs in the way of what was kept first, in the order in which they are expected to end."""
+        return _in_the_way(self._gone, self._first)
 
     @property
     def start_at(self) -> float | None:
@@ -251,7 +256,7 @@ class Profile:
             kept.state.book(booking)
         gone = [ending for _, ending in order[:ended]]
         passed = _pass_until(start, gone, self._now)
-        made = Kept(job_id, need, booking, start, end, state, passed, _in_the_way(gone, booking))
+        made = Kept(job_id, need, booking, start, end, state, passed, gone)
         self.kept.append(made)
         return made
 
@@ -267,27 +272,31 @@ class Profile:
         millicpus = need.millicpus * need.request.nodes - sum(state.free_millicpus)
         cards = 0 if need.is_slice else need.request.gpus * need.request.nodes - sum(state.free_cards)
         ended, at = 0, now
+        give_back = state.release
         while True:
             while ended < count and (millicpus > 0 or cards > 0 or by_end[ended][0] <= at):
                 end_at, _, _, ending = by_end[ended]
                 at = max(at, end_at)
-                for piece in ending.booking.pieces():
+                booking = ending.booking
+                millicpus -= booking.millicpus
+                cards -= len(booking.parts)
+                for piece in booking.others:
                     millicpus -= piece.millicpus
                     cards -= len(piece.parts)
-                state.release(ending.booking)
+                give_back(booking)
                 ended += 1
             if fits(state, need):
                 break
             if ended == count:
                 return None
             at = max(at, by_end[ended][0])
-        booking = find(state, need)
-        if booking is None:
+        place = find(state, need)
+        if place is None:
             return None
-        state.book(booking)
+        state.book(place)
         start: Instant = (at, 0)
         gone = [one[3] for one in by_end[:ended]]
-        made = Kept(job_id, need, booking, start, _after(start, duration_s), state, at, _in_the_way(gone, booking))
+        made = Kept(job_id, need, place, start, _after(start, duration_s), state, at, gone)
         self.kept.append(made)
         return made
 

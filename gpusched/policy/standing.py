@@ -64,7 +64,7 @@ class Kind:
 class Shape:
     """All waiting jobs that fit in exactly the same places, first in line first."""
 
-    __slots__ = ("booking", "cards", "epoch", "line", "millicpus", "need", "passes")
+    __slots__ = ("booking", "cards", "epoch", "line", "millicpus", "need", "only", "passes", "placement")
 
     def __init__(self, need: Need) -> None:
         request = need.request
@@ -76,6 +76,10 @@ class Shape:
         """Of which `booking` and `passes` are; both hold until somebody starts or ends."""
         self.booking: Booking | None = None
         """The best place now."""
+        self.only: Booking | None = None
+        """Where there can be no more than one place, that one, once it was found."""
+        self.placement: Placement | None = None
+        """As the rest of the program knows it."""
         self.passes: bool | None = None
         """Whether one that goes there may run past what is kept; None before anybody has asked."""
 
@@ -112,6 +116,8 @@ class Standing:
         self._ranking = Ranking(Snapshot(-inf, self.nodes), settings, self.layout)
         self._kinds: dict[ClassKey, Kind] = {}
         self._shapes: dict[object, Shape] = {}
+        self._lines: dict[Shape, None] = {}
+        """Shapes of which somebody waits."""
         self._running: dict[int, Running] = {}
         self._waiting: dict[int, Waiting] = {}
         self._ends: list[tuple[float, float, int, Ending]] = []
@@ -173,7 +179,10 @@ class Standing:
         """A job waits from now on."""
         entry = self._ranking.rank(kind.key, job), job, kind
         line = kind.shape.line
-        if line and entry < line[-1]:
+        if not line:
+            self._lines[kind.shape] = None
+            line.append(entry)
+        elif entry < line[-1]:
             insort(line, entry)
         else:
             line.append(entry)
@@ -205,8 +214,11 @@ class Standing:
         self._is_stale = True
 
     def _take_off(self, entry: Waiting) -> None:
-        line = entry[2].shape.line
+        shape = entry[2].shape
+        line = shape.line
         del line[0 if line[0] is entry else bisect_left(line, entry)]
+        if not line:
+            del self._lines[shape]
 
     def snapshot(self, now: float) -> Snapshot:
         """The same world as `decide` wants it."""
@@ -303,14 +315,14 @@ class Standing:
         profile = self._profile = Profile(self._draft, endings, now)
         self._is_stale, self._blocked = False, None
         self._epoch += 1
-        heap = [(shape.line[0], 0, shape) for shape in self._shapes.values() if shape.line]
+        heap = [(shape.line[0], 0, shape) for shape in self._lines]
         heapify(heap)
         left = self._depth
         while heap and left:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
             if booking is not None:
-                del shape.line[place]
+                self._take_off(entry)
                 self._start(entry, booking, now, starts)
             else:
                 if self._keep(entry, now):
@@ -341,7 +353,7 @@ class Standing:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
             if booking is not None:
-                del shape.line[place]
+                self._take_off(entry)
                 self._start(entry, booking, now, starts)
             else:
                 place += 1
@@ -397,7 +409,7 @@ class Standing:
     def _place(self, shape: Shape, end_at: float) -> Booking | None:
         """The best place now for a job of this shape that delays nothing that is kept, as in `cycle`."""
         if shape.epoch != self._epoch:
-            shape.booking = find(self._draft, shape.need) if self._may_fit(shape) else None
+            shape.booking = self._find(shape) if self._may_fit(shape) else None
             shape.epoch, shape.passes = self._epoch, None
         booking, profile = shape.booking, self._profile
         kept = profile.kept
@@ -420,10 +432,27 @@ class Standing:
             shape.passes = found is not None
         return found
 
+    def _find(self, shape: Shape) -> Booking | None:
+        """The best place now, whatever is kept."""
+        only = shape.only
+        if only is None:
+            only = find(self._draft, shape.need)
+            if self._is_flat:
+                shape.only = only
+            return only
+        return only if self._draft.has_room(only) else None
+
     # --- what it comes to -----------------------------------------------------------------------
 
     def _start(self, entry: Waiting, booking: Booking, now: float, starts: list[Start]) -> None:
-        start = Start(entry[1].id, self.layout.placement(booking))
+        shape = entry[2].shape
+        if booking is shape.only:
+            placement = shape.placement
+            if placement is None:
+                placement = shape.placement = self.layout.placement(booking)
+        else:
+            placement = self.layout.placement(booking)
+        start = Start(entry[1].id, placement)
         self._profile.start(self._book(entry, booking, start, now))
         starts.append(start)
 

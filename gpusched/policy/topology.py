@@ -7,11 +7,12 @@ memory (NUMA node) take their place; where nobody knows either, all cards of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.policy.draft import Card, Layout
 
 _GROUPS = "topology"
+_TWINS = "twins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,38 @@ def _groups_of_node(cards: Sequence[Card]) -> tuple[int, ...] | None:
         key: object = ("card", card.number) if mark is None else mark
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)
+
+
+def twins_of(layout: Layout) -> tuple[int | None, ...]:
+    """Per node, a number that it shares with those that are just like it; None where its own cards differ.
+
+    Custom resources are no part of it: who asks for them has to look at each node.
+    """
+    known = layout.pools.get(_TWINS)
+    if isinstance(known, tuple):
+        return known
+    numbers: dict[object, int] = {}
+    groups = groups_of(layout)
+    made = tuple(
+        _kind_of_node(layout, node, numbers) if groups[node] is None else None for node in range(len(layout.nodes))
+    )
+    layout.pools[_TWINS] = made
+    return made
+
+
+def _kind_of_node(layout: Layout, node: int, numbers: dict[object, int]) -> int | None:
+    cards = {
+        (
+            replace(card.view, uuid="", index=0, utilisation=None, ecc_errors=None),
+            layout.slice_limits[card.number],
+        )
+        for card in layout.cards_of[node]
+    }
+    if len(cards) > 1:
+        return None
+    view = layout.nodes[node]
+    kind = view.cpus, view.mem_mib, view.load, view.resources, len(layout.cards_of[node]), *cards
+    return numbers.setdefault(kind, len(numbers))
 
 
 def by_group(layout: Layout, node: int, cards: Sequence[Card]) -> list[tuple[Card, ...]]:
