@@ -107,12 +107,12 @@ def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[P
     return [place for place in places if free[place.node] >= count]
 
 
-def _unlike(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[Place]:
-    """Of nodes that are alike, and of which as much is free, as many as are needed, the first ones.
+def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Sequence[Place]:
+    """Of nodes that are alike, and of which as much is free, the first so many.
 
     They score the same, so that the first would be taken before the others in any case.
     """
-    if need.is_slice or need.request.is_exclusive or len(places) <= need.request.nodes:
+    if need.is_slice or need.request.is_exclusive or len(places) <= each:
         return places
     twins = twins_of(draft.layout)
     free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib
@@ -124,7 +124,7 @@ def _unlike(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[Place
         if twin is not None and not shared[node]:
             state = twin, free[node], millicpus[node], mem_mib[node], place.is_second
             times = seen.get(state, 0)
-            if times >= need.request.nodes:
+            if times >= each:
                 continue
             seen[state] = times + 1
         found.append(place)
@@ -139,8 +139,12 @@ def options(
     avoid: frozenset[int] = _NOTHING,
     tally: Tally | None = None,
     guard: Guard | None = None,
+    taken: int = 0,
 ) -> list[Option]:
-    """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left."""
+    """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left.
+
+    Of nodes that are just alike only the first may be among them, and more when so many may be `taken`.
+    """
     rejection = reject_cluster(draft, need)
     if rejection is not None:
         if tally is not None:
@@ -152,7 +156,7 @@ def options(
     if tally is None:
         places = _with_cards(draft, need, places)
         if guard is None and not avoid and (ceilings is None or not ceilings.is_active):
-            places = _unlike(draft, need, places)
+            places = _unlike(draft, need, places, need.request.nodes + taken)
     for place in places:
         tried = search.look(place)
         if guard is not None and isinstance(tried, Option):
@@ -164,7 +168,8 @@ def options(
     if need.request.nodes > 1 or need.request.tail_gpus:
         gang = _gang(found, need.request.nodes, guard)
         if gang and need.request.tail_gpus:
-            return _with_tail(gang, options(draft, need.of_tail(), ceilings, avoid=avoid), guard)
+            tails = options(draft, need.of_tail(), ceilings, avoid=avoid, taken=need.request.nodes)
+            return _with_tail(gang, tails, guard)
         return gang
     return found
 

@@ -29,8 +29,9 @@ from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank, Ranking
-from gpusched.policy.placement import find, options
+from gpusched.policy.placement import find, options, pool
 from gpusched.policy.profile import NO_JOB, Ending, Profile
+from gpusched.policy.steps import Steps
 
 _STATIC = frozenset({"fifo", "sjf", "spf", "saf"})
 """Orders in which two waiting jobs never change places, but for one that has waited for too long."""
@@ -41,10 +42,12 @@ _NOTHING = Plan()
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
-    __slots__ = ("is_plain", "key", "planned_s", "shape")
+    __slots__ = ("is_of_cores", "is_plain", "key", "planned_s", "shape")
 
-    def __init__(self, key: ClassKey, shape: Shape) -> None:
+    def __init__(self, key: ClassKey, shape: Shape, is_of_cores: bool) -> None:
         request = key.request
+        self.is_of_cores = is_of_cores
+        """Whether free cores of the only node are all that it takes."""
         self.key = key
         self.shape = shape
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
@@ -124,6 +127,8 @@ class Standing:
         """Running jobs by their planned ends."""
         self._complex = 0
         """How many jobs, waiting or running, only `decide` can deal with."""
+        self._others = 0
+        """How many take more than cores."""
         self._is_flat = len(self.nodes) == 1 and not self.layout.cards
         """One node without cards: there is one place or none."""
         self._is_plain = self._has_one_line()
@@ -137,6 +142,10 @@ class Standing:
         """The most cards that are free on any node, and the epoch of which that is."""
         self._blocked: Rank | None = None
         """Where in line the last one stands for whom something is kept."""
+        self._steps: Steps | None = None
+        """Where everybody has a reservation on the only node: free cores from the last cycle on, all of those taken."""
+        self._planned: list[tuple[int, Booking, float]] = []
+        """Those reservations: job, place, start."""
         self._last: Rank = ()
         """No job has come yet that ranks behind this."""
         self._is_amid = False
@@ -172,7 +181,8 @@ class Standing:
             shape = self._shapes.get(need.signature)
             if shape is None:
                 shape = self._shapes[need.signature] = Shape(need)
-            found = self._kinds[key] = Kind(key, shape)
+            is_of_cores = self._is_flat and not key.request.mem_mib and bool(pool(self.layout, need).places)
+            found = self._kinds[key] = Kind(key, shape, is_of_cores)
         return found
 
     def arrived(self, kind: Kind, job: PendingJob) -> None:
@@ -193,12 +203,14 @@ class Standing:
         else:
             self._last = entry[0]
         self._complex += not kind.is_plain
+        self._others += not kind.is_of_cores
 
     def left(self, job_id: int) -> None:
         """A waiting job waits no longer: it was cancelled, held or changed."""
         entry = self._waiting.pop(job_id)
         self._take_off(entry)
         self._complex -= not entry[2].is_plain
+        self._others -= not entry[2].is_of_cores
         self._is_stale = True
 
     def ended(self, job_id: int) -> None:
@@ -210,6 +222,7 @@ class Standing:
         ends, mark = self._ends, (ending.end_at, ending.start_at, job_id)
         del ends[bisect_left(ends, mark)]
         self._complex -= not one.kind.is_plain
+        self._others -= not one.kind.is_of_cores
         self._epoch += 1
         self._is_stale = True
 
@@ -260,7 +273,9 @@ class Standing:
         if not self._is_plain or self._complex:
             return self._decide_anew(now)
         starts: list[Start] = []
-        if self._must_look_at_all(now):
+        if self._can_plan_in_steps(now):
+            self._plan_in_steps(now, starts)
+        elif self._must_look_at_all(now):
             self._look_at_all(now, starts)
         elif self._has_backfill:
             if len(self._new) > 1:
@@ -274,6 +289,8 @@ class Standing:
     def reservations(self) -> tuple[Reservation, ...]:
         """What was kept for blocked jobs in the last cycle."""
         placement = self.layout.placement
+        if self._steps is not None:
+            return tuple(Reservation(job_id, placement(booking), at) for job_id, booking, at in self._planned)
         return tuple(
             Reservation(kept.job_id or NO_JOB, placement(kept.booking), kept.start_at) for kept in self._profile.kept
         )
@@ -292,6 +309,43 @@ class Standing:
         self._new.clear()
         self._is_stale = True
         return plan
+
+    # --- a reservation for everybody, on one node -----------------------------------------------
+
+    def _can_plan_in_steps(self, now: float) -> bool:
+        can = self._depth > 1 and self._is_flat and not self._others and len(self._waiting) <= self._depth
+        if not can or (self._ends and self._ends[0][0] <= now):
+            self._steps = None
+            return False
+        return self._has_backfill
+
+    def _plan_in_steps(self, now: float, starts: list[Start]) -> None:
+        """Conservative backfill by planning anew; for jobs at the end of the line alone, by going on."""
+        steps = self._steps
+        if steps is None or self._is_stale or self._is_amid or any(at <= now for _, _, at in self._planned):
+            free = self._draft.free_millicpus[0]
+            steps = self._steps = Steps(now, free, ((end[0], end[3].booking.millicpus) for end in self._ends))
+            self._planned.clear()
+            entries = sorted(self._waiting.values())
+        else:
+            steps.move_on(now)
+            entries = sorted(self._new)
+        for entry in entries:
+            shape = entry[2].shape
+            at = steps.take(shape.millicpus, entry[2].planned_s)
+            if at is None:
+                continue
+            if at <= now:
+                booking = self._find(shape)
+                if booking is None:
+                    raise BrokenInvariant(f"job {entry[1].id} was planned for now on a node that has no room")
+                self._take_off(entry)
+                self._start(entry, booking, now, starts)
+            else:
+                self._planned.append((entry[1].id, shape.only or _on_the_node(shape), at))
+        self._is_stale = False
+
+    # --- a reservation for the first --------------------------------------------------------------
 
     def _must_look_at_all(self, now: float) -> bool:
         """Whether anything but the arrival of jobs at the end of the line has happened since the last cycle."""
@@ -477,3 +531,8 @@ class Standing:
         if self._depth > 1:
             return self._profile.reserve(job_id, need, planned_s) is not None
         return self._profile.reserve_first(job_id, need, planned_s, self._ends) is not None
+
+
+def _on_the_node(shape: Shape) -> Booking:
+    """The only place that cores of one node can be taken from."""
+    return Booking(0, shape.need.uid, shape.millicpus, 0, ())
