@@ -63,7 +63,7 @@ class Guard(Protocol):
 
 def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: Guard | None = None) -> Booking | None:
     """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
-    found = options(draft, need, ceilings, guard=guard)
+    found = options(draft, need, ceilings, guard=guard, each=need.request.nodes)
     return min(found).booking if found else None
 
 
@@ -139,11 +139,11 @@ def options(
     avoid: frozenset[int] = _NOTHING,
     tally: Tally | None = None,
     guard: Guard | None = None,
-    taken: int = 0,
+    each: int = 0,
 ) -> list[Option]:
     """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left.
 
-    Of nodes that are just alike only the first may be among them, and more when so many may be `taken`.
+    With `each`, of nodes that are just alike the first so many will do, for who looks for the best alone.
     """
     rejection = reject_cluster(draft, need)
     if rejection is not None:
@@ -155,8 +155,8 @@ def options(
     places: Sequence[Place] = pool(draft.layout, need).places
     if tally is None:
         places = _with_cards(draft, need, places)
-        if guard is None and not avoid and (ceilings is None or not ceilings.is_active):
-            places = _unlike(draft, need, places, need.request.nodes + taken)
+        if each and guard is None and not avoid and (ceilings is None or not ceilings.is_active):
+            places = _unlike(draft, need, places, each)
     for place in places:
         tried = search.look(place)
         if guard is not None and isinstance(tried, Option):
@@ -168,7 +168,8 @@ def options(
     if need.request.nodes > 1 or need.request.tail_gpus:
         gang = _gang(found, need.request.nodes, guard)
         if gang and need.request.tail_gpus:
-            tails = options(draft, need.of_tail(), ceilings, avoid=avoid, taken=need.request.nodes)
+            # The whole nodes may be the first of their like.
+            tails = options(draft, need.of_tail(), ceilings, avoid=avoid, each=each and each + 1)
             return _with_tail(gang, tails, guard)
         return gang
     return found
