@@ -29,7 +29,7 @@ from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank, Ranking
-from gpusched.policy.placement import find, options, pool
+from gpusched.policy.placement import find, fits, options, pool
 from gpusched.policy.profile import NO_JOB, Ending, Profile
 from gpusched.policy.steps import Steps
 
@@ -67,7 +67,7 @@ class Kind:
 class Shape:
     """All waiting jobs that fit in exactly the same places, first in line first."""
 
-    __slots__ = ("booking", "cards", "epoch", "line", "millicpus", "need", "only", "passes", "placement")
+    __slots__ = ("booking", "can_fit", "cards", "epoch", "line", "millicpus", "need", "only", "passes", "placement")
 
     def __init__(self, need: Need) -> None:
         request = need.request
@@ -83,6 +83,8 @@ class Shape:
         """Where there can be no more than one place, that one, once it was found."""
         self.placement: Placement | None = None
         """As the rest of the program knows it."""
+        self.can_fit: bool | None = None
+        """Whether it fits when nobody else is there; None before that was asked."""
         self.passes: bool | None = None
         """Whether one that goes there may run past what is kept; None before anybody has asked."""
 
@@ -108,9 +110,7 @@ class Standing:
     Invariant: every start of a plan is taken for carried out; `ended` says when one is over.
     """
 
-    def __init__(
-        self, nodes: Iterable[NodeView], settings: Settings, extensions: Extensions = NO_EXTENSIONS
-    ) -> None:
+    def __init__(self, nodes: Iterable[NodeView], settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> None:
         self.nodes = tuple(sorted(nodes, key=lambda node: node.name))
         self.settings = settings
         self.extensions = extensions
@@ -133,15 +133,22 @@ class Standing:
         """One node without cards: there is one place or none."""
         self._is_plain = self._has_one_line()
         priority = settings.priority
-        self._depth = priority.backfill_depth if priority.backfill else 1
-        self._has_backfill = priority.backfill
+        # Without reservations there is nobody whom others must not pass, with backfill or without.
+        self._has_backfill = priority.backfill or not priority.backfill_depth
+        self._depth = priority.backfill_depth if priority.backfill else min(1, priority.backfill_depth)
         self._has_one_place = not priority.backfill_elsewhere
         self._profile = Profile(self._draft, (), 0.0)
         self._epoch = 0
         self._most_free = -1, 0
         """The most cards that are free on any node, and the epoch of which that is."""
+        self._now = -inf
+        """Of the last cycle."""
+        self._first: Waiting | None = None
+        """The first that is blocked, if any."""
         self._blocked: Rank | None = None
         """Where in line the last one stands for whom something is kept."""
+        self._anew: Plan | None = None
+        """The last plan, where that was made by `decide`."""
         self._steps: Steps | None = None
         """Where everybody has a reservation on the only node: free cores from the last cycle on, all of those taken."""
         self._planned: list[tuple[int, Booking, float]] = []
@@ -181,7 +188,13 @@ class Standing:
             shape = self._shapes.get(need.signature)
             if shape is None:
                 shape = self._shapes[need.signature] = Shape(need)
-            is_of_cores = self._is_flat and not key.request.mem_mib and bool(pool(self.layout, need).places)
+            request = key.request
+            is_of_cores = (
+                self._is_flat
+                and not (request.mem_mib or request.gpus or request.tail_gpus)
+                and request.nodes == 1
+                and bool(pool(self.layout, need).places)
+            )
             found = self._kinds[key] = Kind(key, shape, is_of_cores)
         return found
 
@@ -272,6 +285,7 @@ class Standing:
         """
         if not self._is_plain or self._complex:
             return self._decide_anew(now)
+        self._anew, self._now = None, now
         starts: list[Start] = []
         if self._can_plan_in_steps(now):
             self._plan_in_steps(now, starts)
@@ -289,14 +303,21 @@ class Standing:
     def reservations(self) -> tuple[Reservation, ...]:
         """What was kept for blocked jobs in the last cycle."""
         placement = self.layout.placement
+        if self._anew is not None:
+            return self._anew.reservations
         if self._steps is not None:
             return tuple(Reservation(job_id, placement(booking), at) for job_id, booking, at in self._planned)
+        profile = self._profile
+        if self._first is not None and not self._has_backfill:
+            _, job, kind = self._first
+            profile = Profile(self._draft, (), self._now)
+            profile.reserve_first(job.id, kind.shape.need, kind.planned_s, self._ends)
         return tuple(
-            Reservation(kept.job_id or NO_JOB, placement(kept.booking), kept.start_at) for kept in self._profile.kept
+            Reservation(kept.job_id or NO_JOB, placement(kept.booking), kept.start_at) for kept in profile.kept
         )
 
     def _decide_anew(self, now: float) -> Plan:
-        plan = decide(self.snapshot(now), self.settings, self.extensions)
+        plan = self._anew = decide(self.snapshot(now), self.settings, self.extensions)
         if plan.preempts or plan.resumes:
             raise BrokenInvariant("a plan that preempts was made where nobody follows it up")
         for start in plan.starts:
@@ -367,7 +388,7 @@ class Standing:
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
         endings = [end[3] for end in self._ends] if self._depth > 1 else ()
         profile = self._profile = Profile(self._draft, endings, now)
-        self._is_stale, self._blocked = False, None
+        self._is_stale, self._blocked, self._first = False, None, None
         self._epoch += 1
         heap = [(shape.line[0], 0, shape) for shape in self._lines]
         heapify(heap)
@@ -382,6 +403,7 @@ class Standing:
                 if self._keep(entry, now):
                     left -= 1
                     self._blocked = entry[0]
+                    self._first = self._first or entry
                     if not self._has_backfill:
                         return
                 place += 1
@@ -397,18 +419,18 @@ class Standing:
 
     def _let_pass(self, heap: list[tuple[Waiting, int, Shape]], now: float, starts: list[Start]) -> None:
         """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is."""
-        ahead, heap = heap, []
-        for _, first, shape in ahead:
-            after = self._next(shape, first, now)
-            if after is not None:
-                heap.append((shape.line[after], after, shape))
-        heapify(heap)
+        shapes = [(first, shape) for _, first, shape in heap]
+        heap = self._heads(shapes, now)
         while heap:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
             if booking is not None:
                 self._take_off(entry)
                 self._start(entry, booking, now, starts)
+                if self._has_one_place and not self._is_flat:
+                    # Others are put elsewhere from here on, and may pass there, those of its own shape included.
+                    heap = self._heads([(bisect_left(one.line, entry), one) for _, one in shapes], now)
+                    continue
             else:
                 place += 1
             after = self._next(shape, place, now)
@@ -416,6 +438,16 @@ class Standing:
                 heappop(heap)
             else:
                 heapreplace(heap, (shape.line[after], after, shape))
+
+    def _heads(self, shapes: Iterable[tuple[int, Shape]], now: float) -> list[tuple[Waiting, int, Shape]]:
+        """The next of each shape that could start now, from this place in its line on, as a heap."""
+        heap = []
+        for first, shape in shapes:
+            after = self._next(shape, first, now)
+            if after is not None:
+                heap.append((shape.line[after], after, shape))
+        heapify(heap)
+        return heap
 
     def _next(self, shape: Shape, place: int, now: float) -> int | None:
         """Where in the line of its shape the next job stands that could start now, from this place on."""
@@ -524,10 +556,13 @@ class Standing:
 
     def _keep(self, entry: Waiting, now: float) -> bool:
         """Keep room for the first job that is blocked; False when it never fits."""
-        need, job_id, planned_s = entry[2].shape.need, entry[1].id, entry[2].planned_s
+        shape = entry[2].shape
+        need, job_id, planned_s = shape.need, entry[1].id, entry[2].planned_s
         if not self._has_backfill:
-            # Nobody passes, so there is nothing to keep.
-            return True
+            # Nobody passes it, so that nothing need be kept but for whoever asks; see `reservations`.
+            if shape.can_fit is None:
+                shape.can_fit = fits(Draft(self.layout), shape.need)
+            return shape.can_fit
         if self._depth > 1:
             return self._profile.reserve(job_id, need, planned_s) is not None
         return self._profile.reserve_first(job_id, need, planned_s, self._ends) is not None

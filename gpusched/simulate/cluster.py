@@ -60,7 +60,9 @@ def read_nodes(path: Path) -> tuple[NodeView, ...]:
         try:
             listed = json.loads(path.read_text("utf-8"))
             return tuple(
-                _node(one["name"], float(one["cpus"]), int(one["mem_mib"]), int(one.get("gpus", 0)), one.get("model", ""))
+                _node(
+                    one["name"], float(one["cpus"]), int(one["mem_mib"]), int(one.get("gpus", 0)), one.get("model", "")
+                )
                 for one in listed
             )
         except FileNotFoundError:

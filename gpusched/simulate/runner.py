@@ -89,7 +89,17 @@ def _kinds(jobs: Sequence[TraceJob], standing: Standing, orders_by_run_time: boo
     found = []
     for job in jobs:
         predicted_s = job.run_s if orders_by_run_time else None
-        mark = job.procs, job.gpus, job.estimate_s, predicted_s, job.user, job.queue, job.cpus, job.mem_mib, job.gpu_fraction
+        mark = (
+            job.procs,
+            job.gpus,
+            job.estimate_s,
+            predicted_s,
+            job.user,
+            job.queue,
+            job.cpus,
+            job.mem_mib,
+            job.gpu_fraction,
+        )
         kind = known.get(mark)
         if kind is None:
             key = ClassKey(

@@ -104,7 +104,9 @@ def _instant(text: str, path: Path, number: int) -> int | None:
     if text in _UNKNOWN:
         return None
     try:
-        return int(text) if text.isdigit() else int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp())
+        return (
+            int(text) if text.isdigit() else int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp())
+        )
     except ValueError:
         raise BadTrace(f"{path} line {number}: {text!r} is no instant", f"sed -n {number}p {path}") from None
 

@@ -1,8 +1,8 @@
 """Traces as CSV tables, told apart by the names of their columns.
 
-    Philly, Muri, Tiresias, Gavel   submit_s, duration_s (duration_v100_s), num_gpus, and what the job is or whose
-    Pollux                          several workloads in one table; run times are those it reports for one scheduler
-    openb                           tasks of the Alibaba cluster (`read_pods`) and its nodes (`cluster.read_nodes`)
+Philly, Muri, Tiresias, Gavel   submit_s, duration_s (duration_v100_s), num_gpus, and what the job is or whose
+Pollux                          several workloads in one table; run times are those it reports for one scheduler
+openb                           tasks of the Alibaba cluster (`read_pods`) and its nodes (`cluster.read_nodes`)
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ def place(free: list[int], gpus: int, how: str, size: int) -> list[tuple[int, in
     return chosen
 
 
-def gang_schedule(
-    jobs: list[Gang], nodes: int, size: int, order: str, backfill: str, how: str
-) -> list[int]:
+def gang_schedule(jobs: list[Gang], nodes: int, size: int, order: str, backfill: str, how: str) -> list[int]:
     """Start of each job: at every instant completions, then arrivals, then one pass along the queue."""
     free = [size] * nodes
     starts: dict[int, int] = {}
