@@ -263,7 +263,7 @@ class Profile:
     def reserve_first(
         self, job_id: int, need: Need, duration_s: float, by_end: Sequence[tuple[float, float, int, Ending]]
     ) -> Kept | None:
-        """`reserve` where nothing is kept yet, with the running jobs in the order of their ends, all of which are known.
+        """`reserve` where nothing is kept yet, with the running jobs in the order of their ends, all known.
 
         Free cores and cards are counted first, so that only instants with enough of both are looked at.
         """

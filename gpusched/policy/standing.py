@@ -8,14 +8,14 @@ machines, the order of the line and the ends of the running jobs are kept from o
     arrivals  while nothing has become free, who waited goes on waiting: only those that are new are looked at
 
 The plan is that of `decide`, start for start: the same line, places, reservations and rule of who may pass, from the
-same modules. A test lets both run side by side. Where ranks change by themselves or limits are shared (queues, QOS, fair
-shares, calendars, plug-ins, jobs of unknown length), `decide` itself is called.
+same modules. A test lets both run side by side. Where ranks change by themselves or limits are shared (queues, QOS,
+fair shares, plug-ins, jobs of unknown length), `decide` itself is called. Calendars are not known here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
@@ -248,40 +248,19 @@ class Standing:
 
     def snapshot(self, now: float) -> Snapshot:
         """The same world as `decide` wants it."""
-        allocations = []
-        for job_id, one in sorted(self._running.items()):
-            key, ending = one.kind.key, one.ending
-            for place in (one.placement, *one.placement.others):
-                allocations.append(
-                    Allocation(
-                        job_id,
-                        key.uid,
-                        place.node,
-                        place.gpus,
-                        place.cpus,
-                        place.mem_mib,
-                        ending.start_at,
-                        None if ending.end_at == inf else ending.end_at,
-                        user=key.user,
-                        account=key.account,
-                        queue=key.queue,
-                        qos=key.qos,
-                        resources=place.resources,
-                        licenses=place.licenses,
-                        is_exclusive=place.is_exclusive,
-                    )
-                )
+        allocations = tuple(held for job_id, one in sorted(self._running.items()) for held in _allocations(job_id, one))
         classes: dict[ClassKey, list[PendingJob]] = {}
         for _, job, kind in sorted(self._waiting.values(), key=lambda entry: (entry[1].queued_at, entry[1].id)):
             classes.setdefault(kind.key, []).append(job)
         pending = tuple(PendingClass(key, tuple(jobs), len(jobs)) for key, jobs in classes.items())
-        return Snapshot(now, self.nodes, tuple(allocations), pending)
+        return Snapshot(now, self.nodes, allocations, pending)
 
     # --- a cycle --------------------------------------------------------------------------------
 
     def decide(self, now: float) -> Plan:
-        """Plan one cycle, the starts alone. For the rest of the plan there is `reservations`, and `decide` with `snapshot`
-        for the reasons: it starts nothing more.
+        """Plan one cycle, the starts alone.
+
+        For the rest there are `reservations`, and `decide` with `snapshot` for the reasons: it starts nothing more.
         """
         if not self._is_plain or self._complex:
             return self._decide_anew(now)
@@ -571,3 +550,26 @@ class Standing:
 def _on_the_node(shape: Shape) -> Booking:
     """The only place that cores of one node can be taken from."""
     return Booking(0, shape.need.uid, shape.millicpus, 0, ())
+
+
+def _allocations(job_id: int, one: Running) -> Iterator[Allocation]:
+    """What a job holds on each of its nodes."""
+    key, ending = one.kind.key, one.ending
+    for place in (one.placement, *one.placement.others):
+        yield Allocation(
+            job_id,
+            key.uid,
+            place.node,
+            place.gpus,
+            place.cpus,
+            place.mem_mib,
+            ending.start_at,
+            None if ending.end_at == inf else ending.end_at,
+            user=key.user,
+            account=key.account,
+            queue=key.queue,
+            qos=key.qos,
+            resources=place.resources,
+            licenses=place.licenses,
+            is_exclusive=place.is_exclusive,
+        )

@@ -1,7 +1,7 @@
 """Lets the time pass: at each instant first what ends, then what arrives, then one cycle of the policy.
 
-The clock is virtual and goes from event to event. What decides is `policy.standing`, on the settings of the daemon; what
-is simulated is that jobs run for as long as the trace says.
+The clock is virtual and goes from event to event. What decides is `policy.standing`, on the settings of the daemon;
+what is simulated is that jobs run for as long as the trace says.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Timelimit, ReqTRES (or AllocTRES), ReqCPUS, ReqMem and NNodes. Steps (`12.batch`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -38,15 +39,9 @@ def read_sacct(path: Path) -> Trace:
                 raise BadTrace(text, f"sed -n {number}p {path}")
             _take(trace, path, number, dict(zip(names, cells, strict=True)))
     finished(trace, path)
-    first_s = trace.jobs[0].submit_s
-    trace.jobs = [_moved(job, first_s) for job in trace.jobs]
+    first_s = min(job.submit_s for job in trace.jobs)
+    trace.jobs = [replace(job, submit_s=job.submit_s - first_s) for job in trace.jobs]
     return trace
-
-
-def _moved(job: TraceJob, by_s: int) -> TraceJob:
-    from dataclasses import replace
-
-    return replace(job, submit_s=job.submit_s - by_s)
 
 
 def _take(trace: Trace, path: Path, number: int, row: dict[str, str]) -> None:
@@ -55,7 +50,7 @@ def _take(trace: Trace, path: Path, number: int, row: dict[str, str]) -> None:
         return
     submit_s, start_s = _instant(row["Submit"], path, number), _instant(row["Start"], path, number)
     if row.get("Elapsed", "") not in _UNKNOWN:
-        run_s = _span_s(row["Elapsed"], path, number)
+        run_s: int | None = _span_s(row["Elapsed"], path, number)
     else:
         end_s = _instant(row.get("End", ""), path, number)
         run_s = None if end_s is None or start_s is None else end_s - start_s

@@ -7,7 +7,7 @@ openb                           tasks of the Alibaba cluster (`read_pods`) and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from csv import reader
 from pathlib import Path
 
@@ -77,13 +77,14 @@ def read_pods(path: Path) -> Trace:
     """
     trace = Trace(path.name, [])
     for number, row in rows_of(path, _PODS):
-        amount: Callable[[str], int] = lambda name, row=row, number=number: whole(row[name], name, path, number)  # type: ignore[misc]
-        gpus, gpu_milli = amount("num_gpu"), amount("gpu_milli")
+        gpus, gpu_milli, cpu_milli, mem_mib = (
+            whole(row[name], name, path, number) for name in ("num_gpu", "gpu_milli", "cpu_milli", "memory_mib")
+        )
         created_s, began_s, ended_s = (
             whole(row.get(name) or "0", name, path, number)
             for name in ("creation_time", "scheduled_time", "deletion_time")
         )
-        if min(gpus, gpu_milli, amount("cpu_milli"), amount("memory_mib"), created_s) < 0:
+        if min(gpus, gpu_milli, cpu_milli, mem_mib, created_s) < 0:
             trace.drop("asks for less than nothing", row["name"])
             continue
         run_s = max(1, ended_s - (began_s or created_s))
@@ -94,8 +95,8 @@ def read_pods(path: Path) -> Trace:
                 run_s=run_s,
                 estimate_s=run_s,
                 gpus=gpus,
-                cpus=amount("cpu_milli") / 1000,
-                mem_mib=amount("memory_mib"),
+                cpus=cpu_milli / 1000,
+                mem_mib=mem_mib,
                 queue=row.get("qos", ""),
                 gpu_fraction=gpu_milli / 1000 if gpus == 1 and gpu_milli < 1000 else None,
                 gpu_types=tuple(filter(None, row.get("gpu_spec", "").split("|"))),

@@ -1,8 +1,8 @@
 """What was submitted, by whom, when and for how long: one form of job for all kinds of traces.
 
 Times are whole seconds of the trace's own clock. Nothing is dropped in silence: `Trace.dropped` counts and names what
-was left out, and why. The readers of single formats are in `swf`, `tables` and `slurm`; which one a file needs is told by
-its name and its first line.
+was left out, and why. The readers of single formats are in `swf`, `tables` and `slurm`; which one a file needs is told
+by its name and its first line.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Trace:
             one.named.append(name)
 
     def keep_those_that_fit(self, *, gpus: int, procs: int) -> None:
-        """Leave out, counted and named, what is larger than all of the cluster. Raises: BadTrace when nothing is left."""
+        """Leave out, counted and named, what is larger than the cluster. Raises: BadTrace when nothing is left."""
         kept = []
         for job in self.jobs:
             if job.gpus > gpus:

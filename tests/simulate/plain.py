@@ -50,7 +50,7 @@ def gang_schedule(jobs: list[Gang], nodes: int, size: int, order: str, backfill:
         while coming and jobs[coming[0]].submit <= now:
             queue.append(coming.pop(0))
         queue.sort(key=rank)
-        shadow, then = None, []
+        shadow, then, head = None, [], None
         for index in list(queue):
             job = jobs[index]
             where = place(free, job.gpus, how, size)

@@ -50,6 +50,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         }
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
+    "simulate": frozenset({"policy", "store", "ports", "model", "errors"}),
     "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
         {
