@@ -88,6 +88,41 @@ def snapshots(
 
 
 @app.command()
+def simulate(
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="A log in SWF, a table (CSV) of GPU jobs, or what sacct -P prints.")
+    ],
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes", metavar="SHAPE", help="8x8xA100: nodes, GPUs of each, model; 100p: that many processors."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="FILE", help="Nodes from a file, JSON or the table of openb.")
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAMES",
+            help="Order (fcfs, sjf, saf, sjf_exact), +backfill (none, greedy, easy, cons), /placement (best, first, "
+            "spread); several with commas.",
+        ),
+    ] = "fcfs+easy",
+    exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Replay a trace on a virtual clock through the policy of the daemon, and print what the schedule is worth.
+
+    example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
+    """
+    from gpusched.cli.simulating import show  # nothing that the other commands need
+
+    show(trace, nodes=nodes, cluster=cluster, policies=policy.split(","), exact=exact, as_json=as_json)
+
+
+@app.command()
 def metrics(
     output_file: Annotated[
         str | None,

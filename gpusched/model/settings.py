@@ -27,7 +27,8 @@ class PrioritySettings:
     order: str = setting(
         "multifactor",
         "Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `spf`, `saf`, "
-        "`drf` or `fairshare`. In all but the first two a job that has waited max_age_s goes first, so that none starves.",
+        "`drf` or `fairshare`. In all but the first two a job that has waited max_age_s goes first, so that none "
+        "starves.",
     )
     weight_age: float = setting(1000.0, "Weight of the age factor: time waited over max_age_s, at most 1.")
     max_age_s: float = setting(7 * 86400.0, "Time after which waiting longer adds nothing, in seconds.")

@@ -55,7 +55,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "tail", "snapshots", "model", "errors", "docs", "bench"),
+            *("notify", "quickjson", "tail", "snapshots", "model", "errors", "docs", "bench", "simulate"),
         }
     ),
 }

@@ -1,0 +1,47 @@
+"""What a schedule is worth, on cases that can be worked out by hand and on those of the reference."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched.simulate import cluster, examples, metrics, rules, runner
+from gpusched.simulate.trace import TraceJob, read_trace
+
+
+def job(submit_s, run_s, *, gpus=1, user="ann", queue="q"):
+    return TraceJob("j", submit_s, run_s, run_s, gpus=gpus, user=user, queue=queue)
+
+
+def test_two_jobs_by_hand():
+    jobs = [job(0, 100), job(50, 5, gpus=8, user="bob")]
+    made = metrics.worth(runner.Outcome(jobs, [0, 100], 2), 8)
+    assert (made.wait_s.mean, made.wait_s.median, made.wait_s.p95, made.wait_s.most) == (25, 0, 50, 50)
+    assert (made.completion_s.mean, made.completion_s.p99) == (77.5, 100)
+    assert (made.slowdown.mean, made.slowdown.most) == ((1 + 5.5) / 2, 5.5)
+    assert (made.makespan_s, made.wide_wait_s) == (105, 50)
+    assert made.utilisation == pytest.approx(140 / (8 * 105))
+    assert made.jobs_per_hour == pytest.approx(2 * 3600 / 105)
+    assert made.user_fairness == pytest.approx((1 + 5.5) ** 2 / (2 * (1 + 5.5**2)))
+    assert made.queue_fairness == 1
+
+
+def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
+    trace = read_trace(examples.FOLDER / "muri_trace1.csv.gz")
+    outcome = runner.run(trace.jobs, cluster.nodes_of("8x8"), rules.rules_of("sjf+easy/best").settings())
+    made = metrics.worth(outcome, 64)
+    assert round(made.wait_s.mean, 1) == 998555.2
+    assert round(made.completion_s.mean, 1) == 1249006.9
+    assert round(made.slowdown.mean, 3) == 73.179
+    assert made.wide_wait_s is not None
+    assert round(made.wide_wait_s, 1) == 2244036.2
+
+
+def test_who_gains_and_who_loses():
+    jobs = [job(0, 10, user="ann"), job(0, 10, user="bob")]
+    before, after = runner.Outcome(jobs, [0, 10], 2), runner.Outcome(jobs, [10, 0], 2)
+    assert metrics.gains(before, after) == [("bob", 2, 1), ("ann", 1, 2)]
+
+
+@pytest.mark.parametrize(("values", "index"), [([1, 1, 1], 1), ([1, 0, 0, 0], 0.25), ([], 1), ([0, 0], 1)])
+def test_jains_index(values, index):
+    assert metrics.jain(values) == pytest.approx(index)
