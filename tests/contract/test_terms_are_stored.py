@@ -14,6 +14,7 @@ from gpusched.testing import NOW, job
 FULL = Request(
     gpus=2,
     nodes=3,
+    tail_gpus=1,
     is_linked=True,
     is_exclusive=True,
     constraint="a&!b",
@@ -51,7 +52,7 @@ def test_nodes_and_terms_survive(tmp_path: Path) -> None:
     store.close()
     store = SqliteStore.open(tmp_path / "gpusched.db")
     assert store.load_active()[0] == [made, plain]
-    changed = replace(made, spec=replace(made.spec, request=replace(FULL, nodes=1, licenses=()), qos=""))
+    changed = replace(made, spec=replace(made.spec, request=replace(FULL, nodes=1, tail_gpus=0, licenses=()), qos=""))
     store.commit(Changes(jobs={1: changed}))
     assert store.jobs(JobFilter(ids=frozenset({1}))) == [changed]
     store.close()
