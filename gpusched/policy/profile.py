@@ -272,7 +272,10 @@ class Profile:
         millicpus = need.millicpus * need.request.nodes - sum(state.free_millicpus)
         cards = 0 if need.is_slice else need.request.gpus * need.request.nodes - sum(state.free_cards)
         ended, at = 0, now
-        give_back = state.release
+        give_back, free_cards = state.release, state.free_cards
+        whole = 0 if need.is_slice else need.request.gpus
+        # Nodes with as many free cards as one node needs; there are only ever more of them.
+        ready = {node for node, free in enumerate(free_cards) if free >= whole}
         while True:
             while ended < count and (millicpus > 0 or cards > 0 or by_end[ended][0] <= at):
                 end_at, _, _, ending = by_end[ended]
@@ -285,7 +288,9 @@ class Profile:
                     cards -= len(piece.parts)
                 give_back(booking)
                 ended += 1
-            if fits(state, need):
+                if whole:
+                    ready.update([piece.node for piece in booking.pieces() if free_cards[piece.node] >= whole])
+            if len(ready) >= need.request.nodes and fits(state, need):
                 break
             if ended == count:
                 return None
