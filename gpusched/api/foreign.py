@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api.jobs import respond
-from gpusched.api.sight import viewer_of
-from gpusched.daemon.bypassers import Bypassers
+from gpusched.api.sight import Viewer, viewer_of
+from gpusched.daemon.access import is_admin
 from gpusched.daemon.outlook import Outlook
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.cluster import GpuView
@@ -30,9 +30,7 @@ async def foreign(request: web.Request) -> web.Response:
         for view in node.gpus
     ]
     rows = [
-        {**row, **_told(service.bypassers, row["pid"])}
-        for node, view, status in found
-        for row in _rows(node, view, status, now)
+        {**row, **_told(viewer, row["pid"])} for node, view, status in found for row in _rows(node, view, status, now)
     ]
     held: dict[int, int] = {}
     for row in rows:
@@ -54,15 +52,17 @@ async def foreign(request: web.Request) -> web.Response:
     return respond(foreign=rows, jobs_kept_waiting=None if viewer.is_restricted else together)
 
 
-def _told(bypassers: Bypassers | None, pid: int) -> dict[str, Any]:
-    """When and how its owner was told last, and since when it is being ended."""
+def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
+    """When and how its owner was told last, and since when it is being ended; why they were not is for them alone."""
+    bypassers = viewer.service.bypassers
     notes = None if bypassers is None else bypassers.notes_of(pid)
     if notes is None:
         return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
+    is_theirs = notes.uid == viewer.caller.uid or is_admin(viewer.caller, viewer.service.settings)
     return {
         "told_at": notes.told_at,
-        "told_by": list(notes.told_by),
-        "untold": notes.untold,
+        "told_by": list(notes.told_by) if is_theirs else [],
+        "untold": notes.untold if is_theirs else None,
         "ending_at": notes.ending_at,
     }
 

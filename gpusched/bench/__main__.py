@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import arrays, drain, engine, latency, memory, placement, policy, prompt, store, workflow
+from gpusched.bench import arrays, drain, engine, latency, memory, placement, policy, prompt, store, units, workflow
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
@@ -15,6 +15,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "prompt": prompt.main,
     "memory": memory.main,
     "engine": engine.main,
+    "units": units.main,
     "policy": policy.main,
     "placement": placement.main,
     "store": store.main,

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpusched.bench.harness import fsync_floor, machine, memory_kib, show
+from gpusched.engine.launcher import ForkServer, Launcher
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import (
     EngineEvent,
@@ -28,6 +29,7 @@ from gpusched.model.execution import (
     Ticket,
 )
 
+Starts = Callable[[str, str, int], Launcher]
 SLOTS = 8
 RUNNING = 8
 FLOOR = """
@@ -67,7 +69,7 @@ class WallClock:
 def main(runs: int = 1000, rounds: int = 5, repeats: int = 200) -> None:
     """Print all figures, each next to its floor."""
     print(machine())
-    with _engine() as (engine, folder):
+    with bench_engine() as (engine, folder):
         show("floor: write and fsync", fsync_floor(folder))
         spawned, forked, through = [], [], []
         for turn in range(rounds):
@@ -77,17 +79,18 @@ def main(runs: int = 1000, rounds: int = 5, repeats: int = 200) -> None:
         show(f"floor: spawn true, {SLOTS} at a time", spawned, "runs/s")
         show(f"floor: fork, spawn true, {SLOTS} at a time", forked, "runs/s")
         show(f"{runs} x true through {SLOTS} slots", through, "runs/s")
-        show("ticket to first instruction, kept supervisor", _latency(engine, folder, repeats, idle_s=0.02))
-        show("ticket to first instruction, new supervisor", _latency(engine, folder, repeats // 40, idle_s=2.5))
+        show("ticket to first instruction, kept supervisor", latencies(engine, folder, repeats, idle_s=0.02))
+        show("ticket to first instruction, new supervisor", latencies(engine, folder, repeats // 40, idle_s=2.5))
         show(f"PSS of a supervisor, {RUNNING} running", _memory(engine, folder), "MB")
         _idle(engine)
     print(machine())
 
 
 @contextmanager
-def _engine() -> Iterator[tuple[LocalEngine, str]]:
+def bench_engine(launcher: Starts = ForkServer) -> Iterator[tuple[LocalEngine, str]]:
+    """An engine with a spool of its own, and a folder for what its runs write."""
     folder = tempfile.mkdtemp(prefix="gpusched-bench-")
-    engine = LocalEngine(f"{folder}/spool", boot_id="bench", clock=WallClock())
+    engine = LocalEngine(f"{folder}/spool", boot_id="bench", clock=WallClock(), launcher=launcher)
     try:
         yield engine, folder
     finally:
@@ -95,7 +98,8 @@ def _engine() -> Iterator[tuple[LocalEngine, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ticket(run: str, folder: str, *argv: str, stdout: str = "/dev/null") -> Ticket:
+def make_ticket(run: str, folder: str, *argv: str, stdout: str = "/dev/null") -> Ticket:
+    """A ticket like that of a small job."""
     return Ticket(
         run=run,
         uid=os.getuid(),
@@ -127,7 +131,7 @@ def _floor(count: int, fork: bool) -> float:
 
 
 def _drain(engine: LocalEngine, folder: str, turn: int, runs: int) -> float:
-    tickets = (_ticket(f"{1 + turn * runs + number}.1", folder, "/bin/true") for number in range(runs))
+    tickets = (make_ticket(f"{1 + turn * runs + number}.1", folder, "/bin/true") for number in range(runs))
     began = time.perf_counter()
     engine.start([next(tickets) for _ in range(SLOTS)])
     ended = 0
@@ -139,13 +143,13 @@ def _drain(engine: LocalEngine, folder: str, turn: int, runs: int) -> float:
     return runs / (time.perf_counter() - began)
 
 
-def _latency(engine: LocalEngine, folder: str, repeats: int, idle_s: float) -> list[float]:
+def latencies(engine: LocalEngine, folder: str, repeats: int, idle_s: float) -> list[float]:
     """Milliseconds until `date` reads the clock, which is the first thing it does."""
     path = os.path.join(folder, "date")
     samples = []
     for number in range(repeats):
         time.sleep(idle_s)
-        ticket = _ticket(f"{500_000 + number}.{int(idle_s * 100)}", folder, "/bin/date", "+%s.%N", stdout=path)
+        ticket = make_ticket(f"{500_000 + number}.{int(idle_s * 100)}", folder, "/bin/date", "+%s.%N", stdout=path)
         asked = time.time()
         engine.start([ticket])
         while not any(isinstance(event, RunEnded) for event in _events(engine)):
@@ -157,7 +161,7 @@ def _latency(engine: LocalEngine, folder: str, repeats: int, idle_s: float) -> l
 
 
 def _memory(engine: LocalEngine, folder: str) -> list[float]:
-    tickets = [_ticket(f"{700_000 + number}.1", folder, "/bin/sleep", "600") for number in range(RUNNING)]
+    tickets = [make_ticket(f"{700_000 + number}.1", folder, "/bin/sleep", "600") for number in range(RUNNING)]
     engine.start(tickets)
     supervisors: list[int] = []
     while len(supervisors) < RUNNING:
@@ -167,11 +171,19 @@ def _memory(engine: LocalEngine, folder: str) -> list[float]:
         print(f"PSS of the fork server: {memory_kib(engine.server_pid) / 1024:.2f} MB")
     for ticket in tickets:
         engine.order(ticket.run, StopOrder("cancel"))
-    ended = 0
-    while ended < RUNNING:
-        ended += sum(isinstance(event, RunEnded) for event in _events(engine))
+    end_all(engine, RUNNING)
     engine.forget([ticket.run for ticket in tickets])
     return sizes
+
+
+def end_all(engine: LocalEngine, runs: int) -> None:
+    """Wait until so many have ended. Raises: RuntimeError for one that was not started or was lost."""
+    ended = 0
+    while ended < runs:
+        for event in _events(engine):
+            if isinstance(event, RunLost | RunNeverStarted):
+                raise RuntimeError(event.detail)
+            ended += isinstance(event, RunEnded)
 
 
 def _idle(engine: LocalEngine, calls: int = 10_000) -> None:

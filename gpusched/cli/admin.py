@@ -397,6 +397,9 @@ def admin_help() -> dict[str, str]:
         ["debug", "snapshot"],
         ["system", "install"],
         ["system", "uninstall"],
+        ["system", "guard", "on"],
+        ["system", "guard", "off"],
+        ["system", "guard", "status"],
         ["demo"],
         ["version"],
     ):

@@ -61,11 +61,11 @@ def _told(row: dict[str, Any]) -> str:
     """When its owner was told last and how, or why not; whether it is being ended."""
     if row["told_at"] is None:
         return "-"
-    ways = "by " + "+".join(row["told_by"]) if row["told_by"] else f"(not: {row['untold']})"
-    if not row["told_by"] and row["untold"] is None:
-        ways = "(on its way)"
+    ways = " by " + "+".join(row["told_by"]) if row["told_by"] else ""
+    if not ways and row["untold"] is not None:
+        ways = f" (not: {row['untold']})"
     ended = ", being ended" if row["ending_at"] is not None else ""
-    return f"{format_duration(max(0.0, time.time() - row['told_at']))} ago {printable(ways, 80)}{ended}"
+    return f"{format_duration(max(0.0, time.time() - row['told_at']))} ago{printable(ways, 80)}{ended}"
 
 
 def _lasting(seconds: float | None) -> str:

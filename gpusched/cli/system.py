@@ -10,12 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from gpusched import __version__, paths
+from gpusched.cli.guard import app as guard_app
 from gpusched.cli.system_plan import Service, Site, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 
 app = typer.Typer(
     help="The scheduler for everybody on this machine, under systemd.", no_args_is_help=True, rich_markup_mode=None
 )
+
+app.add_typer(guard_app, name="guard")
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; for scripts.")]
 Plan = Annotated[bool, typer.Option("--plan", help="Print what would be done, and do nothing.")]
@@ -46,7 +49,7 @@ def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
     """
     below = _below(root)
     _needs_root(below)
-    folder = _commands_folder()
+    folder = commands_folder()
     if not below:
         _needs_systemd()
         _check_trust(folder)
@@ -84,7 +87,7 @@ def uninstall(
                 f"{running} jobs run, and nobody would record how they end",
                 "wait for them or end them (gq, gcancel); to leave them to themselves: --force",
             )
-    site = _site(_commands_folder(), below)
+    site = _site(commands_folder(), below)
     steps = uninstall_plan(site, Service() if below else look(os.environ, lambda: None), purge=purge)
     _carry_out(steps, "The scheduler of this machine is removed:", [], yes=yes, plan=plan)
 
@@ -141,7 +144,7 @@ def _needs_systemd() -> None:
         raise NotReady("systemd does not run this machine", "start the daemon yourself, as root: gpuschedd --system")
 
 
-def _commands_folder() -> str:
+def commands_folder() -> str:
     """Where this installation's commands are. Raises: NotReady."""
     for folder in (os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")):
         if os.path.exists(os.path.join(folder, "gpuschedd")):

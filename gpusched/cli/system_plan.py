@@ -21,6 +21,7 @@ COMMANDS = (
 )
 UNIT = "gpusched.service"
 METRICS = "gpusched-metrics.service"
+GUARD = "gpusched-guard.service"
 UNITS = "/etc/systemd/system"
 FORK_CONF = f"{UNITS}/{UNIT}.d/10-fork.conf"
 PAM = "/etc/pam.d/gpusched"
@@ -161,6 +162,8 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
     if not site.root and (units or service.is_enabled or service.is_active):
         steps.append(_command("systemctl", "disable", "--quiet", "--now", UNIT, METRICS, why="jobs go on"))
+    if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
+        steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", _lift_guard))
     steps += [_removal(site, path, "") for path in units]
     if _read(site.at(PAM)) == source("pam.d-gpusched"):
         steps.append(_removal(site, PAM, ""))
@@ -176,6 +179,12 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
         elif os.path.exists(site.at(path)):
             steps.append(Step("keep", site.at(path), f"{what}; --purge takes it away"))
     return steps
+
+
+def _lift_guard() -> None:
+    from gpusched.cli.guard import lift
+
+    lift()
 
 
 def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Service:

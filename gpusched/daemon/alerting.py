@@ -160,8 +160,8 @@ class Alerts:
                 alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
                 if alert is not None:
                     self._add(turn.changes, alert, turn)
-        for alert in self._admin:
-            self._add(turn.changes, alert, turn)
+        # Who has too many already is not told later either: they would be dropped, and logged, at every turn.
+        self._admin = [alert for alert in self._admin if self._add(turn.changes, alert, turn)]
         if self._admin or turn.changes.drains:
             turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
 
@@ -218,17 +218,19 @@ class Alerts:
             log.warning("the administrator is not told, having heard of it often enough: %s", news.message)
         return alert
 
-    def _add(self, changes: Changes, alert: Alert, turn: Turn) -> None:
+    def _add(self, changes: Changes, alert: Alert, turn: Turn) -> bool:
+        """Whether it is in the outbox with this commit."""
         if alert.key in self.rows or alert.key in changes.alerts:
-            return
+            return True
         if self._waiting[alert.uid] + len(changes.alerts) >= turn.settings.alert.outbox:
             self.dropped += 1
             log.warning("%s is not told: %d alerts of this user wait already", alert.key, self._waiting[alert.uid])
             if alert.job_id is not None:
                 text = f"{alert.event} is not told: too many alerts wait"
                 turn.tell(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
-            return
+            return False
         changes.alerts[alert.key] = alert
+        return True
 
     @staticmethod
     def _run_of(turn: Turn, job_id: int, number: int) -> Run | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import signal
 import stat
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from logging import getLogger
 
 from gpusched.engine import proctree
-from gpusched.gpu.procinfo import user_name
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuView
@@ -36,6 +36,8 @@ log = getLogger("gpusched.daemon")
 
 _LOOK_S = 5.0
 """Between two looks at who waits for the cards of strangers: each plans the queue twice."""
+_MOST_WAYS = 20
+"""That are remembered of one message: it is their own word."""
 _SOMEBODY = ("",)
 """In place of the queues of those who wait, while that is not known."""
 
@@ -83,6 +85,8 @@ class Bypassers:
             return
         way = report["target"].removeprefix("@")
         if report["outcome"] == "told":
+            if way in notes.told_by or len(notes.told_by) >= _MOST_WAYS:
+                return
             notes.told_by.append(way)
             log.info("%s was told of process %s by %s", notes.user, pid, way)
         else:
@@ -174,8 +178,15 @@ class Bypassers:
         return found
 
     def _first_look(self, pid: int, now: float) -> Notes | None:
+        """None for one whose owner has no account here, as in a container: who cannot be told is not ended."""
         uid = proctree.real_uid(pid)
-        return None if uid is None else Notes(now, uid, user_name(uid), _program(pid))
+        if uid is None:
+            return None
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return None
+        return Notes(now, uid, user, _program(pid))
 
     # --- effects ----------------------------------------------------------------------------------
 

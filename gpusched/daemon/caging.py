@@ -27,12 +27,14 @@ def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
         why_not = "switched off by [isolation] enforce"
     limits = why_not is None
     has_memory = limits and (settings.mem or settings.default_mem_mib is not None)
+    if why_not is None and settings.pin_cpus and not found.can_pin:
+        why_not = "no processors of their own: its control groups are without cpuset"
     devices = limits and settings.devices and found.why_not_devices is None
     return {
         "launcher": found.launcher,
         "memory": "cgroup" if has_memory else "none",
         "tasks": "cgroup" if limits and settings.tasks else "none",
-        "cpus": ("own" if settings.pin_cpus else "weight") if limits else "none",
+        "cpus": ("own" if settings.pin_cpus and found.can_pin else "weight") if limits else "none",
         "gpus": "device rule" if devices else "environment",
         "tmp": "own" if limits and settings.private_tmp else "shared",
         "guard": [] if found is PERSONAL else list(guarded(settings.guard_units)),
@@ -74,7 +76,7 @@ class Cager:
         gpus = [samples.get(share.uuid) for share in run.gpus]
         near = {sample.numa for sample in gpus if sample is not None and sample.numa is not None}
         cpus: tuple[int, ...] = ()
-        if settings.pin_cpus:
+        if settings.pin_cpus and self.isolation.can_pin:
             cpus = choose_cpus(self._processors, run.cpus, self._taken(open_runs.values()), near)
         cage = cage_of(run, settings, gpus, cpus)
         if self.isolation.why_not_devices is not None:

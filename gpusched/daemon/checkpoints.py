@@ -29,6 +29,7 @@ SWEEP_S = 3600.0
 _CHUNK = 500
 _DIGITS = 18
 _REMOVE_S = 600.0
+_NOGROUP = 65534
 
 
 class CheckpointKeeper:
@@ -92,6 +93,14 @@ def _numbers(base: str, next_id: int) -> list[int]:
     return sorted(number for number in map(int, names) if number < next_id)
 
 
+def _group_of(uid: int) -> int:
+    """The user's own, or when the account is gone one that may do nothing: the rights of the owner are enough."""
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return _NOGROUP
+
+
 def remove(folder: str, uid: int) -> None:
     """Take a user's folder away, with that user's rights alone: what is in it is theirs to make.
 
@@ -107,7 +116,7 @@ def remove(folder: str, uid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     elif os.geteuid() == 0:
         try:
-            gid = pwd.getpwuid(uid).pw_gid
+            gid = _group_of(uid)
             command = ["/bin/rm", "-rf", "--one-file-system", "--", folder]
             subprocess.run(
                 command,
@@ -121,7 +130,7 @@ def remove(folder: str, uid: int) -> None:
                 timeout=_REMOVE_S,
                 check=False,
             )
-        except (KeyError, OSError, subprocess.TimeoutExpired) as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("the checkpoint folder %s was not removed: %s", folder, error)
     if os.path.lexists(folder):
         log.warning("something is left in the checkpoint folder %s; it is tried again later", folder)

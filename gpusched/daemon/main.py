@@ -240,7 +240,12 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         isolation = look(chosen.kind) if paths.is_system() else PERSONAL
         engine = LocalEngine(
-            paths.spool_dir(), boot_id=sample.boot_id, clock=clock, launcher=chosen.make, cages=isolation.folder
+            paths.spool_dir(),
+            boot_id=sample.boot_id,
+            clock=clock,
+            launcher=chosen.make,
+            pam=paths.is_system(),
+            cages=isolation.folder,
         )
         scheduler = Scheduler(
             store=store,

@@ -66,9 +66,8 @@ class AdoptedSupervisor(Supervisor):
             return f"process {pid} is no longer one of {self.ticket['user']}"
         self.job_pid = pid
         self.births = {pid: start_ticks}
-        for process in self.members().values():
-            before_s = own_cpu_s(process.pid)
-            self.spent_s[process.pid, process.start_ticks] = before_s, before_s
+        self.members()
+        self.spent_s = {mark: (last_s, last_s) for mark, (_, last_s) in self.spent_s.items()}
         self.start_at, self.started = time.time(), time.monotonic()
         files.note_start(self.record_fd, pid, self.start_at)
         for number in AWAITED:
@@ -105,15 +104,16 @@ class AdoptedSupervisor(Supervisor):
                 continue
         found = {pid: process for pid, process in found.items() if proctree.real_uid(pid) == uid}
         self.births = {pid: process.start_ticks for pid, process in found.items()}
+        for mark in self.births.items():
+            # At every look, and so also right before a signal that ends it.
+            self.spent_s[mark] = self.spent_s.get(mark, (0.0, 0.0))[0], own_cpu_s(mark[0])
         return found
 
     def reap(self) -> bool:
         """Look who is left; False when nobody is."""
         found = self.members()
-        for process in found.values():
-            mark = process.pid, process.start_ticks
-            self.spent_s[mark] = self.spent_s.get(mark, (0.0, 0.0))[0], own_cpu_s(process.pid)
-            self.peak_kib = max(self.peak_kib, proctree.peak_kib(process.pid))
+        for pid in found:
+            self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
         first = found.get(self.job_pid)
         if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"][1]):
             # That it has ended is all that is known of it.

@@ -53,6 +53,11 @@ class Bus:
         """Why the connection is of no more use; empty while it is."""
         return self._lost
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something to do, now or when the bus has greeted."""
+        return bool(self._greeting or self._unsent)
+
     def call(self, message: Message, fds: Sequence[int] = ()) -> int:
         """Queue a message; returns its serial. Descriptors in its body are kept open here until they are sent.
 

@@ -13,9 +13,9 @@ CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 _PAUSE_S = (0.001, 0.05)
 
 
-def is_unified(mount: str = MOUNT) -> bool:
-    """Whether version 2 is mounted there, and not version 1 or both."""
-    return os.path.exists(f"{mount}/cgroup.controllers")
+def is_unified() -> bool:
+    """Whether version 2 is mounted where it belongs, and not version 1 or both."""
+    return os.path.exists(f"{MOUNT}/cgroup.controllers")
 
 
 def path_of(pid: int | None = None) -> str | None:

@@ -24,10 +24,11 @@ from gpusched.model.execution import (
 )
 
 
-def ticket_facts(ticket: Ticket, spool: str, cages: str | None = None) -> dict[str, Any]:
+def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | None = None) -> dict[str, Any]:
     """A ticket in built-in types. Its environment also says which run it is, by which its processes are found.
 
-    Args: cages: the control group that the run's is made in; None: that of its supervisor's unit.
+    Args: pam: whether a PAM session is opened; cages: the control group that the run's is made in; None: that of its
+    supervisor's unit.
     """
     notice = ticket.notice
     foreground = ticket.interactive
@@ -70,6 +71,7 @@ def ticket_facts(ticket: Ticket, spool: str, cages: str | None = None) -> dict[s
         "checkpoint_dir": ticket.checkpoint_dir,
         "log_max_bytes": None if ticket.log_max_mib is None else ticket.log_max_mib << 20,
         "log_keep": ticket.log_keep,
+        "pam": pam,
         "adopt": None if ticket.adopt is None else (ticket.adopt.pid, ticket.adopt.start_ticks),
         "cage": None if ticket.cage is None else {**asdict(ticket.cage), "folder": cages},
     }

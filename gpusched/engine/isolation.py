@@ -20,50 +20,56 @@ def look(launcher: str) -> Isolation:
     Args: launcher: `systemd`, under which each run has a unit of its own, or `fork`.
     """
     folder: str | None = None
+    there = tuple((cgroup.read(cgroup.MOUNT, "cgroup.controllers") or "").split())
     if not cgroup.is_unified():
         trouble: str | None = "this machine has no control groups of version 2 alone"
     elif launcher == "systemd":
-        trouble = _missing((cgroup.read(cgroup.MOUNT, "cgroup.controllers") or "").split())
+        trouble = _missing(there)
     else:
-        folder, trouble = _own_folder()
+        folder, there, trouble = _own_folder()
     if trouble is not None:
         return Isolation(launcher, why_not=trouble, why_not_devices=trouble)
     # Under systemd the daemon itself is locked in and may not try. Whoever has systemd and control groups of version 2
     # has device rules too, since systemd's own are the same; a run that cannot have one is not started.
     why_not_devices = None if launcher == "systemd" else _why_no_device_rules()
-    return Isolation(launcher, is_limited=True, folder=folder, why_not_devices=why_not_devices)
+    can_pin = "cpuset" in there
+    return Isolation(launcher, is_limited=True, folder=folder, can_pin=can_pin, why_not_devices=why_not_devices)
 
 
-def _missing(there: list[str] | tuple[str, ...]) -> str | None:
+def _missing(there: tuple[str, ...]) -> str | None:
     missing = [name for name in _NEEDED if name not in there]
     return f"its control groups are without {' and '.join(missing)}" if missing else None
 
 
-def _own_folder() -> tuple[str | None, str | None]:
-    """Where leaves of runs can be made, or why nowhere."""
+def _own_folder() -> tuple[str | None, tuple[str, ...], str | None]:
+    """Where leaves of runs can be made and with which controllers, or why nowhere."""
     own = cgroup.path_of()
     if own is None:
-        return None, "the daemon's control group cannot be told"
+        return None, (), "the daemon's control group cannot be told"
     if os.path.basename(own) == DAEMON_LEAF:
         # It was made by an earlier daemon, which this one was started beside.
         own = os.path.dirname(own)
     is_root = not os.path.exists(f"{own}/cgroup.type")
     if own != cgroup.MOUNT and not _is_delegated(own):
-        return None, f"the daemon's control group {own} is not its own; with systemd, let it start the runs as units"
+        return (
+            None,
+            (),
+            f"the daemon's control group {own} is not its own; with systemd, let it start the runs as units",
+        )
     if is_root and os.path.exists("/run/systemd/system"):
-        return None, "the daemon is in the root of systemd's control groups, which are systemd's"
+        return None, (), "the daemon is in the root of systemd's control groups, which are systemd's"
     others = [] if is_root else [pid for pid in cgroup.pids(own) if not _is_ours(pid)]
     if others:
         process = proctree.read_process(others[0])
         who = f"{process.name if process else 'a process'} (pid {others[0]})"
-        return None, f"the daemon shares its control group with {who}, which it does not move"
+        return None, (), f"the daemon shares its control group with {who}, which it does not move"
     try:
         if not is_root:
             cgroup.move_all(own, f"{own}/{DAEMON_LEAF}")
         on = cgroup.enable(own)
     except OSError as error:
-        return None, f"the daemon's control group {own} cannot be used: {error.strerror}"
-    return own, _missing(on)
+        return None, (), f"the daemon's control group {own} cannot be used: {error.strerror}"
+    return own, on, _missing(on)
 
 
 def _is_delegated(path: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import select
 import stat
 
 from gpusched.engine import spool as files
+from gpusched.engine.account import DEFAULT_PATH, account_of, complete
 from gpusched.engine.logs import Logs, open_log
 from gpusched.engine.users import LaunchError, as_user, text_of
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 TRIES = 20
 BECOME_S = 60.0
 """So long may it take to read a program from a file server; who was stopped on the way takes longer."""
@@ -44,23 +43,26 @@ def start(
     foreign = uid != own
     if foreign and own != 0:
         raise LaunchError(f"cannot start as user {ticket['user']} (uid {uid}): gpuschedd runs as uid {own}, not root")
+    gid = account_of(uid, ticket["user"]).pw_gid if foreign else -1
+    complete(ticket["env"], uid, foreign)
     argv = list(ticket["argv"])
     if ticket["script"] is not None:
         argv.insert(0, _write_script(ticket, spool, uid if foreign else None))
     if not argv or not argv[0]:
         raise LaunchError("the command is empty")
-    gid = _group_of(uid) if foreign else -1
     if foreign:
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
         _give_checkpoint_dir(ticket["checkpoint_dir"], uid, gid)
-    logs = as_user(ticket["user"], uid, gid, lambda: _enter(ticket)) if foreign else _enter(ticket)
+    owner = (ticket["user"], uid, gid) if foreign else None
+    logs = _enter(ticket) if owner is None else as_user(*owner, lambda: _enter(ticket))
     try:
         if ticket["log_max_bytes"] is not None and streams is None:
             from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
 
-            logs = RotatedLogs(logs, ticket, (ticket["user"], uid, gid) if foreign else None)
+            logs = RotatedLogs(logs, ticket, owner)
+        logs.owner = owner
         if foreign or box is not None:
             pid = _fork_as(ticket, argv, logs, (uid, gid) if foreign else None, streams, box)
         else:
@@ -70,13 +72,6 @@ def start(
         raise
     logs.begin()
     return pid, logs
-
-
-def _group_of(uid: int) -> int:
-    try:
-        return pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        raise LaunchError(f"cannot start as uid {uid}: this machine has no user with that id") from None
 
 
 def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
@@ -230,6 +225,11 @@ def _fork_as(
                 box.enter()
             if identity is not None:
                 uid, gid = identity
+                if ticket["pam"]:
+                    from gpusched.engine import pam  # loaded by the job alone
+
+                    if pam.is_wanted():
+                        pam.open_session(ticket["user"])
                 os.initgroups(ticket["user"], gid)
                 os.setgid(gid)
                 os.setuid(uid)

@@ -63,6 +63,9 @@ class Launcher(Protocol):
     def refusals(self) -> list[tuple[str, str]]:
         """Runs it will not start, each with a sentence; each is told once."""
 
+    def heard(self, run: str) -> None:
+        """The run's supervisor has come, or is not waited for any more: `flush` may have more to hand on."""
+
     def kill(self) -> str:
         """End it now; what became of it, for the log."""
 
@@ -157,6 +160,9 @@ class ForkServer:
     def refusals(self) -> list[tuple[str, str]]:
         """None here: it says so through the event pipe."""
         return []
+
+    def heard(self, run: str) -> None:
+        """It hands on all it has, whoever has come."""
 
     def kill(self) -> str:
         """End it now; how it ended."""

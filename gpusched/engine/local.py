@@ -32,7 +32,7 @@ from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import ForkServer, Launcher
 from gpusched.engine.remains import Lost, kill_remains
 from gpusched.engine.waking import Waker
-from gpusched.engine.watched import ALIVE, Members, Phase, Watched, Watchlist
+from gpusched.engine.watched import ALIVE, Phase, Watched, Watchlist
 from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
@@ -69,16 +69,19 @@ class LocalEngine:
         boot_id: str,
         clock: Clock,
         launcher: Callable[[str, str, int], Launcher] = ForkServer,
+        pam: bool = False,
         cages: str | None = None,
     ) -> None:
         """Make the spool and start the launcher.
 
         Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; launcher: makes one, from
-        the spool, the boot id and the event pipe's end for writing; cages: control group in which runs that are kept
-        to something have theirs; None: each in its unit's.
+        the spool, the boot id and the event pipe's end for writing; pam: limits.conf holds for other users' jobs, if
+        there is a PAM file for them; cages: control group in which runs that are kept to something have theirs; None:
+        each in its unit's.
         Raises: OSError when the spool cannot be made or the launcher not be started.
         """
         self._make_launcher = launcher
+        self._pam = pam
         self._spool = os.path.abspath(spool_dir)
         os.makedirs(self._spool, exist_ok=True)
         # A root daemon's users execute their scripts from here, and may list nothing.
@@ -151,7 +154,7 @@ class LocalEngine:
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 watched.adopted = ticket.adopt
                 self._runs.add(watched)
-                server.send(ticket, ticket_facts(ticket, self._spool, self._cages))
+                server.send(ticket, ticket_facts(ticket, self._spool, self._pam, self._cages))
         self._flush(server)
         self._take_refusals(server)
         self._waker.alarm_within(CHECK_S)
@@ -186,8 +189,11 @@ class LocalEngine:
             for watched in gone:
                 if watched.phase is not Phase.ENDED:
                     self._supervisor_gone(watched)
-            if self._server is not None and self._server.fileno() in ready:
-                self._look_after_server(self._server)
+            server = self._server
+            if server is not None and server.fileno() in ready:
+                self._look_after_server(server)
+            elif server is not None:
+                self._flush(server)
         if self._waker.take_alarm():
             self._look_by_clock()
         self._waker.rearm()
@@ -204,26 +210,7 @@ class LocalEngine:
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """See `ports.Engine`."""
-        supervisors = {
-            watched.supervisor: watched.run
-            for watched in self._runs
-            if watched.supervisor is not None and watched.phase in ALIVE
-        }
-        adopted = Members(self._runs)
-        found: dict[int, str] = {}
-        for pid in pids:
-            at = pid
-            run = None
-            while at > 1 and run is None:
-                run = supervisors.get(at)
-                if run is None:
-                    process = proctree.read_process(at)
-                    run = adopted.run_of(process)
-                    at = process.ppid if process else 0
-            if run is not None:
-                found[pid] = run
-                adopted.note(pid, run)
-        return found
+        return self._runs.owners(pids)
 
     def checkpoints(self) -> Mapping[str, float]:
         """See `ports.Engine`."""
@@ -312,6 +299,10 @@ class LocalEngine:
                 log.error("run %s: %s", run, detail)
                 self._settle(watched, detail)
 
+    def _heard(self, watched: Watched) -> None:
+        if self._server is not None:
+            self._server.heard(watched.run)
+
     def _drop_server(self) -> None:
         """The launcher is gone or does not answer: settle what it was asked for. The next start makes one."""
         server = self._server
@@ -329,6 +320,7 @@ class LocalEngine:
     def _settle(self, watched: Watched, detail: str) -> None:
         """Learn from the spool where a run is; one that nobody claimed is revoked."""
         run = watched.run
+        self._heard(watched)
         try:
             record = files.read_record(self._spool, run)
             if record is None and watched.supervisor is not None:
@@ -478,6 +470,8 @@ class LocalEngine:
             if watched.phase is Phase.ASKED:
                 self._settle(watched, facts["detail"])
             return
+        if watched.phase is Phase.ASKED:
+            self._heard(watched)
         event = event_from(facts)
         if isinstance(event, RunEnded):
             self._end(watched, event)

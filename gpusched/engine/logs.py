@@ -28,7 +28,7 @@ LOG_FLAGS = (
 class Logs:
     """The job's open log files. The supervisor keeps them for its own last line and for a look at the tail."""
 
-    __slots__ = ("error", "error_from", "output", "output_from")
+    __slots__ = ("error", "error_from", "output", "output_from", "owner")
 
     is_copied = False
     """Whether the job writes into pipes rather than into the files themselves."""
@@ -36,6 +36,8 @@ class Logs:
     def __init__(self, output: int, error: int) -> None:
         self.output = output
         self.error = error
+        self.owner: tuple[str, int, int] | None = None
+        """Name, user and group whose files they are, if not our own."""
         self.output_from = os.fstat(output).st_size
         self.error_from = os.fstat(error).st_size
 

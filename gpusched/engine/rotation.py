@@ -98,10 +98,11 @@ class Flow:
                 pass
         self.reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
+            # Before it is given away: root need not be one who may open everything.
+            self.job_end = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_CLOEXEC)
             if who is not None:
                 # So that its owner can open /dev/stdout.
                 os.fchown(writer, who[1], who[2])
-            self.job_end = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             os.close(self.reader)
             raise

@@ -14,7 +14,7 @@ import time
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
-from gpusched.engine.users import LaunchError, write_as
+from gpusched.engine.users import LaunchError, as_user, write_as
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
@@ -560,6 +560,15 @@ class Supervisor:
 
     def ran_out_of_vram(self) -> bool:
         """Whether the tail of the job's output shows that GPU memory ran out."""
-        if not self.ticket["has_gpus"] or self.logs is None:
+        logs = self.logs
+        if not self.ticket["has_gpus"] or logs is None:
             return False
-        return any(report.tail_shows_oom(fd, begin) for fd, begin in self.logs.tails())
+
+        def look() -> bool:
+            return any(report.tail_shows_oom(fd, begin) for fd, begin in logs.tails())
+
+        # The file may be where root has no rights: on a disk of another machine.
+        try:
+            return look() if logs.owner is None else as_user(*logs.owner, look)
+        except LaunchError:
+            return False

@@ -3,7 +3,7 @@
 Every run is one transient service whose main process is the run's supervisor (`unit`), the same that the fork
 server forks. PID 1 is asked over D-Bus and is never waited for:
 
-    queued    no call was made yet; only so many calls are made at once
+    queued    no call was made yet; only so many are on their way at once
     called    PID 1 has been asked
     taken     PID 1 has made the unit and starts it
     started   the supervisor's program runs and will claim the run
@@ -37,11 +37,12 @@ PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from gpusched.engine.uni
 MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", bus_name="org.freedesktop.systemd1", interface="org.freedesktop.systemd1.Manager"
 )
-CALLS_AT_ONCE = 16
-"""The bus allows one connection some 128 unanswered calls; PID 1 makes one unit after the other anyway."""
+AT_ONCE = 16
+"""Runs between their call and their supervisor's first word. The bus allows one connection some 128 unanswered calls,
+and interpreters that start all at once only wait for each other."""
 SILENCE_S = 60.0
 """PID 1 is given up when it owes an answer and says nothing for so long; a reload of many units takes seconds."""
-CLAIM_S = 30.0
+CLAIM_S = 60.0
 """How long a supervisor whose program runs may take to claim its run."""
 
 
@@ -73,7 +74,7 @@ class UnitLauncher:
         self._program = Program(argv, kept)
         self._queue: deque[tuple[Ticket, bytes]] = deque()
         self._calls: dict[str, _Call] = {}
-        """By unit: from the call until its supervisor must have come."""
+        """By unit: from the call until its supervisor has come, or must have."""
         self._by_serial: dict[int, str] = {}
         self._refused: list[tuple[str, str]] = []
         self._heard_at = time.monotonic()
@@ -95,8 +96,8 @@ class UnitLauncher:
 
     @property
     def has_tickets(self) -> bool:
-        """Whether `flush` has something to do."""
-        return True
+        """Whether `flush` may have something to do."""
+        return bool(self._queue) or self._bus.has_unsent
 
     def send(self, ticket: Ticket, facts: dict[str, Any]) -> None:
         """Queue a ticket; nothing leaves before `flush`."""
@@ -106,7 +107,7 @@ class UnitLauncher:
 
     def flush(self) -> bool:
         """Make the calls that may be made now; False while the socket takes no more."""
-        while self._queue and len(self._by_serial) < CALLS_AT_ONCE:
+        while self._queue and len(self._calls) < AT_ONCE:
             ticket, content = self._queue.popleft()
             try:
                 self._call(ticket, content)
@@ -138,6 +139,12 @@ class UnitLauncher:
         refused, self._refused = self._refused, []
         return refused
 
+    def heard(self, run: str) -> None:
+        """Its supervisor has come, or was given up: another one may start."""
+        call = self._calls.pop(self._names.unit(run), None)
+        if call is not None:
+            self._by_serial.pop(call.serial, None)
+
     def kill(self) -> str:
         """Give the connection up; why, for the log. What PID 1 was asked for it may still do."""
         why = self._bus.lost or f"it has not answered for {SILENCE_S:g} s"
@@ -150,8 +157,7 @@ class UnitLauncher:
         os.close(self._lock)
 
     def _owes_answers(self) -> bool:
-        waiting = self._queue or self._by_serial or any(call.claim_until is None for call in self._calls.values())
-        return bool(waiting)
+        return bool(self._by_serial) or any(call.claim_until is None for call in self._calls.values())
 
     def _call(self, ticket: Ticket, content: bytes) -> None:
         memory = os.memfd_create("gpusched-ticket", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -171,6 +171,29 @@ class Watchlist:
             # Just ended: its pidfd says so too.
             pass
 
+    def owners(self, pids: Iterable[int]) -> dict[int, str]:
+        """Which of these processes belong to which run, as `ports.Engine` says."""
+        supervisors = {
+            watched.supervisor: watched.run
+            for watched in self._runs.values()
+            if watched.supervisor is not None and watched.phase in ALIVE
+        }
+        adopted = Members(self._runs.values())
+        found: dict[int, str] = {}
+        for pid in pids:
+            at = pid
+            run = None
+            while at > 1 and run is None:
+                run = supervisors.get(at)
+                if run is None:
+                    process = proctree.read_process(at)
+                    run = adopted.run_of(process)
+                    at = process.ppid if process else 0
+            if run is not None:
+                found[pid] = run
+                adopted.note(pid, run)
+        return found
+
     def close(self) -> None:
         """Close all pidfds; to be called after the waker's."""
         for fd in self._by_pidfd:

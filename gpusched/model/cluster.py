@@ -155,6 +155,8 @@ class Isolation:
     """Memory, tasks and processors, by control groups."""
     folder: str | None = None
     """The control group in which runs have theirs; None: each has its own unit's."""
+    can_pin: bool = False
+    """Whether a run can be given processors of its own."""
     why_not: str | None = None
     """Why nothing is limited; None when it is."""
     why_not_devices: str | None = None

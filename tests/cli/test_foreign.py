@@ -84,10 +84,20 @@ def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
         wrong = crowded.type("gpusched", "adopt", str(process.pid), "-t", "soon")
         assert wrong.code == 2
         assert "--time" in wrong.err
+        assert "ExitUnknown" not in crowded.ok("gshow", "1")
+        for words in (
+            ("ghist", "--usage"),
+            ("ghist", "--efficiency"),
+            ("gq", "--priority"),
+            ("ginfo",),
+        ):
+            crowded.ok(*words)
         crowded.ok("gcancel", "1")
         assert process.wait(30) == -15
         path.write_text(json.dumps({"gpus": [{"vram": "24GiB"}, {"vram": "24GiB"}]}))
         wait_until(lambda: "CANCELLED" in crowded.ok("gq", "-a", "-o", "%T", "--noheader"), what="its end")
+        assert "was adopted by" in crowded.ok("gshow", "1")
+        assert "late" in crowded.ok("ghist")
     finally:
         process.kill()
         process.wait()

@@ -32,6 +32,8 @@ class Daemon:
     def __init__(self, home: Path, *, fake_gpus: str | None = None, config: str = "") -> None:
         self.home = home
         self.arguments: list[str] = []
+        self.prefix: list[str] = []
+        """What starts the daemon's command."""
         self.socket = home / "run" / "api.sock"
         home.mkdir(parents=True, exist_ok=True)
         self.source = "" if fake_gpus else '[gpu]\nsource = "none"\n'
@@ -60,7 +62,15 @@ class Daemon:
         try:
             with open(self.home / "daemon.out", "ab") as out:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "gpusched.daemon", *self.arguments, "--ready-fd", str(write_fd)],
+                    [
+                        *self.prefix,
+                        sys.executable,
+                        "-m",
+                        "gpusched.daemon",
+                        *self.arguments,
+                        "--ready-fd",
+                        str(write_fd),
+                    ],
                     env={**self.env, **env},
                     pass_fds=[write_fd],
                     stdin=subprocess.DEVNULL,

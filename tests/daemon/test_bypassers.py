@@ -161,6 +161,8 @@ def test_who_cannot_be_reached_is_said(make: Any) -> None:
     process = crowd(daemon, strangers)
     daemon.person(ANN).submit("true", gpus=2)
     wait_until(lambda: row(daemon, process.pid)["untold"] is not None, what="the try to fail")
+    (seen,) = daemon.person(BOB).call("GET", "/v1/foreign")["foreign"]
+    assert (seen["told_at"] is not None, seen["told_by"], seen["untold"]) == (True, [], None)
     assert "notify.toml" in row(daemon, process.pid)["untold"]
     assert row(daemon, process.pid)["told_by"] == []
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,10 @@ import pytest
 
 from gpusched.engine import cgroup
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))
 
-PATIENCE_S = 240.0
-"""An emulated machine is 15 to 70 times slower."""
+from cages import CagedBench
 
 
 def _trouble() -> str | None:
@@ -47,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_cgroup() -> Iterator[str]:
     """A control group of its own below the root, marked as delegated like systemd does."""
     path = f"{cgroup.MOUNT}/gpusched-test-{secrets.token_hex(4)}"
+    # systemd takes back what no unit of its own needs.
+    cgroup.enable(cgroup.MOUNT)
     os.mkdir(path)
     os.setxattr(path, "trusted.delegate", b"1")
     yield path
@@ -69,3 +73,14 @@ def gpu_nodes() -> Iterator[list[str]]:
     yield ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl"]
     for path in made:
         os.unlink(path)
+
+
+@pytest.fixture
+def bench(own_cgroup: str) -> Iterator[CagedBench]:
+    cgroup.enable(own_cgroup)
+    # Not below pytest's own folder, into which other users may not go.
+    folder = Path(tempfile.mkdtemp(prefix="gpusched-cages-"))
+    made = CagedBench(folder, own_cgroup)
+    yield made
+    made.close()
+    shutil.rmtree(folder)

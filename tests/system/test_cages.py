@@ -6,78 +6,14 @@ Runs under the real engine, in a control group of the test's own. See docs/contr
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeVar
 
-import pytest
-from conftest import PATIENCE_S
-from engine_bench import BOOT, Does, LocalBench, WallClock
+from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, USER, CagedBench
 
-from gpusched.engine import cage, cgroup
-from gpusched.engine.local import LocalEngine
-from gpusched.model.execution import Cage, RunEnded, RunLost, RunStarted, StopOrder
-
-USER = "daemon"
-PYTHON = "/usr/bin/python3"
-_NOTHING = Does()
-E = TypeVar("E")
+from gpusched.engine import cgroup
+from gpusched.model.execution import RunEnded, RunLost, RunStarted, StopOrder
 
 HOG = "x = bytearray(300 << 20)"
-REPORTS_OPENING = """
-import os, sys
-for path in sys.argv[1:]:
-    try:
-        os.close(os.open(path, os.O_RDWR))
-        word = "open"
-    except OSError as error:
-        word = os.strerror(error.errno)
-    print(os.path.basename(path), word, sep=": ")
-"""
-LET_THROUGH, REFUSED = "No such device or address", "Operation not permitted"
-
-
-class CagedBench(LocalBench):
-    """Runs of another user, each in a cage."""
-
-    def __init__(self, folder: Path, cages: str) -> None:
-        self.cages = cages
-        folder.chmod(0o777)
-        super().__init__(folder)
-
-    def make(self) -> LocalEngine:
-        return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), cages=self.cages)
-
-    def run(self, run: str, *argv: str, **kept: Any) -> None:
-        """Start a command as another user in a cage."""
-        user = pwd.getpwnam(USER)
-        self.start(run, _NOTHING, argv=argv, uid=user.pw_uid, user=USER, cage=Cage(**kept), grace_s=PATIENCE_S)
-
-    def leaf(self, run: str) -> Path:
-        """The control group of a run."""
-        return Path(cage.leaf_of(self.cages, run))
-
-    def until(self, run: str, *kinds: type[E], timeout_s: float = PATIENCE_S) -> E:
-        return super().until(run, *kinds, timeout_s=timeout_s)
-
-    def says(self, run: str, word: str) -> None:
-        """Wait for a word of its output."""
-        self.wait(lambda: word in self.output(run), PATIENCE_S, f"{word!r} of run {run}")
-
-
-@pytest.fixture
-def bench(own_cgroup: str) -> Iterator[CagedBench]:
-    cgroup.enable(own_cgroup)
-    # Not below pytest's own folder, into which other users may not go.
-    folder = Path(tempfile.mkdtemp(prefix="gpusched-cages-"))
-    made = CagedBench(folder, own_cgroup)
-    yield made
-    made.close()
-    shutil.rmtree(folder)
 
 
 # --- memory -------------------------------------------------------------------------------------------
@@ -120,6 +56,17 @@ def test_a_job_below_its_limit_is_left_alone(bench: CagedBench) -> None:
     bench.run("1.1", PYTHON, "-c", "x = bytearray(20 << 20)", mem_mib=200)
     end = bench.end_of("1.1")
     assert (end.exit_code, end.oom_kills, end.at_mem_limit) == (0, 0, False)
+
+
+def test_the_kernel_is_to_end_the_job_before_its_supervisor(bench: CagedBench) -> None:
+    bench.run(
+        "1.1", PYTHON, "-c", "import time; print(open('/proc/self/oom_score_adj').read(), flush=True); time.sleep(999)"
+    )
+    bench.says("1.1", "0")
+    supervisor = bench.until("1.1", RunStarted).supervisor_pid
+    with open(f"/proc/{supervisor}/oom_score_adj", encoding="ascii") as file:
+        assert int(file.read()) == -500
+    assert bench.output("1.1").split() == ["0"]
 
 
 # --- tasks and processors -----------------------------------------------------------------------------

@@ -466,3 +466,26 @@ def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
     lab.ask(Reload(Caller(os.geteuid(), "owner")))
     lab.turn(60)
     assert keys(lab) == [f"{job}.1 pending"]
+
+
+def test_what_the_outbox_of_a_user_has_no_room_for_is_not_tried_again_and_again() -> None:
+    lab = Lab(alert=AlertSettings(outbox=2))
+    told = [Alert(f"gpu_foreign {pid}.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0) for pid in (7, 8, 9)]
+    lab.scheduler.alerts.tell_people(told)
+    lab.turn()
+    assert keys(lab) == ["gpu_foreign 7.1 @1", "gpu_foreign 8.1 @1"]
+    assert lab.scheduler.alerts.dropped == 1
+    lab.turn()
+    lab.turn()
+    assert lab.scheduler.alerts.dropped == 1
+
+
+def test_what_could_not_be_recorded_is_told_once_it_can() -> None:
+    lab = Lab()
+    lab.store.is_full = True
+    lab.scheduler.alerts.tell_people([Alert("gpu_foreign 7.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0)])
+    lab.turn()
+    assert keys(lab) == []
+    lab.store.is_full = False
+    lab.turn()
+    assert keys(lab) == ["gpu_foreign 7.1 @1"]

@@ -18,7 +18,7 @@ from gpusched.policy.caging import as_list, cage_of, choose_cpus, describe
 from gpusched.testing import job, run
 
 SETTINGS = IsolationSettings()
-FULL = Isolation("systemd", is_limited=True)
+FULL = Isolation("systemd", is_limited=True, can_pin=True)
 
 
 def booked(number: int = 1, *, gpus: int = 0, **changes: object) -> Run:
@@ -200,6 +200,17 @@ def test_what_cannot_be_enforced_is_in_no_cage() -> None:
     cage = Cager(no_rules).cage(one, SETTINGS, {"GPU-0": sample(0)}, {})
     assert cage is not None
     assert (cage.mem_mib, cage.gpu_minors) == (100, None)
+
+
+def test_without_the_kernels_cpusets_no_run_has_processors_of_its_own() -> None:
+    found = replace(FULL, can_pin=False)
+    cage = Cager(found, TWO_SOCKETS).cage(booked(cpus=2.0), PINS, {}, {})
+    assert cage is not None
+    assert cage.cpus == ()
+    facts = isolation(found, PINS)
+    assert (facts["cpus"], facts["memory"]) == ("weight", "cgroup")
+    assert facts["why_not"] == "no processors of their own: its control groups are without cpuset"
+    assert isolation(found, SETTINGS)["why_not"] is None
 
 
 def test_what_is_enforced_is_told_kind_by_kind() -> None:

@@ -59,3 +59,19 @@ def test_what_its_owner_could_not_remove_stays() -> None:
         assert not (base / "7").exists()
         remove(str(base / "8"), NOBODY)
         assert (base / "8" / "file").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_folder_of_an_account_that_is_gone_goes_too() -> None:
+    uid = next(uid for uid in range(62_000, 63_000) if not is_there(uid))
+    with tempfile.TemporaryDirectory() as top:
+        os.chmod(top, 0o711)
+        base = Path(top) / "base"
+        base.mkdir()
+        base.chmod(0o1777)
+        (base / "7").mkdir(mode=0o700)
+        (base / "7" / "file").touch()
+        for path in (base / "7", base / "7" / "file"):
+            os.chown(path, uid, uid)
+        remove(str(base / "7"), uid)
+        assert not (base / "7").exists()

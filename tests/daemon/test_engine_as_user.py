@@ -1,0 +1,293 @@
+"""Jobs of another user under a root engine: accounts that go, homes that root may not enter, limits, environments."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_bench import FOREVER, Does, LocalBench
+from people import NEEDS_ROOT, SystemDaemon
+from support import wait_until
+
+from gpusched.engine import account, pam
+from gpusched.engine.users import LaunchError
+from gpusched.model.execution import RunStarted, StopOrder
+
+pytestmark = NEEDS_ROOT
+
+SLEEPS = Does(lasts_s=FOREVER)
+THROWN_AWAY = f"gpusched-{os.getpid()}"
+UID = 61_000 + os.getpid() % 1000
+"""Far from those of real people and of the system; another one in each process that runs tests."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One that everybody may enter."""
+    found = Path(os.path.realpath(tmp_path))
+    for parent in (found, *found.parents):
+        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    return found
+
+
+@pytest.fixture
+def bench(folder: Path) -> Iterator[LocalBench]:
+    made = LocalBench(folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(folder: Path) -> Path:
+    """Of nobody, and closed to everybody else."""
+    made = folder / "home"
+    made.mkdir(mode=0o700)
+    os.chown(made, 65534, 65534)
+    return made
+
+
+@pytest.fixture
+def user() -> Iterator[str]:
+    """An account that is there for this test."""
+    if shutil.which("useradd") is None:
+        pytest.skip("there is no useradd")
+    add = ["useradd", "--no-create-home", "--uid", str(UID), "--shell", "/bin/sh", THROWN_AWAY]
+    # Another one may have locked the list of accounts for a moment.
+    wait_until(lambda: subprocess.run(add, check=False, capture_output=True).returncode == 0, what="the account")
+    yield THROWN_AWAY
+    subprocess.run(["userdel", "--force", THROWN_AWAY], check=False, capture_output=True)
+
+
+def take_away(user: str) -> None:
+    """Remove the account, also while processes of it run."""
+    remove = ["userdel", "--force", user]
+
+    def is_gone() -> bool:
+        subprocess.run(remove, check=False, capture_output=True)
+        return user not in {entry.pw_name for entry in pwd.getpwall()}
+
+    wait_until(is_gone, what=f"{user} to go")
+
+
+def nobody(home: Path) -> dict[str, object]:
+    return {"uid": 65534, "user": "nobody", "work_dir": str(home)}
+
+
+# --- homes of other machines -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def squashed_bench(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBench]:
+    """One whose root is an ordinary user to other people's files, as on a disk of another machine."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv")
+    wrapper = folder / "python"
+    words = f"setpriv --bounding-set=-dac_override,-dac_read_search -- {sys.executable}"
+    wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    wrapper.chmod(0o755)
+    looks = [str(wrapper), "-I", "-S", "-c", f"import os; os.listdir({str(home)!r})"]
+    if "PermissionError" not in subprocess.run(looks, check=False, capture_output=True, text=True).stderr:
+        pytest.skip("root may enter all folders here, whatever it gives up")
+    monkeypatch.setattr("gpusched.engine.launcher.sys.executable", str(wrapper))
+    made = LocalBench(folder)
+    monkeypatch.undo()
+    yield made
+    made.close()
+
+
+def test_a_home_that_root_may_not_enter_is_no_hindrance(squashed_bench: LocalBench, home: Path) -> None:
+    bench = squashed_bench
+    program = home / "program"
+    program.write_text("#!/bin/sh\necho from the program; pwd; exit 6\n")
+    program.chmod(0o700)
+    os.chown(program, 65534, 65534)
+    bench.start("1.1", script=b"#!/bin/sh\nid -u; ls; exec ./program\n", argv=(), umask=0o077, **nobody(home))
+    bench.start("2.1", argv=("./program",), stderr_path="2.1.err", **nobody(home))
+    bench.start("3.1", argv=("./missing",), **nobody(home))
+    assert bench.end_of("1.1").exit_code == 6
+    assert bench.end_of("2.1").exit_code == 6
+    words = (home / "1.1.out").read_text().split("\n")
+    assert words[0] == "65534"
+    assert words[-3:] == ["from the program", str(home), ""]
+    assert (home / "1.1.out").stat().st_mode & 0o777 == 0o600
+    assert "./missing" in str(bench.end_of("3.1").launch_error)
+
+
+def test_output_that_root_may_not_read_still_shows_that_memory_ran_out(squashed_bench: LocalBench, home: Path) -> None:
+    text = "echo torch.OutOfMemoryError: CUDA out of memory; exit 1"
+    squashed_bench.start("1.1", argv=("sh", "-c", text), has_gpus=True, umask=0o077, **nobody(home))
+    assert squashed_bench.end_of("1.1").gpu_oom
+
+
+def test_output_is_put_aside_where_root_may_not_enter(squashed_bench: LocalBench, home: Path) -> None:
+    text = "head -c 3000000 /dev/zero | tr '\\0' x | fold -w 99; echo last > /dev/stderr"
+    squashed_bench.start("1.1", argv=("sh", "-c", text), log_max_mib=1, log_keep=2, umask=0o077, **nobody(home))
+    assert squashed_bench.end_of("1.1").exit_code == 0
+    names = sorted(path.name for path in home.iterdir())
+    assert names == ["1.1.out", "1.1.out.old1", "1.1.out.old2"]
+    assert {path.stat().st_uid for path in home.iterdir()} == {65534}
+    assert (home / "1.1.out").read_text().endswith("last\n")
+
+
+# --- accounts that go -----------------------------------------------------------------------------------------
+
+
+def test_a_job_of_an_account_that_is_gone_is_not_started(bench: LocalBench, user: str) -> None:
+    take_away(user)
+    bench.start("1.1", uid=UID, user=user, work_dir="/tmp", stdout_path="/dev/null")
+    error = str(bench.end_of("1.1").launch_error)
+    assert error == f"cannot start as user {user}: this machine has no account with uid {UID} any more"
+
+
+def test_a_number_that_is_somebody_elses_by_now_gets_no_ones_job(bench: LocalBench, user: str) -> None:
+    bench.start("1.1", uid=UID, user="her-before", work_dir="/tmp", stdout_path="/dev/null")
+    error = str(bench.end_of("1.1").launch_error)
+    assert error == f"cannot start as user her-before: uid {UID} is the account {user} now"
+
+
+def test_a_job_whose_account_goes_meanwhile_is_ended_like_any_other(bench: LocalBench, user: str) -> None:
+    bench.start("1.1", SLEEPS, uid=UID, user=user, work_dir="/tmp", stdout_path="/dev/null")
+    bench.until("1.1", RunStarted)
+    take_away(user)
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+def test_a_daemon_outlives_the_accounts_of_its_jobs(user: str) -> None:
+    daemon = SystemDaemon()
+    try:
+        daemon.start()
+        person = daemon.person(user)
+        waiting = person.submit("true", retries=3, hold=True)
+        running = person.submit("sleep", "600")
+        root = daemon.person("root")
+        wait_until(lambda: root.call("GET", f"/v1/jobs/{running}")["job"]["state"] == "RUNNING", what="the job to run")
+        take_away(user)
+        root.call("POST", "/v1/jobs/release", {"ids": [waiting]})
+        wait_until(lambda: root.call("GET", f"/v1/jobs/{waiting}")["job"]["state"] == "FAILED", what="the job to fail")
+        job = root.call("GET", f"/v1/jobs/{waiting}")["job"]
+        assert (job["reason"], job["user"]) == ("JobLaunchFailure", user)
+        assert f"no account with uid {UID} any more" in job["reason_text"]
+        assert job["run"] == 1, "tried once only"
+        for command, job in (("gq", running), ("gshow", waiting), ("ghist", waiting)):
+            program = f"from gpusched.cli.{command} import main; main()"
+            words = [sys.executable, "-c", program, *([job] if command == "gshow" else ["-u", user])]
+            env = {**os.environ, "GPUSCHED_SOCKET": str(daemon.socket)}
+            shown = subprocess.run(words, env=env, check=False, capture_output=True, text=True)
+            assert shown.returncode == 0, shown.stderr
+            # The name it had: a number means less to people, and may be somebody else's by now.
+            assert user in shown.stdout
+            assert job in shown.stdout
+        root.call("POST", "/v1/jobs/cancel", {"ids": [running]})
+        wait_until(lambda: root.call("GET", f"/v1/jobs/{running}")["job"]["state"] == "CANCELLED", what="its end")
+    finally:
+        daemon.close()
+
+
+# --- what a job is born with ---------------------------------------------------------------------------------
+
+
+def environment(bench: LocalBench, run: str) -> dict[str, str]:
+    end = bench.end_of(run)
+    assert end.exit_code == 0, end
+    return dict(line.split("=", 1) for line in bench.output(run).splitlines())
+
+
+def test_an_environment_without_a_home_gets_the_accounts(bench: LocalBench, folder: Path) -> None:
+    folder.chmod(0o777)
+    games = pwd.getpwnam("games")
+    bench.start("1.1", argv=("env",), env={}, uid=games.pw_uid, user="games")
+    found = environment(bench, "1.1")
+    assert {name: found[name] for name in ("HOME", "USER", "LOGNAME", "SHELL", "PATH")} == {
+        "HOME": games.pw_dir,
+        "USER": "games",
+        "LOGNAME": "games",
+        "SHELL": games.pw_shell,
+        "PATH": account.DEFAULT_PATH,
+    }
+    bench.start("2.1", argv=("env",), env={"HOME": "/elsewhere", "PATH": "/bin"}, uid=games.pw_uid, user="games")
+    found = environment(bench, "2.1")
+    assert (found["HOME"], found["PATH"], found["USER"]) == ("/elsewhere", "/bin", "games")
+
+
+def test_a_runtime_folder_that_goes_with_the_login_is_not_passed_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = {"XDG_RUNTIME_DIR": "/run/user/61998", "DBUS_SESSION_BUS_ADDRESS": "unix:path=/run/user/61998/bus"}
+    env = {"HOME": "/", "USER": "a", "LOGNAME": "a", "SHELL": "/bin/sh", **login}
+    account.complete(env, 61998, foreign=True)
+    assert not env.keys() & login.keys()
+    own = folder / "own"
+    own.mkdir()
+    os.chown(own, 65534, 65534)
+    for uid, is_kept in ((65534, True), (1, False)):
+        env = {"XDG_RUNTIME_DIR": str(own), "DBUS_SESSION_BUS_ADDRESS": "unix:path=/elsewhere"}
+        account.complete(env, uid, foreign=True)
+        assert ("XDG_RUNTIME_DIR" in env) == is_kept
+        assert env["DBUS_SESSION_BUS_ADDRESS"] == "unix:path=/elsewhere"
+
+
+# --- limits.conf --------------------------------------------------------------------------------------------
+
+
+def limits_after_session(user: str, folder: Path) -> tuple[str, int]:
+    """What a session says and leaves behind, in a process of its own."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            pam.open_session(user, str(folder))
+            words = ""
+        except LaunchError as error:
+            words = str(error)
+        except BaseException as error:
+            words = repr(error)
+        os.write(tell, f"{resource.getrlimit(resource.RLIMIT_NOFILE)[1]} {words}".encode())
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as file:
+        number, _, words = file.read().partition(" ")
+    os.waitpid(child, 0)
+    return words, int(number)
+
+
+@pytest.fixture
+def pam_folder(folder: Path) -> Path:
+    try:
+        has_library = hasattr(pam.ctypes.CDLL(pam.LIBRARY), "pam_start_confdir")
+    except OSError:
+        has_library = False
+    if not has_library:
+        pytest.skip("this machine has no PAM, or one that knows only /etc/pam.d")
+    made = folder / "pam.d"
+    made.mkdir()
+    return made
+
+
+def test_a_session_sets_the_limits_of_its_user(pam_folder: Path) -> None:
+    limits = pam_folder / "limits.conf"
+    limits.write_text("games hard nofile 321\nnobody hard nofile 123\n")
+    (pam_folder / pam.SERVICE).write_text(f"session required pam_limits.so conf={limits}\n")
+    assert limits_after_session("games", pam_folder) == ("", 321)
+    assert limits_after_session("nobody", pam_folder) == ("", 123)
+
+
+def test_a_session_that_is_refused_is_a_sentence(pam_folder: Path) -> None:
+    (pam_folder / pam.SERVICE).write_text("session required pam_deny.so\n")
+    words, _ = limits_after_session("games", pam_folder)
+    assert words.startswith("cannot set the limits of user games: ")
+    assert words.endswith("(see /etc/pam.d/gpusched and /etc/security/limits.conf)")
+
+
+def test_the_file_that_is_installed_is_the_one_that_is_read() -> None:
+    text = Path(__file__).parents[2].joinpath("systemd", "pam.d-gpusched").read_text()
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines == [["session", "required", "pam_limits.so"]]

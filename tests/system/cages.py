@@ -1,0 +1,60 @@
+"""Runs of another user, each in a cage, under the real engine."""
+
+from __future__ import annotations
+
+import pwd
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine_bench import BOOT, Does, LocalBench, WallClock
+
+from gpusched.engine import cage
+from gpusched.engine.local import LocalEngine
+from gpusched.model.execution import Cage
+
+PATIENCE_S = 240.0
+"""An emulated machine is 15 to 70 times slower."""
+USER = "daemon"
+PYTHON = "/usr/bin/python3"
+_NOTHING = Does()
+E = TypeVar("E")
+
+REPORTS_OPENING = """
+import os, sys
+for path in sys.argv[1:]:
+    try:
+        os.close(os.open(path, os.O_RDWR))
+        word = "open"
+    except OSError as error:
+        word = os.strerror(error.errno)
+    print(os.path.basename(path), word, sep=": ")
+"""
+LET_THROUGH, REFUSED = "No such device or address", "Operation not permitted"
+
+
+class CagedBench(LocalBench):
+    """Runs of another user, each in a cage."""
+
+    def __init__(self, folder: Path, cages: str) -> None:
+        self.cages = cages
+        folder.chmod(0o777)
+        super().__init__(folder)
+
+    def make(self) -> LocalEngine:
+        return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), cages=self.cages)
+
+    def run(self, run: str, *argv: str, user: str = USER, **kept: Any) -> None:
+        """Start a command as another user in a cage."""
+        uid = pwd.getpwnam(user).pw_uid
+        self.start(run, _NOTHING, argv=argv, uid=uid, user=user, cage=Cage(**kept), grace_s=PATIENCE_S)
+
+    def leaf(self, run: str) -> Path:
+        """The control group of a run."""
+        return Path(cage.leaf_of(self.cages, run))
+
+    def until(self, run: str, *kinds: type[E], timeout_s: float = PATIENCE_S) -> E:
+        return super().until(run, *kinds, timeout_s=timeout_s)
+
+    def says(self, run: str, word: str) -> None:
+        """Wait for a word of its output."""
+        self.wait(lambda: word in self.output(run), PATIENCE_S, f"{word!r} of run {run}")
