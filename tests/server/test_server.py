@@ -266,6 +266,8 @@ def test_jobs_do_not_notice(machine: Machine, way: str) -> None:
     job = machine.job(job_id)
     assert (job["state"], job["run"]) == ("RUNNING", 1)
     assert machine.pids(job_id) == pids
+    unit = machine.root(f"systemctl show -p LoadState,ActiveState gpusched-{job_id}.1.service")
+    assert unit.split() == ["LoadState=loaded", "ActiveState=active"]
     machine.as_(machine.alice, f"gcancel {job_id}")
     machine.wait_for(job_id, "CANCELLED")
 
