@@ -302,7 +302,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
         tell_of_restart(scheduler)
         asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
         scheduler.flush()
-        log.info("stopped; runs go on")
+        log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")
     finally:
         if dispatcher is not None:
             dispatcher.close()
