@@ -13,7 +13,7 @@ from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec
 from gpusched.daemon.access import is_admin
-from gpusched.daemon.adopting import Adopt, check_is_no_job, check_rights, examine, wanted
+from gpusched.daemon.adopting import Adopt, check_is_no_job, check_rights, check_who, examine, wanted
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
 
@@ -34,6 +34,7 @@ async def adopt(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     settings = service.settings
     is_an_admin, reading, boot_id = is_admin(caller, settings), scheduler.reading, scheduler.host.boot_id
+    check_who(caller, settings)
     # Others are not told which job it is part of.
     check_rights(pid, caller, is_an_admin)
     check_is_no_job(pid, scheduler.engine)

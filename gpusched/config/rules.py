@@ -277,6 +277,7 @@ RULES: dict[str, Rule] = {
     "daemon.launcher": OneOf(("auto", "systemd", "fork")),
     "daemon.drop_env": Texts("name patterns"),
     "history.keep_days": Range(0, 36_500),
+    "foreign.adopt": OneOf(("owner", "admin")),
     "foreign.message": SomeOf(FOREIGN_MESSAGES),
     "foreign.message_after_s": _WAIT,
     # Not so often that a terminal is of no more use.

@@ -17,13 +17,17 @@ from gpusched.engine import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.cluster import GpuReading
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_size_mib, printable
 from gpusched.policy.foreign import is_of_the_system
 from gpusched.policy.life import lifecycle
+from gpusched.policy.preemption import held_by_job
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import demand
 from gpusched.ports import Engine
 
-from .access import Caller, hides, is_admin
+from .access import Caller, check_admin, hides, is_admin
 from .admitting import check_nice, check_submission, complete_all
 from .making import check_room, check_stored, new_job, record
 from .turn import Deed, Turn
@@ -76,6 +80,12 @@ class Adopt:
 
 
 # --- what there is ------------------------------------------------------------------------------
+
+
+def check_who(caller: Caller, settings: Settings) -> None:
+    """Refuse owners where `[foreign] adopt` leaves it to admins. Raises: Forbidden."""
+    if settings.foreign.adopt == "admin":
+        check_admin(caller, "adopt processes here", settings)
 
 
 def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.Process, int, str]:
@@ -220,6 +230,7 @@ def _ancestors(process: proctree.Process) -> frozenset[int]:
 def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     """Record the job and its only run. Raises: UserError, with nothing of this command applied."""
     found, caller, settings = command.found, command.caller, turn.settings
+    check_who(caller, settings)
     if found.uid != caller.uid and not is_admin(caller, settings):
         # They were when the process was looked at.
         raise Forbidden(f"process {found.process.pid} belongs to {found.user}, not to {caller.user}", _SEE)
@@ -231,6 +242,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     check_submission([spec], found.user, turn)
     check_stored(command.payloads, owner, turn)
     shares = tuple(_share(card, spec, turn, caller, found) for card in found.cards)
+    _check_limits(spec, found, turn)
     (node,) = turn.nodes
     job = new_job(turn.world.next_id, owner, spec, turn.now)
     turn.world.next_id = job.last_id + 1
@@ -258,6 +270,20 @@ def _check_is_apart(found: Found, jobs: Iterable[Job]) -> None:
             raise _is_job(pid, job.shown_id)
         if adopted.pid in found.tree:
             raise _is_job(adopted.pid, job.shown_id, pid)
+
+
+def _check_limits(spec: JobSpec, found: Found, turn: Turn) -> None:
+    """Refuse what the limits of queue or QOS would keep from starting. Raises: Refused."""
+    layout = turn.layout()
+    quotas = Quotas(turn.settings, layout)
+    for held in held_by_job(layout, turn.world.holds.values()).values():
+        quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
+    denial = quotas.denial(spec.queue, found.user, spec.qos, demand(layout, spec.request))
+    if denial is not None:
+        raise Refused(
+            f"process {found.process.pid} cannot be a job now: {denial.text}",
+            "end another job first, or name another queue (-q) or QOS (--qos)",
+        )
 
 
 def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found) -> GpuShare:

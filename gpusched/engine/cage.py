@@ -70,7 +70,9 @@ class Box:
         try:
             folder = cage["folder"]
             self.path = leaf_of(folder, run) if folder is not None else f"{settle()}/{JOB_LEAF}"
-            os.mkdir(self.path, 0o755)
+            os.mkdir(self.path)
+            # Programs that size themselves by their limits, as Java does, read them here.
+            os.chmod(self.path, 0o755)
         except OSError as error:
             raise LaunchError(f"cannot {what}: {text_of(error)}") from None
         try:

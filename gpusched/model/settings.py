@@ -397,6 +397,11 @@ class ForeignSettings:
     """What the system's daemon does about processes on GPUs that belong to no job. By default it shows them and no
     more. Root's and the system's own processes (uid below 1000, display servers, NVIDIA's daemons) are left alone."""
 
+    adopt: str = setting(
+        "owner",
+        "Who may make a job of one (`gpusched adopt`): its `owner` and admins, or an `admin` alone. Such a job has not "
+        "waited in line.",
+    )
     message: tuple[str, ...] = setting(
         (),
         "How their owners are told: `write` (their terminals), `mail` (sendmail, to their name), `notify` (what their "

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpusched.engine import proctree
+
 SLEEPS = "import signal, time\ntime.sleep(1000)"
 STUBBORN = (
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"
@@ -58,8 +60,10 @@ class Strangers:
         self.write()
 
     def close(self) -> None:
-        """End them all."""
+        """End them all, with what they have started."""
         for process in self._started:
+            if process.poll() is None:
+                proctree.kill_tree(process.pid)
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
             process.wait()

@@ -243,6 +243,17 @@ def test_what_it_asks_of_its_queue_is_checked(make_daemon: Callable[..., Daemon]
     assert daemon.job(adopt(daemon, process.pid))["time_limit_s"] == 60
 
 
+def test_nobody_gets_beyond_a_limit_by_it(make_daemon: Callable[..., Daemon], strangers: Strangers) -> None:
+    queue = '[default]\nqueue = "lab"\n[queue.lab]\nmax_gpus_per_user = 1\n[queue.other]\n'
+    daemon = make_daemon(fake_gpus=str(strangers.path), config=CONFIG + queue)
+    first, second = strangers.start(), strangers.start()
+    stand_on(daemon, strangers, 0, first.pid, vram="300MiB")
+    stand_on(daemon, strangers, 1, second.pid, vram="300MiB")
+    adopt(daemon, first.pid)
+    assert "in queue lab may hold 1 GPU and holds 1; this job needs 1" in refusal(daemon, second.pid)
+    adopt(daemon, second.pid, queue="other")
+
+
 def test_an_adopted_job_has_no_other_run(lab: Daemon, strangers: Strangers) -> None:
     process = strangers.start()
     stand_on(lab, strangers, 0, process.pid)

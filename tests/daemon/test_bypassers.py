@@ -221,6 +221,16 @@ def test_only_the_owner_or_an_admin_adopts(make: Any) -> None:
     assert [(deed["user"], deed["what"], deed["owner"]) for deed in deeds] == [(EVE, "adopt", OWNER)]
 
 
+def test_a_site_may_leave_it_to_admins(make: Any) -> None:
+    daemon, strangers = make('adopt = "admin"\n')
+    process = crowd(daemon, strangers)
+    refused = daemon.person(OWNER).refusal("POST", "/v1/adopt", {"pid": process.pid})
+    assert isinstance(refused, Forbidden)
+    assert refused.message == f"only an admin may adopt processes here, not {OWNER}"
+    job = daemon.person(EVE).call("POST", "/v1/adopt", {"pid": process.pid})["adopted"]["id"]
+    assert daemon.wait_state(job, "RUNNING")["user"] == OWNER
+
+
 def test_the_daemon_of_root_ends_nothing_that_its_user_could_not(make: Any) -> None:
     """What an adopted process has started as another user is no part of the job."""
     daemon, strangers = make("")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -18,7 +17,7 @@ from gpusched.engine import cgroup
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))
 
-from cages import CagedBench
+from cages import CagedBench, made_cgroup
 
 
 def _trouble() -> str | None:
@@ -47,18 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def own_cgroup() -> Iterator[str]:
-    """A control group of its own below the root, marked as delegated like systemd does."""
-    path = f"{cgroup.MOUNT}/gpusched-test-{secrets.token_hex(4)}"
-    # systemd takes back what no unit of its own needs.
-    cgroup.enable(cgroup.MOUNT)
-    os.mkdir(path)
-    os.setxattr(path, "trusted.delegate", b"1")
-    yield path
-    for folder, _, _ in os.walk(path, topdown=False):
-        assert cgroup.remove(folder), folder
+    """A control group of its own."""
+    with made_cgroup() as path:
+        yield path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gpu_nodes() -> Iterator[list[str]]:
     """Nodes of three GPUs and of their driver without any driver: to open one says ENXIO when that is let through."""
     made: list[str] = []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING
+from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, made_cgroup
 from people import SystemDaemon
 from support import wait_until
 
@@ -62,15 +61,16 @@ class CagingDaemon(SystemDaemon):
         return [event["text"] for event in self.job(job_id)["events"]]
 
 
-@pytest.fixture(params=["fork", "systemd"])
-def daemon(request: pytest.FixtureRequest, own_cgroup: str, gpu_nodes: list[str]) -> Iterator[CagingDaemon]:
+@pytest.fixture(params=["systemd", "fork"], scope="module")
+def daemon(request: pytest.FixtureRequest, gpu_nodes: list[str]) -> Iterator[CagingDaemon]:
+    """One for all tests: it takes minutes to start where it is emulated."""
     if request.param == "systemd" and not os.path.isdir("/run/systemd/system"):
         pytest.skip("PID 1 is not systemd")
-    made = CagingDaemon(request.param, own_cgroup if request.param == "fork" else None)
-    made.start()
-    yield made
-    made.close()
-    shutil.rmtree(made.home, ignore_errors=True)
+    with made_cgroup() as path:
+        made = CagingDaemon(request.param, path if request.param == "fork" else None)
+        made.start()
+        yield made
+        made.close()
 
 
 def test_it_says_what_it_enforces(daemon: CagingDaemon) -> None:
