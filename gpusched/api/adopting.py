@@ -38,7 +38,7 @@ async def adopt(request: web.Request) -> web.Response:
     # Others are not told which job it is part of.
     check_rights(pid, caller, is_an_admin)
     check_is_no_job(pid, scheduler.engine)
-    found = await service.work_out(lambda: examine(pid, caller, is_an_admin, reading, boot_id))
+    found = await service.work_out(lambda: examine(pid, caller, is_an_admin, reading, boot_id), caller)
     payloads: dict[str, bytes] = {}
     spec = replace(read_spec(wanted(found, asked), settings, payloads), adopted=found.process)
     service.pace.submission(

@@ -12,8 +12,8 @@ from aiohttp import web
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.render import plain
 from gpusched.api.render_ahead import accuracy_json, alternative_json, range_json
-from gpusched.api.service import Service, service_of
-from gpusched.api.sight import viewer_of
+from gpusched.api.service import service_of
+from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon.outlook import Outlook
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
@@ -50,7 +50,7 @@ async def why(request: web.Request) -> web.Response:
         "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
         "position": scheduler.position(job) if key is not None else None,
     }
-    document.update(await _ahead_of(service, job))
+    document.update(await _ahead_of(viewer, job))
     if viewer.is_restricted:
         # How many others wait is not to be counted by asking.
         document.update(place=None, of=None)
@@ -59,13 +59,14 @@ async def why(request: web.Request) -> web.Response:
     return respond(why=document)
 
 
-async def _ahead_of(service: Service, job: Job) -> dict[str, Any]:
+async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """What is said of a job's future; nothing of one that does not wait."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": [], "accuracy": None}
     if job.state is not JobState.PENDING:
         return nothing
+    service = viewer.service
     outlook = Outlook.of(service.scheduler)
-    place, found, alternatives = await service.work_out(lambda: _look(outlook, job))
+    place, found, alternatives = await service.work_out(lambda: _look(outlook, job), viewer.caller)
     return {
         "place": place and place[0],
         "of": place and place[1],
@@ -90,7 +91,7 @@ async def starts(request: web.Request) -> web.Response:
     facts = service.facts_of(jobs)
     ids = [job.id for job in jobs]
     outlook = Outlook.of(scheduler)
-    ranges = await service.work_out(lambda: outlook.starts(ids))
+    ranges = await service.work_out(lambda: outlook.starts(ids), viewer.caller)
     rows = []
     for job in jobs:
         found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)

@@ -40,7 +40,8 @@ async def foreign(request: web.Request) -> web.Response:
     cases.append(_left(found, set(held)))
     outlook = Outlook.of(scheduler)
     *each, together = await service.work_out(
-        lambda: starts_without(outlook.snapshot, outlook.settings, cases, outlook.extensions)
+        lambda: starts_without(outlook.snapshot, outlook.settings, cases, outlook.extensions),
+        viewer.caller,
     )
     costs = dict(zip(tried, each, strict=True))
     for row in rows:

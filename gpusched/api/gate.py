@@ -59,6 +59,10 @@ class Gate:
         """How many connections a user has."""
         return len(self._of.get(uid, ()))
 
+    def unread_of(self, uid: int) -> int:
+        """Bytes of answers that a user has not taken in yet."""
+        return sum(door.unread for door in self._of.get(uid, ()))
+
     @contextmanager
     def in_use(self, request: web.Request) -> Iterator[None]:
         """While a request is answered, its connection is not idle."""
@@ -138,6 +142,11 @@ class Door(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether nothing is asked on it just now."""
         return self._requests == 0
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the client has not taken in yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def begin(self) -> None:
         """A request is being answered."""

@@ -120,7 +120,7 @@ async def submit(request: web.Request) -> web.Response:
     if body.get("dry_run"):
         if not submission.specs:
             raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
-        outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again))
+        outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again), caller)
         planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
         return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)})
     service.pace.submission(
@@ -503,7 +503,7 @@ async def wait(request: web.Request) -> web.Response:
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
         # An array of short tasks changes hundreds of times a second.
-        await service.changed(ids, left_s, ends_only=state_not is None and run_not is None)
+        await service.changed(ids, left_s, caller, ends_only=state_not is None and run_not is None)
     spared = service.not_needed(request.query.get("ids", ""))
     return respond(
         done=done,

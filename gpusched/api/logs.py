@@ -74,7 +74,7 @@ async def logs(request: web.Request) -> web.Response:
         has_news = mark != known.mark or known.place is not None or len(tasks) > len(active)
         if has_news or left_s <= 0:
             break
-        await service.changed([job.id for job in (*named, *active)], left_s)
+        await service.changed([job.id for job in (*named, *active)], left_s, viewer.caller)
     singles = [job for job in named if not job.is_array]
     tasks = [task for task in tasks if task.run and task.id not in are_named]
     runs = _runs_of(service, [*[job for job in singles if job.run], *tasks])

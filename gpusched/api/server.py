@@ -16,14 +16,16 @@ from gpusched.api.gate import GATE, Gate, retry_after
 from gpusched.api.identity import SERVES_ALL, caller_of, known_caller
 from gpusched.api.jobs import respond
 from gpusched.api.openapi import build
-from gpusched.api.pace import MAX_BODY, PACE
+from gpusched.api.pace import MAX_BODY, PACE, too_many
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
-from gpusched.daemon.access import Hidden
+from gpusched.daemon.access import Hidden, is_root
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")
 
+UNREAD_PER_USER = 256 << 20
+"""Bytes of answers that are in memory for one user, beside a single one, which may be larger."""
 HTTP_LOG = getLogger("gpusched.http")
 """Where aiohttp says what it met."""
 
@@ -92,7 +94,11 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
         if gate is None:
             return await timed
         with gate.in_use(request):
-            return await timed
+            response = await timed
+        unread = 0 if is_root(caller) else gate.unread_of(caller.uid)
+        if unread and unread + len(getattr(response, "body", None) or b"") > UNREAD_PER_USER:
+            raise too_many(f"{unread >> 20} MiB of answers to {caller.user} are not taken in", 1.0, "read them first")
+        return response
     finally:
         service.pace.spent(caller, timed.busy_s, service.settings.limit)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from gpusched.api.arrays import MOST_IDS, task_ids
-from gpusched.api.pace import Pace
+from gpusched.api.pace import Pace, too_many
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
-from gpusched.daemon.access import Caller, hides, is_private, unknown
+from gpusched.daemon.access import Caller, hides, is_private, is_root, unknown
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.commands import Command
@@ -34,6 +35,10 @@ from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
 
 _Answer = TypeVar("_Answer")
+
+MOST_QUESTIONS = 8
+MOST_WATCHED = 200_000
+"""Each is a few hundred bytes of memory as long as somebody waits."""
 
 
 @dataclass(slots=True)
@@ -57,6 +62,10 @@ class Service:
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
     watchers: dict[int, dict[asyncio.Event, bool]] = field(default_factory=dict)
+    thinking: dict[int, int] = field(default_factory=dict)
+    """How many questions of each user are being worked out."""
+    waiting: dict[int, int] = field(default_factory=dict)
+    """How many jobs each user waits for, counted once for each request."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Works out what takes a while, one question after the other; its thread begins with the first one."""
 
@@ -81,9 +90,33 @@ class Service:
         self.wake()
         return await future
 
-    async def work_out(self, question: Callable[[], _Answer]) -> _Answer:
-        """Have another thread answer this while the queue goes on. What the question looks at must not change."""
-        return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
+    async def work_out(self, question: Callable[[], _Answer], caller: Caller) -> _Answer:
+        """Have another thread answer this while the queue goes on. What the question looks at must not change.
+
+        Raises: TooMany when the caller has several under way: they are answered one after the other, all users'.
+        """
+        with self._counted(self.thinking, caller, 1, MOST_QUESTIONS, "questions about what is to come"):
+            began = time.monotonic()
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
+            finally:
+                if len(self.thinking) == 1:
+                    self.pace.spent(caller, time.monotonic() - began, self.settings.limit)
+
+    @contextmanager
+    def _counted(self, counts: dict[int, int], caller: Caller, number: int, most: int, what: str) -> Iterator[None]:
+        uid = caller.uid
+        if counts.get(uid, 0) + number > most and not is_root(caller):
+            raise too_many(
+                f"{caller.user} has {counts.get(uid, 0)} {what} open; at most {most} are", 1.0, "ask for less"
+            )
+        counts[uid] = counts.get(uid, 0) + number
+        try:
+            yield
+        finally:
+            counts[uid] -= number
+            if not counts[uid]:
+                del counts[uid]
 
     def announce(self, job_ids: Iterable[int]) -> None:
         """Wake the clients that wait for any of these jobs; called after each commit."""
@@ -94,12 +127,19 @@ class Service:
                     if not is_for_ends or job_id not in active:
                         event.set()
 
-    async def changed(self, ids: Iterable[int], timeout_s: float, *, ends_only: bool = False) -> None:
-        """Return when the row of one of these jobs changes, or one of them ends, or after the timeout."""
-        event = asyncio.Event()
+    async def changed(self, ids: Iterable[int], timeout_s: float, caller: Caller, *, ends_only: bool = False) -> None:
+        """Return when the row of one of these jobs changes, or one of them ends, or after the timeout.
+
+        Raises: TooMany when the caller waits for too many jobs already.
+        """
         watched = dict.fromkeys(ids, ends_only)
         # A task without a row changes with its array.
         watched.update(dict.fromkeys(filter(None, map(self.scheduler.world.arrays.array_of, watched)), False))
+        with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "jobs that are waited for"):
+            await self._changed(watched, timeout_s)
+
+    async def _changed(self, watched: Mapping[int, bool], timeout_s: float) -> None:
+        event = asyncio.Event()
         for job_id, is_for_ends in watched.items():
             self.watchers.setdefault(job_id, {})[event] = is_for_ends
         try:

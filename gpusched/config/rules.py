@@ -219,6 +219,7 @@ RULES: dict[str, Rule] = {
     "limit.jobs": _COUNT,
     "limit.batch": _COUNT,
     "limit.jobs_per_user": _COUNT,
+    "limit.running_per_user": _COUNT,
     "limit.submitted_mib_per_user": Range(1, 1 << 30),
     "limit.stored_mib_per_user": Range(1, 1 << 30),
     "limit.requests_per_s": Range(1, 1e6),

@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import replace
 
 from filelock import FileLock, Timeout
 
@@ -20,7 +21,7 @@ from gpusched import __version__, paths
 from gpusched.api.identity import user_name
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
-from gpusched.config import load_settings
+from gpusched.config import Loaded, load_settings
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.caging import PERSONAL, Cager
@@ -54,6 +55,7 @@ from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
 
+RUNNING_PER_USER = 1000
 _OWN_FILES = 4096
 """Files that the daemon may need beside connections: a few for each run."""
 
@@ -155,7 +157,7 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
             f"another daemon already runs for {paths.state_dir()}", "see it with: gpusched daemon status"
         ) from None
     try:
-        loaded = load_settings(paths.config_file(), os.environ)
+        loaded = _read_settings()
         check_promises(loaded.settings)
         fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
         if os.path.exists(fake):
@@ -190,6 +192,33 @@ def _make_folders() -> None:
     os.chmod(paths.runtime_dir(), 0o755)
     # Each may make the folders of their own jobs, as in /tmp, and nobody sees whose there are.
     os.chmod(paths.checkpoint_dir(), 0o1733)
+
+
+def _read_settings() -> Loaded:
+    """The settings as they are in the file now. Raises: SettingsError; NotReady for a file that others may write."""
+    if paths.is_system():
+        _check_trusted(paths.config_file())
+    loaded = load_settings(paths.config_file(), os.environ)
+    limit = loaded.settings.limit
+    if not paths.is_system() or limit.running_per_user is not None:
+        return loaded
+    # Whoever asks for no core could otherwise have a hundred thousand supervisors of root's.
+    limit = replace(limit, running_per_user=RUNNING_PER_USER)
+    return replace(loaded, settings=replace(loaded.settings, limit=limit))
+
+
+def _check_trusted(file: str) -> None:
+    """Refuse settings that somebody other than root may write: what they say runs as root."""
+    for path in (file, os.path.dirname(file)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            raise NotReady(
+                f"{path} can be written to by others than root, and the daemon of root does what it says",
+                f"chown root {path} && chmod go-w {path}",
+            )
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:
@@ -256,7 +285,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
             boot_id=sample.boot_id,
             host=sample,
             step=crash_step(os.environ.get(VARIABLE)),
-            read_settings=lambda: load_settings(paths.config_file(), os.environ),
+            read_settings=_read_settings,
             plugins=plugins,
             cager=Cager(isolation, read_processors(), pinned_cpus),
         )

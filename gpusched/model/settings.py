@@ -184,6 +184,11 @@ class LimitSettings:
     jobs_per_user: int = setting(
         100_000, "Most jobs of one user waiting or running at once, an array counting as one; not for the daemon's own."
     )
+    running_per_user: int | None = setting(
+        None,
+        "Most jobs of one user that run at once in a queue which does not say: each has a supervisor, also those that "
+        "ask for nothing. Unset: 1000 for the machine's daemon, no limit for one's own.",
+    )
     submitted_mib_per_user: float = setting(
         1024.0,
         "So much may one user's submissions add to the database within a day, in MiB: scripts, environments, and "

@@ -95,6 +95,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
         raise NotFound(f"there is no file {source}", "name a backup that was made with: gpusched backup FILE")
     if os.path.exists(database) and os.path.samefile(source, database):
         raise Refused(f"{source} is the database itself, no backup of it", "name a backup")
+    _check_trusted(source)
     part = f"{database}.restoring"
     with _explained(source):
         os.makedirs(os.path.dirname(database), mode=0o700, exist_ok=True)
@@ -138,6 +139,21 @@ def _refuse_target(database: str, target: str) -> None:
         raise Refused(f"{target} is the database itself", "name another file")
     if os.path.lexists(target) and not _is_ours(target):
         raise Refused(f"{target} is there already and is no backup of gpusched", "name another file, or remove it")
+
+
+def _check_trusted(source: str) -> None:
+    """Refuse what somebody else wrote, or could have: its jobs run as whoever it says, root among them."""
+    found, own = os.stat(source), os.geteuid()
+    if found.st_uid not in (0, own):
+        who = f"belongs to user {found.st_uid}"
+    elif found.st_mode & 0o022:
+        who = "can be written to by others"
+    else:
+        return
+    raise Refused(
+        f"{source} {who}, who could have its jobs run as anybody",
+        f"if you know what is in it, make it yours: install -m 600 {source} OWN_COPY, and restore that",
+    )
 
 
 def _is_ours(path: str) -> bool:

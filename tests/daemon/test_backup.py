@@ -124,7 +124,7 @@ def test_jobs_that_ran_after_the_backup_do_not_run_again(daemon: Daemon, tmp_pat
     daemon.kill()
     done = gpusched(daemon, "restore", str(file))
     assert done.returncode == 0, done.stderr
-    assert f"jobs {running},{waiting}" in done.stderr
+    assert f"jobs {running} and {waiting}" in done.stderr
     daemon.start()
     daemon.wait(daemon.submit("/bin/true", stdout="/dev/null"))
     held = {"state": "PENDING", "reason": "JobHeldUser"}
@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_is_taken_over_after_a_restore(daemon: Daemon, tmp_pa
     daemon.kill()
     done = gpusched(daemon, "restore", str(file))
     assert done.returncode == 0, done.stderr
-    assert f"the daemon will end: {stranger}.1" in done.stderr
+    assert f"the daemon will end them: run {stranger}.1" in done.stderr
     daemon.start()
     assert daemon.job(running)["state"] == "RUNNING"
     gate.touch()

@@ -140,3 +140,40 @@ def test_a_large_array_keeps_nobody_waiting(make: Any) -> None:
     assert works(bob) < SOON_S
     assert daemon.call("GET", "/v1/status")["daemon"]["tick"]["p95_ms"] < 1000
     ann.call("POST", "/v1/jobs/cancel", {"ids": [array]})
+
+
+def test_what_asks_for_nothing_is_not_run_without_end(make: Any) -> None:
+    """Each run has a supervisor of root's, which no limit on the user's processes counts."""
+    daemon = make("[limit]\nrunning_per_user = 20\n")
+    ann, bob = daemon.person(ANN), daemon.person(BOB)
+    array = bob.submit("/bin/sleep", "600", array="0-199", cpus=0)
+    wait_until(lambda: tasks(bob, array).get("RUNNING", 0) == 20, what="as many tasks to run as may")
+    why = bob.call("GET", f"/v1/jobs/{array}/why")["why"]
+    assert why["text"] == f"user {BOB} in queue default may run 20 jobs at once and runs 20"
+    assert works(ann) < SOON_S
+    assert tasks(bob, array)["RUNNING"] == 20
+    assert daemon.call("GET", "/v1/status")["daemon"]
+    bob.call("POST", "/v1/jobs/cancel", {"ids": [array]})
+
+
+def tasks(person: Person, array: str) -> dict[str, int]:
+    """How many tasks are in each state."""
+    return dict(person.call("GET", f"/v1/jobs/{array}")["job"]["tasks"])
+
+
+def test_what_one_user_waits_for_is_bounded(make: Any) -> None:
+    daemon = make()
+    ann, bob = daemon.person(ANN), daemon.person(BOB)
+    array = bob.submit("/bin/true", array="0-19999", hold=True)
+    waits = f"GET /v1/wait?ids={array}_[0-19999]&timeout_s=300 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    crowd = Crowd(daemon.socket, BOB, [waits], 15)
+    try:
+        wait_until(
+            lambda: any("jobs that are waited for" in line.get("why", "") for line in daemon.records("refusals.jsonl")),
+            90,
+            "a refusal",
+        )
+        assert works(ann) < 30
+    finally:
+        crowd.leave()
+    bob.call("POST", "/v1/jobs/cancel", {"ids": [array]})

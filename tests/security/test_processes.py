@@ -139,8 +139,12 @@ def test_a_job_has_nothing_of_the_daemons_and_may_do_nothing_to_it(make: Any) ->
     wait_for(ann, other, "RUNNING")
     roots = [daemon_pid(daemon), *children_of(daemon_pid(daemon))]
     assert len(roots) >= 2
-    others = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_program_of(pid, ann.uid)]
-    assert others
+
+    def programs() -> list[int]:
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_program_of(pid, ann.uid)]
+
+    wait_until(programs, what="the other's program")
+    others = programs()
     pids = [str(pid) for pid in (*roots, *others)]
     job = bob.submit(PYTHON, "-S", "-c", INSPECT, *pids, stdout=f"{folder}/log", stderr=f"{folder}/errors")
     wait_for(bob, job, "COMPLETED", "FAILED")

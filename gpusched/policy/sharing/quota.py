@@ -8,6 +8,7 @@ to a queue is there for all below it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -132,6 +133,10 @@ class Quotas:
             return known
         made: list[QueueNode] = []
         node: QueueNode | None = self._nodes.get(queue) or queues.implied(queue)
+        most = self._settings.limit.running_per_user
+        if most is not None and node is not None and node.settings.max_running_per_user is None:
+            # Of the queue that a job is in; those above it have no number of their own to be taken for one.
+            node = replace(node, settings=replace(node.settings, max_running_per_user=most))
         while node is not None:
             made.append(node)
             node = None if node.parent is None else self._nodes[node.parent]
