@@ -99,6 +99,8 @@ def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, pl
         return False
     lines = [title, *(f"  {step.word:<7} {step.target}{_remark(step)}" for step in steps), *notes]
     sys.stdout.write("\n".join(lines) + "\n")
+    # Also in a pipe: what follows may take a while.
+    sys.stdout.flush()
     if plan:
         return False
     if not yes:
