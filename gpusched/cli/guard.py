@@ -51,7 +51,7 @@ def on() -> None:
             files[f"{UNITS}/{unit}.d/{DROP_IN}"] = text
     stale = [path for path in _drop_ins() if path not in files]
     for path in stale:
-        os.unlink(path)
+        _remove(path)
     for unit in [unit for unit in guard.marked() if unit not in units]:
         guard.take_off(unit)
         sys.stdout.write(f"{unit}: open, no longer in [isolation] guard_units\n")
@@ -85,7 +85,7 @@ def lift() -> list[str]:
         said.append(f"{unit}: {'open again' if was_on else _WORDS[was_on]}")
     gone = _drop_ins()
     for path in gone:
-        os.unlink(path)
+        _remove(path)
     if os.path.exists(f"{UNITS}/{GUARD}"):
         _systemctl("disable", "--quiet", GUARD)
         os.unlink(f"{UNITS}/{GUARD}")
@@ -172,6 +172,15 @@ def _drop_ins() -> list[str]:
         return []
     paths_of = [f"{UNITS}/{name}/{DROP_IN}" for name in folders if name.endswith(".service.d")]
     return [path for path in paths_of if os.path.exists(path)]
+
+
+def _remove(path: str) -> None:
+    os.unlink(path)
+    try:
+        os.rmdir(os.path.dirname(path))
+    except OSError:
+        # Somebody else's settings of the service are there too.
+        pass
 
 
 def _write(path: str, text: str) -> bool:

@@ -119,7 +119,7 @@ def test_off_leaves_nothing_behind(machine: Machine, capsys: pytest.CaptureFixtu
     machine.told.clear()
     capsys.readouterr()
     command.off()
-    assert (machine.kernel.on, machine.files()) == (set(), [])
+    assert (machine.kernel.on, list(machine.units.iterdir())) == (set(), [])
     assert machine.told == ["disable --quiet gpusched-guard.service", "daemon-reload"]
     assert capsys.readouterr().out.splitlines() == [
         "atd.service: not there",
