@@ -190,9 +190,25 @@ def _running_version() -> str | None:
 
 def _running_jobs() -> int:
     status = _status()
-    if status is None:
+    if status is not None:
+        return sum(count for state, count in status["jobs"].items() if state != "pending")
+    return _held_runs(f"{paths.SYSTEM_STATE}/spool")
+
+
+def _held_runs(spool: str) -> int:
+    """How many supervisors live, as the spool knows without a daemon."""
+    from gpusched.engine.spool import read_record, runs_in
+
+    if not os.path.isdir(spool):
         return 0
-    return sum(count for state, count in status["jobs"].items() if state in ("RUNNING", "COMPLETING", "SUSPENDED"))
+    held = 0
+    for run in runs_in(spool):
+        try:
+            record = read_record(spool, run)
+        except (OSError, ValueError):
+            continue
+        held += record is not None and record.is_held
+    return held
 
 
 def _status() -> dict[str, Any] | None:

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from lab import Lab
 from shell import Shell
 
 from gpusched import __version__
 from gpusched.cli import system
+from gpusched.engine.spool import take_claim
 from gpusched.errors import NotReady, Refused
 
 
@@ -85,10 +87,26 @@ def test_without_systemd_it_is_said_how_to_start_it(monkeypatch: pytest.MonkeyPa
 def test_it_is_not_removed_under_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)
-    jobs = {"PENDING": 3, "RUNNING": 1, "COMPLETING": 1}
+    counts = Lab().scheduler.world.counts()
+    assert counts.keys() >= {"pending", "running", "completing"}
+    jobs = {**counts, "pending": 3, "running": 1, "completing": 1}
     monkeypatch.setattr(system, "_status", lambda: {"jobs": jobs})
     with pytest.raises(Refused, match="2 jobs run, and nobody would record how they end"):
         system.uninstall(root=None, force=False)
+
+
+def test_without_a_daemon_running_jobs_are_known_by_their_supervisors(tmp_path: Path) -> None:
+    spool = str(tmp_path / "spool")
+    assert system._held_runs(spool) == 0
+    os.mkdir(spool)
+    ours = take_claim(spool, "7.1", os.getpid(), 1, os.geteuid(), "boot")
+    other = take_claim(spool, "8.1", os.getpid(), 1, os.geteuid(), "boot")
+    assert ours is not None
+    assert other is not None
+    os.close(other)
+    assert system._held_runs(spool) == 1
+    os.close(ours)
+    assert system._held_runs(spool) == 0
 
 
 def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +114,11 @@ def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)
-    monkeypatch.setattr(system, "_commands_folder", lambda: "/home/ann/venv/bin")
+    monkeypatch.setattr(system, "commands_folder", lambda: "/home/ann/venv/bin")
     monkeypatch.setattr(system_trust, "first_doubt", lambda paths: "/home/ann belongs to ann")
     with pytest.raises(Refused, match="root must not run gpusched from here: /home/ann belongs to ann") as caught:
         system.install(root=None)
     assert "python3 -m venv /opt/gpusched" in caught.value.hint
-    monkeypatch.setattr(system, "_commands_folder", lambda: "/opt/my tools")
+    monkeypatch.setattr(system, "commands_folder", lambda: "/opt/my tools")
     with pytest.raises(Refused, match="systemd would not read"):
         system.install(root=None)
