@@ -96,11 +96,11 @@ def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)
-    monkeypatch.setattr(system, "_commands_folder", lambda: "/home/ann/venv/bin")
+    monkeypatch.setattr(system, "commands_folder", lambda: "/home/ann/venv/bin")
     monkeypatch.setattr(system_trust, "first_doubt", lambda paths: "/home/ann belongs to ann")
     with pytest.raises(Refused, match="root must not run gpusched from here: /home/ann belongs to ann") as caught:
         system.install(root=None)
     assert "python3 -m venv /opt/gpusched" in caught.value.hint
-    monkeypatch.setattr(system, "_commands_folder", lambda: "/opt/my tools")
+    monkeypatch.setattr(system, "commands_folder", lambda: "/opt/my tools")
     with pytest.raises(Refused, match="systemd would not read"):
         system.install(root=None)
