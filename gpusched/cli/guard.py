@@ -11,7 +11,7 @@ import typer
 
 from gpusched import paths
 from gpusched.cli import output
-from gpusched.cli.system_plan import GUARD, UNITS, Site, unit_text
+from gpusched.cli.system_files import GUARD, UNITS, Site, commands_folder, unit_text
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
@@ -35,8 +35,6 @@ def on() -> None:
 
     example: sudo gpusched system guard on
     """
-    from gpusched.cli.system import commands_folder
-
     _needs_root()
     folder = commands_folder()
     units = _units()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from typing import Annotated, Any
 
 import typer
 
 from gpusched import __version__, paths
 from gpusched.cli.guard import app as guard_app
-from gpusched.cli.system_plan import Service, Site, Step, install_plan, look, uninstall_plan
+from gpusched.cli.system_files import Site, commands_folder
+from gpusched.cli.system_plan import Service, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 
 app = typer.Typer(
@@ -144,17 +144,6 @@ def _needs_root(below: str) -> None:
 def _needs_systemd() -> None:
     if not os.path.isdir("/run/systemd/system"):
         raise NotReady("systemd does not run this machine", "start the daemon yourself, as root: gpuschedd --system")
-
-
-def commands_folder() -> str:
-    """Where this installation's commands are. Raises: NotReady."""
-    for folder in (os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")):
-        if os.path.exists(os.path.join(folder, "gpuschedd")):
-            return folder
-    raise NotReady(
-        f"there is no gpuschedd beside {sys.executable}",
-        "install gpusched with pip in an environment of its own: sudo python3 -m venv /opt/gpusched",
-    )
 
 
 def _check_trust(folder: str) -> None:
