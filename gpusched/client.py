@@ -23,9 +23,7 @@ START_TIMEOUT_S = 30.0
 PATIENCE_S = 120.0
 """So long is a request repeated that the daemon puts off because its user asks for too much at once."""
 MAX_WAIT_S = 30.0
-DAEMON = (
-    "import sys; sys.path[:] = filter(None, sys.path); from gpusched.daemon.main import main; sys.exit(main())"
-)
+DAEMON = "import sys; sys.path[:] = filter(None, sys.path); from gpusched.daemon.main import main; sys.exit(main())"
 """What a daemon that a client starts is given to do. Not `-m`, which looks for modules in the folder where somebody
 stands first: that may be anybody's."""
 _LOOK_AGAIN_S = 0.05
