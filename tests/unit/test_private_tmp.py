@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ from gpusched.engine import mounts
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(mounts, "PLACES", (str(tmp_path),))
-    return mounts.make("7.1")
+    made = mounts.make("7.1")
+    yield made
+    # pytest's own clean-up descends, too.
+    subprocess.run(["rm", "-rf", "--", *made], check=True)
 
 
 def nest(folder: str, depth: int) -> None:
