@@ -6,6 +6,7 @@ their own help, the API from its table of routes. A test fails when a page in th
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -107,7 +108,7 @@ _TABLE_DOCS = {
 
 
 def _section(title: str, doc: str | None, infos: Iterable[SettingInfo]) -> list[str]:
-    lines = ["", f"## {title}", "", (doc or "").strip(), "", *_HEAD]
+    lines = ["", f"## {title}", "", inspect.cleandoc(doc or ""), "", *_HEAD]
     for info in infos:
         shown = "unset" if info.default is None else _toml(info.default)
         lines.append(f"| `{info.path.rpartition('.')[2]}` | {shown} | {_values(info)} | {info.doc} |")
@@ -131,7 +132,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "`{}`"
     if isinstance(value, tuple):
-        return f"`{list(value)}`"
+        return f"`{json.dumps(list(value))}`"
     return f"`{json.dumps(value)}`"
 
 

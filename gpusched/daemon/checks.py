@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from gpusched.daemon.caging import PERSONAL, isolation
@@ -98,7 +99,10 @@ def _gpus(scheduler: Scheduler) -> Check:
         return Check("gpus", False, reading.error, "GPU jobs wait until it is mended; others run")
     if not reading.gpus:
         return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
-    broken = [view for view in scheduler.tracker.views(scheduler.now()) if view.why_not]
+    # A card that MIG divides is out of the pool as it should be: its instances are GPUs.
+    views = scheduler.tracker.views(scheduler.now())
+    instances = Counter(view.mig_parent for view in views)
+    broken = [view for view in views if view.why_not and not (view.is_divided and instances[view.uuid])]
     if broken:
         text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")

@@ -79,7 +79,7 @@ class ServiceManager:
 
     def stopping(self) -> None:
         """The end has begun."""
-        self.tell("STOPPING=1", "STATUS=stopping; runs go on")
+        self.tell("STOPPING=1", "STATUS=stopping")
 
     def still_at_it(self, status: str) -> None:
         """A start or stop goes on for a good reason: its time limit counts from now."""

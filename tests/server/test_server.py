@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 from machine import REPOSITORY, SOURCE, Machine
@@ -186,6 +187,65 @@ def test_a_unit_that_an_admin_stops_is_cancelled(machine: Machine) -> None:
     assert machine.wait_for(job_id, "CANCELLED")["run"] == 1
 
 
+OPEN = """
+import errno, glob, os
+for path in sorted(glob.glob("/dev/nvidia[0-9]*")):
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError as error:
+        # Without a driver behind it the node of a GPU that may be opened says that there is no such device.
+        print(path, "refused" if error.errno == errno.EPERM else "open")
+    else:
+        print(path, "open")
+"""
+
+
+@pytest.fixture
+def gpu_nodes(machine: Machine) -> Iterator[None]:
+    """Nodes of GPUs: the driver's, or some without any driver."""
+    made = "0 1 255"
+    if machine.try_("test -e /proc/driver/nvidia").code == 0:
+        made = ""
+    for minor in made.split():
+        path = f"/dev/nvidia{'ctl' if minor == '255' else minor}"
+        machine.root(f"test -e {path} || mknod -m 666 {path} c 195 {minor}")
+    machine.root("cat > /usr/local/share/gpusched-open.py", stdin=OPEN)
+    yield
+    machine.root("rm /usr/local/share/gpusched-open.py")
+    if made:
+        machine.root("rm -f /dev/nvidia0 /dev/nvidia1 /dev/nvidiactl")
+
+
+def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(machine: Machine, gpu_nodes: None) -> None:
+    for gpus, opened in ((1, 1), (0, 0)):
+        words = f"-g {gpus} -o open.out -- python3 /usr/local/share/gpusched-open.py"
+        job_id = machine.submit(machine.bob, words)
+        machine.wait_for(job_id, "COMPLETED", times=2)
+        told = machine.as_(machine.bob, "cat open.out")
+        assert told.count("open\n") == opened, told
+        assert told.count("refused") == len(told.splitlines()) - opened, told
+
+
+def test_the_guard_keeps_logins_off_the_gpus_and_not_jobs(machine: Machine, gpu_nodes: None) -> None:
+    look = "python3 /usr/local/share/gpusched-open.py"
+    before = machine.as_(machine.bob, look)
+    assert "refused" not in before
+    machine.root("gpusched system guard on")
+    try:
+        assert "open" not in machine.as_(machine.bob, look).replace("gpusched-open", "")
+        job_id = machine.submit(machine.bob, f"-g 1 -o guard.out -- {look}")
+        machine.wait_for(job_id, "COMPLETED", times=2)
+        assert machine.as_(machine.bob, "cat guard.out").count("open\n") == 1
+    finally:
+        machine.root("gpusched system guard off")
+    assert machine.as_(machine.bob, look) == before
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(machine: Machine) -> None:
+    job_id = machine.submit(machine.bob, "-m 64M -- python3 -c 'b = bytearray(300 << 20); print(len(b))'")
+    assert machine.wait_for(job_id, "OUT_OF_MEMORY", times=2)["reason"] == "MemoryLimit"
+
+
 # --- the daemon comes and goes --------------------------------------------------------------------------
 
 WAYS = {
@@ -206,6 +266,8 @@ def test_jobs_do_not_notice(machine: Machine, way: str) -> None:
     job = machine.job(job_id)
     assert (job["state"], job["run"]) == ("RUNNING", 1)
     assert machine.pids(job_id) == pids
+    unit = machine.root(f"systemctl show -p LoadState,ActiveState gpusched-{job_id}.1.service")
+    assert unit.split() == ["LoadState=loaded", "ActiveState=active"]
     machine.as_(machine.alice, f"gcancel {job_id}")
     machine.wait_for(job_id, "CANCELLED")
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpusched import __version__
-from gpusched.cli import system_plan, system_trust
-from gpusched.cli.system_plan import COMMANDS, Service, Site, Step, install_plan, source, uninstall_plan, unit_text
+from gpusched.cli import system_trust
+from gpusched.cli.system_files import Site, source, unit_text
+from gpusched.cli.system_plan import COMMANDS, Service, Step, install_plan, uninstall_plan
 from gpusched.config import load_settings, problems_in
+from gpusched.errors import NotReady
 from gpusched.model.settings import Settings
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own files")
@@ -283,5 +285,5 @@ def test_paths_that_a_unit_file_takes(path: str, ok: bool) -> None:
 
 
 def test_a_missing_file_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(system_plan.NotReady, match=r"nothing\.service is missing"):
+    with pytest.raises(NotReady, match=r"nothing\.service is missing"):
         source("nothing.service")
