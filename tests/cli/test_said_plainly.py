@@ -118,3 +118,11 @@ def test_every_key_of_the_json_is_in_the_reference(own: Shell) -> None:
     drained = json.loads(own.ok("gctl", "drain", "0", "--json"))
     for keys in (job, why, cluster, cluster["nodes"][0]["isolation"], gpu, row, drained):
         assert set(keys) - known == set()
+
+
+def test_where_to_look_is_said_once_for_mistakes_of_one_kind(own: Shell) -> None:
+    (own.home / "config.toml").write_text('[gpu]\nvram_over = "kil"\nhot_s = -1\nvram_ovr = 1\n')
+    result = own.type("gpusched", "config", "check")
+    kinds = [line.split(": ")[1] for line in result.err.splitlines()]
+    assert (result.code, kinds) == (2, ["error", "error", "hint", "error", "hint"])
+    assert result.err.count("check a file with") == 1
