@@ -335,8 +335,10 @@ def config_check(as_json: Json = False) -> None:
         found = [{"message": problem.message, "hint": problem.hint} for problem in problems]
         output.print_json({"file": where, "exists": os.path.exists(where), "problems": found})
     else:
-        for problem in problems:
-            output.fail("gpusched", problem)
+        for at, problem in enumerate(problems):
+            # Where to look is said once for all that follow one another, not below each line.
+            is_last = at + 1 == len(problems) or problems[at + 1].hint != problem.hint
+            output.fail("gpusched", problem if is_last else type(problem)(problem.message))
     if problems:
         raise typer.Exit(problems[0].exit_code)
     if not as_json:

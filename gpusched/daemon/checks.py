@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from gpusched.daemon.access import is_group
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
@@ -36,6 +37,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _gpus(scheduler),
         _gpu_faults(scheduler),
         _isolation(scheduler),
+        _access(scheduler),
         _queues(scheduler),
         _plugins(scheduler),
         _alerts(scheduler),
@@ -89,6 +91,16 @@ def _isolation(scheduler: Scheduler) -> Check:
         hint = "keep logins off the GPUs with: sudo gpusched system guard on   (or leave it, if they may use them)"
         return Check("isolation", True, f"{text}; logins may open every GPU", hint, "warn")
     return Check("isolation", True, text)
+
+
+def _access(scheduler: Scheduler) -> Check:
+    group = scheduler.settings.access.admin_group
+    if group is None:
+        return Check("access", True, "no admin group: the owner of the scheduler and root may do everything")
+    if not is_group(group):
+        hint = f"make it with: sudo groupadd {group}, or mend [access] admin_group, then: gctl reload"
+        return Check("access", True, f"there is no group {group}, so nobody but root is an admin", hint, "warn")
+    return Check("access", True, f"members of group {group} are admins")
 
 
 def _gpus(scheduler: Scheduler) -> Check:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +100,29 @@ def test_a_word_that_is_wrong_is_named_with_where_to_look(
     result = sh.type("gpusched", *words)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"gpusched: error: {error}\ngpusched: hint: {hint}\n"
+
+
+def test_every_key_of_the_json_is_in_the_reference(own: Shell) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "scripts.md").read_text()
+    known = set(re.findall(r"\w+", page))
+    gpus = own.work / "gpus.json"
+    stranger = {"pid": 1, "vram": "2GiB", "user": "eva", "name": "python"}
+    gpus.write_text(json.dumps({"gpus": [{"vram": "24GiB", "processes": [stranger]}]}))
+    own.env["GPUSCHED_FAKE_GPUS"] = str(gpus)
+    job_id = own.submit("--hold", "--", "true")
+    (job,) = json.loads(own.ok("gq", "--json", job_id))["jobs"]
+    why = json.loads(own.ok("gq", "--why", job_id, "--json"))["why"]
+    cluster = json.loads(own.ok("ginfo", "--json"))
+    (gpu,) = cluster["gpus"]
+    (row,) = json.loads(own.ok("ginfo", "--foreign", "--json"))["foreign"]
+    drained = json.loads(own.ok("gctl", "drain", "0", "--json"))
+    for keys in (job, why, cluster, cluster["nodes"][0]["isolation"], gpu, row, drained):
+        assert set(keys) - known == set()
+
+
+def test_where_to_look_is_said_once_for_mistakes_of_one_kind(own: Shell) -> None:
+    (own.home / "config.toml").write_text('[gpu]\nvram_over = "kil"\nhot_s = -1\nvram_ovr = 1\n')
+    result = own.type("gpusched", "config", "check")
+    kinds = [line.split(": ")[1] for line in result.err.splitlines()]
+    assert (result.code, kinds) == (2, ["error", "error", "hint", "error", "hint"])
+    assert result.err.count("check a file with") == 1

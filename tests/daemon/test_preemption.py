@@ -261,6 +261,7 @@ def test_a_daemon_killed_within_the_grace_tells_the_job_no_second_time(daemon: D
     wait_run(daemon, job_id, 2)
     assert told.read_text() == "told\n"
     assert outcomes(daemon, job_id) == ["PREEMPTED", None]
+    (daemon.home / f"saved.{job_id}.2").touch()
 
 
 @pytest.mark.parametrize("ends_while_down", [True, False])
