@@ -215,11 +215,13 @@ def _personal_daemons() -> list[str]:
     """Whose own schedulers run: their commands go to the machine's from then on."""
     import psutil
 
+    from gpusched.client import DAEMON
+
     found = set()
     for process in psutil.process_iter(["cmdline", "username"]):
         words = process.info["cmdline"] or []
         if "--system" not in words and any(
-            word in ("gpusched.daemon",) or word.endswith("/gpuschedd") for word in words
+            word in ("gpusched.daemon", DAEMON) or word.endswith("/gpuschedd") for word in words
         ):
             found.add(str(process.info["username"]))
     if not found:

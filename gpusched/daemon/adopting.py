@@ -101,6 +101,9 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
         )
     if uid != os.geteuid() and os.geteuid() != 0:
         raise Refused(f"process {pid} belongs to {user}, and this daemon can watch its own user's only", _SEE)
+    if proctree.has_other_rights(pid):
+        # What root would read of it, and show, is not its owner's to know.
+        raise Refused(f"process {pid} ({printable(process.name)}) has rights that are not {user}'s", _SEE)
     return process, uid, user
 
 
@@ -116,9 +119,10 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
     if is_of_the_system(process.name):
         raise Refused(f"process {pid} ({printable(process.name)}) serves the machine or its display", _SEE)
     below = proctree.descendants(pid)
-    tree = frozenset({pid, *below})
-    if os.getpid() in tree:
+    if os.getpid() in below or os.getpid() == pid:
         raise Refused(f"process {pid} is, or has started, the scheduler's daemon", _SEE)
+    # What another user's became, below, is no part of the run, and no card of theirs is booked for it.
+    tree = frozenset({pid, *(one for one in below if proctree.real_uid(one) == uid)})
     if len(tree) > _MOST_PROCESSES:
         raise Refused(f"process {pid} has started more than {_MOST_PROCESSES} processes that still run", _SEE)
     cards = _cards(tree, reading, pid)
@@ -130,7 +134,7 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
             "or what else keeps running in it, is not to end with a job",
             f"adopt what is on the GPU: gpusched adopt {there}",
         )
-    if caller.pid in tree:
+    if caller.pid == pid or caller.pid in below:
         raise Refused(f"process {pid} has started the command that you have typed, and would end with the job", _SEE)
     return Found(
         process=AdoptedProcess(pid, process.start_ticks, boot_id),

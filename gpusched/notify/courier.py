@@ -34,7 +34,10 @@ log = getLogger("gpusched.notify")
 IDLE_S = 60.0
 """After so long without anything to send the process ends; it comes back when it is needed."""
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
-_MOST_RECEIPTS = 64 << 20
+_MOST_RECEIPTS = 1 << 20
+"""Bytes of them that are looked at, the last ones: the daemon waits meanwhile."""
+_MOST_TOLD = 1000
+"""Receipts that are believed at once; there are as many as an alert has targets, times alerts under way."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from gpusched.notify.worker import main; main(sys.argv[2])"
@@ -152,8 +155,8 @@ class Courier:
             if self._uid != os.geteuid():
                 # Its user can write into it as long as they like: at the cost of their own quota.
                 os.fchown(fd, self._uid, -1)
-            told = [(key, target) for key, target in _read(fd) if key in waiting]
-            told = [(key, target) for key, target in told if target not in waiting[key].settled]
+            told = list(dict.fromkeys((key, target) for key, target in _read(fd) if key in waiting))
+            told = [(key, target) for key, target in told if target not in waiting[key].settled][-_MOST_TOLD:]
             if told:
                 return [{"key": key, "target": target, "outcome": "told", "tries": 1} for key, target in told]
             os.ftruncate(fd, 0)
@@ -278,20 +281,18 @@ def order_of(alert: Alert) -> bytes:
 
 
 def _read(fd: int) -> Iterable[tuple[str, str]]:
-    """Alerts and targets of the receipts; a line that was cut off by a full disk is left out.
+    """Alerts and targets of the last receipts; a line that was cut off by a full disk is left out.
 
-    More than all that can be waiting would take was not written by a worker, and says nothing.
+    Their user may have written anything there, and as much as their quota lets them.
     """
-    if os.fstat(fd).st_size > _MOST_RECEIPTS:
-        return
-    os.lseek(fd, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(fd), "rb") as file:
-        for line in file:
-            try:
-                key, target = json.loads(line)
-            except (ValueError, TypeError, RecursionError):
-                continue
-            yield str(key), str(target)
+    start = max(0, os.fstat(fd).st_size - _MOST_RECEIPTS)
+    _, *lines = (b"\n" * (not start) + os.pread(fd, _MOST_RECEIPTS, start)).split(b"\n")
+    for line in lines:
+        try:
+            key, target = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        yield str(key), str(target)
 
 
 def identity(uid: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,5 +77,20 @@ def test_receipts_that_are_nested_without_end_harm_nobody(tmp_path: Path) -> Non
     try:
         assert [report["target"] for report in courier.hand({"7.end": an_alert()})] == ["phone"]
         wait_until(lambda: courier.is_idle, what="no worker")
+    finally:
+        courier.close()
+
+
+def test_receipts_without_number_take_no_time(tmp_path: Path) -> None:
+    """The daemon waits while they are read, and the last ones are those that count."""
+    made_up = "\n".join(json.dumps(["7.end", str(number)]) for number in range(100_000))
+    (tmp_path / "told").write_text("\n" * (32 << 20) + made_up + "\n" + json.dumps(["7.end", "phone"]) + "\n")
+    courier = a_courier(tmp_path)
+    try:
+        began = time.process_time()
+        reports = courier.hand({"7.end": an_alert()})
+        assert time.process_time() - began < 2.0
+        assert reports[-1]["target"] == "phone"
+        assert len(reports) == 1000
     finally:
         courier.close()
