@@ -40,9 +40,10 @@ Upgrade:    install the new release in the same place, then this command again
 
 @app.command()
 def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
-    """Make this installation the scheduler of the machine: shows what it will do, asks, does it, waits until it runs.
+    """Install the scheduler of the machine.
 
-    What is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
+    It will be the installation that this command is of. Shows what it will do, asks, does it, waits until it runs. What
+    is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
     /etc/gpusched/config.toml are never touched.
 
     example: sudo /opt/gpusched/bin/gpusched system install
