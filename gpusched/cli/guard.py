@@ -17,7 +17,7 @@ from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
 app = typer.Typer(
-    help="Keep logins, user services and cron off the GPUs, so that they are used by jobs alone.",
+    help="Keep logins, user services and cron off the GPUs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -40,9 +40,10 @@ Upgrade:    install the new release in the same place, then this command again
 
 @app.command()
 def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
-    """Make this installation the scheduler of the machine: shows what it will do, asks, does it, waits until it runs.
+    """Install the scheduler of the machine.
 
-    What is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
+    It will be the installation that this command is of. Shows what it will do, asks, does it, waits until it runs. What
+    is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
     /etc/gpusched/config.toml are never touched.
 
     example: sudo /opt/gpusched/bin/gpusched system install
@@ -214,11 +215,13 @@ def _personal_daemons() -> list[str]:
     """Whose own schedulers run: their commands go to the machine's from then on."""
     import psutil
 
+    from gpusched.client import DAEMON
+
     found = set()
     for process in psutil.process_iter(["cmdline", "username"]):
         words = process.info["cmdline"] or []
         if "--system" not in words and any(
-            word in ("gpusched.daemon",) or word.endswith("/gpuschedd") for word in words
+            word in ("gpusched.daemon", DAEMON) or word.endswith("/gpuschedd") for word in words
         ):
             found.add(str(process.info["username"]))
     if not found:

@@ -34,6 +34,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.service_manager import (
     JournalFormatter,
+    LineFormatter,
     ServiceManager,
     is_locked_in,
     journal_command,
@@ -242,12 +243,9 @@ def _start_log(settings: Settings, foreground: bool) -> None:
     ]
     if foreground:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(
-        level=level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=handlers,
-        force=True,
-    )
+    for handler in handlers:
+        handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=handlers, force=True)
 
 
 def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import select
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attacks import NEEDS_PYTHON, PYTHON
@@ -78,3 +82,49 @@ def test_receipts_that_are_nested_without_end_harm_nobody(tmp_path: Path) -> Non
         wait_until(lambda: courier.is_idle, what="no worker")
     finally:
         courier.close()
+
+
+def test_receipts_without_number_take_no_time(tmp_path: Path) -> None:
+    """The daemon waits while they are read, and the last ones are those that count."""
+    made_up = "\n".join(json.dumps(["7.end", str(number)]) for number in range(100_000))
+    (tmp_path / "told").write_text("\n" * (32 << 20) + made_up + "\n" + json.dumps(["7.end", "phone"]) + "\n")
+    courier = a_courier(tmp_path)
+    try:
+        began = time.process_time()
+        reports = courier.hand({"7.end": an_alert()})
+        assert time.process_time() - began < 2.0
+        assert reports[-1]["target"] == "phone"
+        assert len(reports) == 1000
+    finally:
+        courier.close()
+
+
+def test_who_keeps_the_workers_end_is_not_heard_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write woke the daemon and kept it for a fifth of a second, as long as somebody wrote."""
+    kept: list[int] = []
+    real = subprocess.Popen
+
+    def start(*words: Any, **named: Any) -> Any:
+        kept.append(os.dup(named["stdout"]))
+        return real(*words, **named)
+
+    monkeypatch.setattr(courier_module, "_BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr(courier_module.subprocess, "Popen", start)
+    courier = Courier(os.geteuid(), AlertSettings(), str(tmp_path / "told"), None)
+    try:
+        courier.hand({"7.end": an_alert()})
+        assert not select.select([courier], [], [], 0)[0]
+        os.write(kept[0], b"\n" * (1 << 16))
+        assert select.select([courier], [], [], 10)[0]
+        began = time.process_time()
+        assert courier.poll() == []
+        assert time.process_time() - began < 0.1
+        assert courier.is_idle
+        assert courier.trouble is not None
+        with pytest.raises(BrokenPipeError):
+            os.write(kept[0], b"\n")
+        assert not select.select([courier], [], [], 0)[0]
+    finally:
+        courier.close()
+        for fd in kept:
+            os.close(fd)
