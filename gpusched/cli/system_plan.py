@@ -145,7 +145,8 @@ def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Servi
         done = subprocess.run(["systemctl", *words, UNIT], capture_output=True, text=True, check=False, env=environ)
         return done.stdout.strip()
 
-    is_active = says("is-active") in ("active", "reloading")
+    # One that is about to be started, perhaps in vain, with the unit as it was: that is not to be joined.
+    is_active = says("is-active") in ("active", "reloading", "activating")
     return Service(says("is-enabled") == "enabled", is_active, version() if is_active else None)
 
 

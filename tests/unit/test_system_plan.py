@@ -156,6 +156,21 @@ def test_systemd_is_told_what_has_changed(site: Site) -> None:
     assert commands(here, now) == ["systemctl daemon-reload", *restart]
 
 
+@pytest.mark.parametrize(
+    ("state", "is_active"), [("active", True), ("activating", True), ("inactive", False), ("failed", False)]
+)
+def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_active: bool
+) -> None:
+    """`systemctl start` would wait for a start that began before the unit was mended, and fail with it."""
+    program = tmp_path / "systemctl"
+    program.write_text(f"#!/bin/sh\ncase $1 in is-active) echo {state};; *) echo enabled;; esac\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = system_plan.look(os.environ, lambda: None)
+    assert found == Service(is_enabled=True, is_active=is_active, version=None)
+
+
 def test_with_the_fork_launcher_there_is_no_sandbox(site: Site) -> None:
     forking = Site(site.folder, site.root, launcher="fork")
     carry_out(install_plan(forking, Service()))
