@@ -11,7 +11,7 @@ import pytest
 from gpusched import __version__
 from gpusched.cli import system_trust
 from gpusched.cli.system_files import Site, source, unit_text
-from gpusched.cli.system_plan import COMMANDS, Service, Step, install_plan, uninstall_plan
+from gpusched.cli.system_plan import COMMANDS, Service, Step, install_plan, look, uninstall_plan
 from gpusched.config import load_settings, problems_in
 from gpusched.errors import NotReady
 from gpusched.model.settings import Settings
@@ -167,7 +167,7 @@ def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
     program.write_text(f"#!/bin/sh\ncase $1 in is-active) echo {state};; *) echo enabled;; esac\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    found = system_plan.look(os.environ, lambda: None)
+    found = look(os.environ, lambda: None)
     assert found == Service(is_enabled=True, is_active=is_active, version=None)
 
 
