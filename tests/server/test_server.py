@@ -309,7 +309,7 @@ def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
         machine.as_(machine.alice, f"gcancel {job_id}")
         return machine.job(job_id)["time_limit_s"]
 
-    machine.root(f"cp {config} /root/config.kept")
+    machine.root(f"cp {config} {config}.kept")
     try:
         machine.root(f"printf '[default]\\ntime_limit_s = 4321\\n' >> {config} && systemctl reload {UNIT}")
         assert limit_of_a_new_job() == 4321
@@ -317,7 +317,7 @@ def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
         assert machine.try_(f"systemctl reload {UNIT}").code != 0
         assert limit_of_a_new_job() == 4321
     finally:
-        machine.root(f"cp /root/config.kept {config} && systemctl reload {UNIT}")
+        machine.root(f"mv {config}.kept {config} && systemctl reload {UNIT}")
     assert limit_of_a_new_job() is None
     assert machine.daemon_pid() == pid
 
@@ -365,10 +365,10 @@ def test_numbers_for_prometheus_come_from_a_process_without_rights(machine: Mach
 
 def test_a_backup_is_put_back(machine: Machine) -> None:
     held = machine.submit(machine.alice, "--hold -- true")
-    machine.root("gpusched backup /root/gpusched-tried.db")
+    machine.root("gpusched backup /srv/gpusched-tried.db")
     later = machine.submit(machine.alice, "--hold -- true")
-    assert machine.try_("gpusched restore /root/gpusched-tried.db").code == 1, "the daemon runs"
-    machine.root(f"systemctl stop {UNIT}; gpusched restore /root/gpusched-tried.db; systemctl start {UNIT}")
+    assert machine.try_("gpusched restore /srv/gpusched-tried.db").code == 1, "the daemon runs"
+    machine.root(f"systemctl stop {UNIT}; gpusched restore /srv/gpusched-tried.db; systemctl start {UNIT}")
     assert machine.job(held)["state"] == "PENDING"
     assert machine.try_(f"gshow {later}").code == 1
     machine.root(f"gcancel {held}")
@@ -376,7 +376,7 @@ def test_a_backup_is_put_back(machine: Machine) -> None:
 
 def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restart(machine: Machine) -> None:
     config = "/etc/gpusched/config.toml"
-    machine.root(f"cp {config} /root/config.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
+    machine.root(f"cp {config} {config}.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
     try:
         assert machine.try_(f"systemctl restart {UNIT}").code != 0
         assert "runs would be locked in" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
@@ -389,7 +389,7 @@ def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restar
         machine.as_(machine.alice, f"gcancel {job_id}")
         machine.wait_for(job_id, "CANCELLED")
     finally:
-        machine.root(f"cp /root/config.kept {config}; systemctl reset-failed {UNIT}; gpusched system install --yes")
+        machine.root(f"mv {config}.kept {config}; systemctl reset-failed {UNIT}; gpusched system install --yes")
     assert machine.try_(f"ls /etc/systemd/system/{UNIT}.d").code != 0
 
 
