@@ -23,6 +23,9 @@ START_TIMEOUT_S = 30.0
 PATIENCE_S = 120.0
 """So long is a request repeated that the daemon puts off because its user asks for too much at once."""
 MAX_WAIT_S = 30.0
+DAEMON = "import sys; sys.path[:] = filter(None, sys.path); from gpusched.daemon.main import main; sys.exit(main())"
+"""What a daemon that a client starts is given to do. Not `-m`, which looks for modules in the folder where somebody
+stands first: that may be anybody's."""
 _LOOK_AGAIN_S = 0.05
 _TRY_AGAIN_S = 1.0
 """Each try is a process that finds the lock taken."""
@@ -292,7 +295,7 @@ def _spawn() -> None:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
                 os.set_inheritable(writer, True)
-                argv = [sys.executable, "-m", "gpusched.daemon", "--ready-fd", str(writer)]
+                argv = [sys.executable, "-c", DAEMON, "--ready-fd", str(writer)]
                 os.execv(sys.executable, argv)
         finally:
             os._exit(127)

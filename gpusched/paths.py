@@ -57,6 +57,11 @@ def stop_command() -> str:
     return "sudo systemctl stop gpusched" if finds_system() else "gpusched daemon stop"
 
 
+def restart_command() -> str:
+    """What stops and starts it."""
+    return "sudo systemctl restart gpusched" if finds_system() else f"{stop_command()}, {start_command()}"
+
+
 def home() -> str | None:
     """GPUSCHED_HOME as an absolute path, or None."""
     root = os.environ.get("GPUSCHED_HOME")

@@ -245,6 +245,10 @@ class UnitBench(LocalBench):
             self.spool, boot_id=BOOT, clock=WallClock(), launcher=partial(UnitLauncher, names=self.names)
         )
 
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+        # Where there is a systemd to try things with, it is often an emulated machine.
+        super().wait(predicate, 10 * timeout_s, what)
+
     @staticmethod
     def missing() -> str | None:
         """Why there can be none here."""

@@ -142,8 +142,11 @@ class FakeSystemd:
             fd.close()
 
     def _start(self, facts: dict[str, Any], fds: list[int]) -> None:
-        ((path, argv, flags),) = facts["ExecStartEx"]
-        assert flags == ["no-env-expand"]
+        ((path, words, _),) = facts["ExecStart"]
+        # As systemd does: a single dollar would begin a variable.
+        argv = [word.replace("$$", "\0") for word in words]
+        assert not any("$" in word for word in argv)
+        argv = [word.replace("\0", "$") for word in argv]
         child = subprocess.Popen(
             argv,
             executable=path,

@@ -46,7 +46,7 @@ async def why(request: web.Request) -> web.Response:
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
         "text": viewer.text(text),
-        "facts": viewer.facts(plain(reason.facts)) if reason else {"VRAM limit": limits} if limits else {},
+        "facts": viewer.facts(plain(reason.facts)) if reason else {"vram_limit": limits} if limits else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
         "position": scheduler.position(job) if key is not None else None,
     }

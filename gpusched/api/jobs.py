@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +38,8 @@ from gpusched.ports import JobFilter
 
 MAX_WAIT_S = 300.0
 MOST_PARTS = 2_000_000
+MOST_NAMES = 500_000
+"""Values, and names of values, in one request."""
 EVENT_BYTES = 256
 """What a line in a job's story takes."""
 
@@ -46,8 +47,7 @@ EVENT_BYTES = 256
 async def read_body(request: web.Request) -> dict[str, Any]:
     """The request's JSON object. Raises: UsageError."""
     content = await whole_body(request)
-    if (parts := parts_of(content)) > MOST_PARTS:
-        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
+    check_parts(content)
     try:
         # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
         body = json.loads(content or b"{}")
@@ -68,16 +68,33 @@ Change = (
 )
 """What is done to jobs that are there."""
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SMALL = 1 << 16
+_LONGEST_NUMBER = 400
+"""Digits. Python reads longer ones in a time that grows with their square."""
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
-def parts_of(content: bytes) -> int:
-    """At most so many values are in a JSON text; each takes twenty times its bytes in memory, or more."""
-    parts = sum(map(content.count, (b",", b"[", b"{")))
+def check_parts(content: bytes) -> None:
+    """Refuse a JSON text that takes long to read: the daemon does nothing else meanwhile. Raises: UsageError.
+
+    Each value takes twenty times its bytes in memory, or more, and each name that is like no other longer than a value.
+    """
+    if len(content) <= _SMALL:
+        return
+    # Without all that stands within texts, of which there may be any number; every value has one and a name at most.
+    plain = content.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    texts = plain.count(b'"') // 2
+    if texts <= 2 * MOST_PARTS:
+        plain = b"".join(plain.split(b'"')[::2])
+        parts, names = sum(map(plain.count, (b",", b"[", b"{"))), plain.count(b":")
+        if b"0" * _LONGEST_NUMBER in plain.translate(_DIGITS):
+            raise UsageError(f"the request has a number of more than {_LONGEST_NUMBER} digits", "write a smaller one")
+    else:
+        parts, names = texts // 2, 0
     if parts > MOST_PARTS:
-        # Those within texts, of which there may be any number, do not count.
-        parts = sum(map(_STRINGS.sub(b"", content).count, (b",", b"[", b"{")))
-    return parts
+        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
+    if names > MOST_NAMES:
+        raise UsageError(f"the request has {names} names; at most {MOST_NAMES} are taken", "submit less at once")
 
 
 async def change(service: Service, command: Change) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from gpusched.model.cluster import GpuState, GpuView
 from gpusched.model.history import part_of_card
 from gpusched.model.job import GpuShare
 from gpusched.model.states import FINAL_STATES, JobState
-from gpusched.model.units import printable
+from gpusched.model.units import gpu_label, printable
 
 _MIB = 1 << 20
 _GPU_STATES = tuple(word for name, word in vars(GpuState).items() if name.isupper())
@@ -161,7 +161,7 @@ def _gpus(found: Page, scheduler: Scheduler) -> None:
             shares.setdefault(share.uuid, []).append(share)
     (node,) = scheduler.nodes(now)
     for view in node.gpus:
-        _gpu(found, scheduler, (node.name, str(view.index), view.uuid), view, shares.get(view.uuid, []))
+        _gpu(found, scheduler, (node.name, gpu_label(view.index), view.uuid), view, shares.get(view.uuid, []))
 
 
 def _gpu(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.daemon.tick import Scheduler
+from gpusched.model.units import gpu_label
 from gpusched.policy.calendar.entries import next_window
 
 AHEAD_S = 7 * 86400.0
@@ -42,4 +43,4 @@ def notices(scheduler: Scheduler) -> list[dict[str, Any]]:
 def _what(target: str, node: str, indices: dict[str, int]) -> str:
     if target == node:
         return f"node {target}"
-    return f"GPU {indices[target]}" if target in indices else f"GPU {target}"
+    return f"GPU {gpu_label(indices[target])}" if target in indices else f"GPU {target}"

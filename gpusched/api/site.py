@@ -178,7 +178,7 @@ async def drain(request: web.Request) -> web.Response:
     """POST /v1/drain"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets", "message")
-    message = body.get("message") or f"drained by {caller.user}"
+    message = body.get("message") or f"by {caller.user}"
     if not isinstance(message, str) or len(message) > 500:
         raise UsageError("the message must be a text of at most 500 characters", "use -m 'why'")
     return respond(**await service.ask(commands.Drain(caller, _targets(body), printable(message))))

@@ -64,10 +64,16 @@ def _with_click_errors(body: Callable[[list[str]], int]) -> Callable[[list[str]]
             if type(error).__name__ == "NoArgsIsHelpError":
                 sys.stderr.write(f"{text}\n")
             elif text:
-                sys.stderr.write(f"gpusched: error: {text}\ngpusched: hint: see: gpusched --help\n")
+                sys.stderr.write(f"gpusched: error: {text}\ngpusched: hint: see: {_command_of(error)} --help\n")
             return int(getattr(error, "exit_code", 2))
 
     return run
+
+
+def _command_of(error: Exception) -> str:
+    """The command that was typed, as far as it was understood."""
+    words = getattr(getattr(error, "ctx", None), "command_path", "").split()[1:]
+    return " ".join(["gpusched", *words])
 
 
 @app.command()
@@ -200,7 +206,9 @@ def restore_command(
 
 @app.command()
 def adopt(
-    pid: Annotated[int, typer.Argument(help="A process that is on a GPU, or that has started one which is.")],
+    pid: Annotated[
+        str, typer.Argument(metavar="PID", help="A process that is on a GPU, or that has started one which is.")
+    ],
     time_limit: Annotated[
         str | None, typer.Option("-t", "--time", metavar="TIME", help="End it so long from now; default: the queue's.")
     ] = None,
@@ -362,8 +370,10 @@ def config_check(as_json: Json = False) -> None:
         found = [{"message": problem.message, "hint": problem.hint} for problem in problems]
         output.print_json({"file": where, "exists": os.path.exists(where), "problems": found})
     else:
-        for problem in problems:
-            output.fail("gpusched", problem)
+        for at, problem in enumerate(problems):
+            # Where to look is said once for all that follow one another, not below each line.
+            is_last = at + 1 == len(problems) or problems[at + 1].hint != problem.hint
+            output.fail("gpusched", problem if is_last else type(problem)(problem.message))
     if problems:
         raise typer.Exit(problems[0].exit_code)
     if not as_json:

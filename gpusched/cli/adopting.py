@@ -11,7 +11,7 @@ from gpusched.cli import output
 from gpusched.cli.readers import size, time_limit
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import parse_duration_s
+from gpusched.model.units import gpu_label, parse_duration_s, printable
 
 _READERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "time": time_limit,
@@ -20,9 +20,13 @@ _READERS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def adopt_process(pid: int, wishes: dict[str, str | None], as_json: bool) -> None:
+def adopt_process(pid: str, wishes: dict[str, str | None], as_json: bool) -> None:
     """Have the daemon adopt it. Raises: UsageError, and what the daemon refuses."""
-    body: dict[str, Any] = {"pid": pid}
+    if not (pid.isascii() and pid.isdigit()):
+        raise UsageError(
+            f"{printable(pid, 40)!r} is not the number of a process", "see who is on a GPU with: ginfo --foreign"
+        )
+    body: dict[str, Any] = {"pid": int(pid)}
     for name, value in wishes.items():
         if value is None:
             continue
@@ -35,5 +39,5 @@ def adopt_process(pid: int, wishes: dict[str, str | None], as_json: bool) -> Non
     if as_json:
         output.print_json({"adopted": adopted})
         return
-    gpus = ", ".join(str(index) for index in adopted["gpus"])
-    typer.echo(f"Adopted process {pid} as job {adopted['id']} (GPU {gpus})")
+    gpus = ", ".join(map(gpu_label, adopted["gpus"]))
+    typer.echo(f"Adopted process {int(pid)} as job {adopted['id']} (GPU {gpus})")

@@ -19,6 +19,7 @@ from gpusched.cli.doctor_machine import (
     control_groups,
     nvml,
     permissions,
+    run_python,
     service,
     table_at_rest,
 )
@@ -153,6 +154,9 @@ def _spool_executes() -> Check:
     where = _nearest_existing(paths.spool_dir())
     if not os.access(where, os.W_OK):
         return check("spool", False, f"{where} cannot be written", "make it yours")
+    if os.stat(where).st_uid not in (0, os.geteuid()):
+        # Its owner could put another script in the place of ours.
+        return check("spool", False, f"{where} is somebody else's: no script is tried there", "make it yours")
     path = os.path.join(where, f".doctor-{os.getpid()}")
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="ascii") as file:
@@ -171,9 +175,8 @@ def _spool_executes() -> Check:
 def _nvml_module() -> Check:
     """In a process of its own: a foreign pynvml warns on import, and the driver may hang."""
     code = "import pynvml; print(pynvml.__file__, hasattr(pynvml, 'nvmlDeviceGetTemperatureV'))"
-    argv = [sys.executable, "-W", "ignore", "-c", code]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+        done = run_python(code, 20)
     except subprocess.TimeoutExpired:
         return check("nvml module", False, "importing pynvml hangs", "reinstall nvidia-ml-py in this environment")
     where, _, is_new = done.stdout.strip().rpartition(" ")

@@ -154,13 +154,21 @@ print(version.decode() if isinstance(version, bytes) else version, pynvml.nvmlDe
 """
 
 
+def run_python(code: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Have another interpreter do this, which may hang. Raises: subprocess.TimeoutExpired.
+
+    Not in the folder where the command was typed, in which it would look for modules first: that may be anybody's.
+    """
+    argv = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(argv, cwd="/", capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
 def nvml() -> Check:
     """Whether the driver answers; in a process of its own, since it may hang."""
     if not nvidia_signs():
         return check("nvml", True, "no NVIDIA GPU here")
-    argv = [sys.executable, "-W", "ignore", "-c", _READ_NVML]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        done = run_python(_READ_NVML, 30)
     except subprocess.TimeoutExpired:
         hint = "look for XID lines in: sudo dmesg | grep -i xid; a card that hangs the driver needs a reboot"
         return check("nvml", False, "the driver does not answer within 30 s", hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gpusched import paths
 from gpusched.cli import output, reserving
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
@@ -33,6 +34,7 @@ _AS_IT_WAS = {
     "release": "was not held",
     "suspend": "was suspended already",
     "resume": "was not suspended",
+    "undrain": "was not drained",
 }
 
 
@@ -104,11 +106,12 @@ def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
 
 
 def _tell(action: str, answer: dict[str, Any]) -> None:
+    labels = answer.get("labels", {})
     for name in answer["changed"]:
-        sys.stdout.write(f"{_DONE[action]} {printable(str(name))}\n")
+        sys.stdout.write(f"{_DONE[action]} {printable(str(labels.get(name, name)))}\n")
     unchanged = answer.get("unchanged", ())
     for name in unchanged[:_TOLD]:
-        output.note("gctl", f"{name} {_AS_IT_WAS[action]}")
+        output.note("gctl", f"{printable(str(labels.get(name, name)))} {_AS_IT_WAS[action]}")
     if len(unchanged) > _TOLD:
         output.note("gctl", f"and {len(unchanged) - _TOLD} more")
     for kept in answer.get("kept", ()):
@@ -129,7 +132,7 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
     if not answer["changed"] and not values.get("quiet"):
         output.note("gctl", "no setting that can change while the daemon runs is another one now")
     for path in answer["needs_restart"]:
-        output.note("gctl", f"{printable(path)} counts after a restart: gpusched daemon stop, gpusched daemon start")
+        output.note("gctl", f"{printable(path)} counts after a restart: {paths.restart_command()}")
     return 0
 
 

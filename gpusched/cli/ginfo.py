@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _FAULTS = 3
 """Of each GPU."""
+_FOREIGN = 8
+"""Processes of no job that are listed."""
 
 
 def main() -> int:
@@ -82,7 +84,7 @@ def _print(cluster: dict[str, Any]) -> None:
             "-" if gpu["utilisation"] is None else f"{gpu['utilisation']:.0%}",
             "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C",
             ",".join(gpu["jobs"]) or "-",
-            printable(gpu["why"] or ""),
+            _why(gpu),
         )
         for gpu in cluster["gpus"]
     ]
@@ -91,7 +93,13 @@ def _print(cluster: dict[str, Any]) -> None:
         return
     sys.stdout.write("\n")
     titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
-    output.print_table(titles, gpus, right=frozenset({0, 5, 6}))
+    right = frozenset({0, 5, 6})
+    if sys.stdout.isatty():
+        # Sentences in a column of their own would leave too little of it, and of the others.
+        output.print_table(titles[:-1], [row[:-1] for row in gpus], right=right)
+        sys.stdout.write("".join(f"GPU {row[0]} {row[2]}: {row[-1]}\n" for row in gpus if row[-1]))
+    else:
+        output.print_table(titles, gpus, right=right)
     _print_shared(cluster["gpus"])
     _print_faults(cluster["gpus"])
     foreign = [
@@ -107,7 +115,9 @@ def _print(cluster: dict[str, Any]) -> None:
     ]
     if foreign:
         sys.stdout.write("\nprocesses of no job:\n")
-        output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign, right=frozenset({0, 1}))
+        output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign[:_FOREIGN], right=frozenset({0, 1}))
+        if len(foreign) > _FOREIGN:
+            sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all, and what they cost: ginfo --foreign\n")
 
 
 def _limits(isolation: dict[str, Any]) -> str:
@@ -127,10 +137,15 @@ def _limits(isolation: dict[str, Any]) -> str:
 
 
 def _model(gpu: dict[str, Any]) -> str:
-    """Its name; of a MIG instance what it is a part of, and which."""
+    """Its name, without the maker's; of a MIG instance what it is a part of, and which."""
     if gpu["mig_profile"] is None:
-        return printable(gpu["name"], 28)
+        return printable(gpu["name"].removeprefix("NVIDIA "), 28)
     return printable(f"MIG {gpu['mig_profile']} of GPU {gpu_label(gpu['index']).partition(':')[0]}", 28)
+
+
+def _why(gpu: dict[str, Any]) -> str:
+    """Why it is as it is, without the state once more."""
+    return printable((gpu["why"] or "").removeprefix(f"{gpu['state']}: "))
 
 
 def _print_shared(gpus: list[dict[str, Any]]) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 
 def main() -> int:
     """Entry point."""
+    from gpusched.daemon.service_manager import ServiceManager
+
+    manager = ServiceManager()
+    # Before the imports, which on a machine that is busy or starts from a slow disk take longer than all the rest.
+    manager.starting()
     from gpusched.daemon.main import main as run
 
-    return run()
+    return run(manager=manager)

@@ -186,9 +186,14 @@ def _why(client: Client, values: Values) -> int:
     if values.get("json"):
         output.print_json({"why": why})
         return 0
-    sys.stdout.write(f"job {why['id']} is {why['state']} ({why['reason'] or 'None'}): {printable(why['text'])}\n")
+    reason = f" ({why['reason']})" if why["reason"] not in (None, "None") else ""
+    text = f": {printable(why['text'])}" if why["text"] != f"is {why['state']}" else ""
+    sys.stdout.write(f"job {why['id']} is {why['state']}{reason}{text}\n")
     for key, value in why["facts"].items():
         if value in (None, {}, []):
+            continue
+        if key == "unavailable":
+            sys.stdout.write("".join(f"  {key}: {printable(str(one['why']))}\n" for one in value))
             continue
         sys.stdout.write(f"  {printable(str(key))}: {printable(_fact(key, value))}\n")
     if why["priority"]:

@@ -63,7 +63,7 @@ def describe(job: dict[str, Any]) -> str:
     pairs = [
         ("Job", f"{job['id']} ({job['name']})"),
         ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}{_terms(job)}"),
-        ("State", job["state"] + (f" ({job['reason']}): {job['reason_text'] or ''}" if _has_reason(job) else "")),
+        ("State", _state(job)),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
         ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"]) if job["spec"] else "-"),
@@ -152,11 +152,18 @@ def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     for gpu in job["gpus"]:
         if gpu["enforcement"] is not None:
-            held = format_size_mib(gpu["vram_used_mib"])
-            booked = format_size_mib(gpu["vram_mib"])
             kept = f"{gpu['enforcement']} ({gpu['enforcement_why']})"
-            found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: holds {held} of {booked} booked; {kept}"))
+            if gpu["vram_mib"] is not None:  # else all of it is the job's: a MIG instance
+                held = format_size_mib(gpu["vram_used_mib"])
+                kept = f"holds {held} of {format_size_mib(gpu['vram_mib'])} booked; {kept}"
+            found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: {kept}"))
     return found + ([("Too much", job["vram_over"])] if job["vram_over"] else [])
+
+
+def _state(job: dict[str, Any]) -> str:
+    reason = f" ({job['reason']})" if _has_reason(job) else ""
+    text = f": {job['reason_text']}" if reason and job["reason_text"] else ""
+    return f"{job['state']}{reason}{text}"
 
 
 def _has_reason(job: dict[str, Any]) -> bool:
@@ -228,5 +235,6 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
     known = ", ".join(fact for fact in facts if fact)
     if known:
         lines.append(f"  {known}")
-    lines.append(f"  output {printable(str(run['stdout_path']))}")
+    if run["stdout_path"] is not None:  # of others' jobs it is not told
+        lines.append(f"  output {printable(run['stdout_path'])}")
     return lines

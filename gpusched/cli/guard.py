@@ -11,13 +11,13 @@ import typer
 
 from gpusched import paths
 from gpusched.cli import output
-from gpusched.cli.system_plan import GUARD, UNITS, Site, unit_text
+from gpusched.cli.system_files import GUARD, UNITS, Site, commands_folder, unit_text
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
 app = typer.Typer(
-    help="Keep logins, user services and cron off the GPUs, so that they are used by jobs alone.",
+    help="Keep logins, user services and cron off the GPUs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -35,8 +35,6 @@ def on() -> None:
 
     example: sudo gpusched system guard on
     """
-    from gpusched.cli.system import commands_folder
-
     _needs_root()
     folder = commands_folder()
     units = _units()
@@ -51,7 +49,7 @@ def on() -> None:
             files[f"{UNITS}/{unit}.d/{DROP_IN}"] = text
     stale = [path for path in _drop_ins() if path not in files]
     for path in stale:
-        os.unlink(path)
+        _remove(path)
     for unit in [unit for unit in guard.marked() if unit not in units]:
         guard.take_off(unit)
         sys.stdout.write(f"{unit}: open, no longer in [isolation] guard_units\n")
@@ -85,7 +83,7 @@ def lift() -> list[str]:
         said.append(f"{unit}: {'open again' if was_on else _WORDS[was_on]}")
     gone = _drop_ins()
     for path in gone:
-        os.unlink(path)
+        _remove(path)
     if os.path.exists(f"{UNITS}/{GUARD}"):
         _systemctl("disable", "--quiet", GUARD)
         os.unlink(f"{UNITS}/{GUARD}")
@@ -172,6 +170,15 @@ def _drop_ins() -> list[str]:
         return []
     paths_of = [f"{UNITS}/{name}/{DROP_IN}" for name in folders if name.endswith(".service.d")]
     return [path for path in paths_of if os.path.exists(path)]
+
+
+def _remove(path: str) -> None:
+    os.unlink(path)
+    try:
+        os.rmdir(os.path.dirname(path))
+    except OSError:
+        # Somebody else's settings of the service are there too.
+        pass
 
 
 def _write(path: str, text: str) -> bool:

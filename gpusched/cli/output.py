@@ -11,7 +11,7 @@ from gpusched.errors import GpuschedError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from gpusched.cli.parse import Table, Values
 
@@ -141,12 +141,11 @@ def print_json(document: dict[str, Any]) -> None:
 def print_table(
     titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), header: bool = True
 ) -> None:
-    """A table: drawn on a terminal, aligned text in a pipe. Texts must be printable already.
+    """A table: drawn on a terminal that is wide enough for it, else aligned text. Texts must be printable already.
 
     Args: right: columns that are aligned to the right.
     """
-    if sys.stdout.isatty() and len(rows) <= RICH_ROWS and header:
-        _print_rich(titles, rows, right)
+    if sys.stdout.isatty() and len(rows) <= RICH_ROWS and header and _print_rich(titles, rows, right):
         return
     lines = [list(titles), *rows] if header else list(rows)
     if not lines:
@@ -163,20 +162,36 @@ def print_table(
     sys.stdout.write("\n".join(out) + "\n")
 
 
-def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:
+_LONG = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "TOLD")
+"""Columns of sentences and lists, which may take several lines; what is cut from another one would be a lie."""
+_LEAST_LONG = 20
+
+
+def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> bool:
+    """Draw it; False when the terminal is too narrow for that, so that nothing is cut."""
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    console = Console(highlight=False)
+    widths = [max(map(cell_len, column)) for column in zip(titles, *rows)]  # noqa: B905
+    least = sum(min(width, _LEAST_LONG) if title in _LONG else width for title, width in zip(titles, widths))  # noqa: B905
+    # Between two columns are a space and the padding of both; at either edge is a space.
+    padding = next((each for each in (2, 1) if least + (each + 1) * (len(titles) - 1) + 2 <= console.width), None)
+    if padding is None:
+        return False
+    sides = (0, 1, 0, padding - 1)
+    table = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=sides)
     for at, title in enumerate(titles):
-        is_long = title.startswith(("REASON", "WHY", "NODE"))
-        table.add_column(title, justify="right" if at in right else "left", overflow="fold", no_wrap=not is_long)
+        justify: Literal["left", "right"] = "right" if at in right else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=title not in _LONG)
     for row in rows:
         # Text, not str: square brackets in a name are no markup.
         table.add_row(*[Text(cell, style=STYLES.get(cell, "")) for cell in row])
-    Console(highlight=False).print(table)
+    console.print(table)
+    return True
 
 
 STYLES = {

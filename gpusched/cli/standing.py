@@ -46,6 +46,9 @@ def show_priorities(client: Client, asked: str, values: Values) -> None:
         output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
 
 
+_USED = (("gpu_hours", ".2f"), ("core_hours", ".2f"), ("usage_s", ".0f"), ("effective_usage", ".4f"))
+
+
 def show_accounts(client: Client, names: list[str], values: Values) -> None:
     """`gctl account`: the tree with its shares, what was used of them, and the factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
@@ -62,11 +65,9 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
             printable(row["user"] or "", 16),
             f"{row['shares']:g}",
             f"{row['norm_shares']:.4f}",
-            f"{row['gpu_hours']:.2f}",
-            f"{row['core_hours']:.2f}",
-            f"{row['usage_s']:.0f}",
-            f"{row['effective_usage']:.4f}",
-            "inf" if row["level_fs"] is None else f"{row['level_fs']:.4f}",
+            # With private_data nobody is told what others have used.
+            *("-" if row[key] is None else f"{row[key]:{form}}" for key, form in _USED),
+            _level(row),
             "" if row["fairshare"] is None else f"{row['fairshare']:.4f}",
         )
         for row in rows
@@ -84,6 +85,13 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
         "FAIRSHARE",
     )
     output.print_table(titles, lines, right=frozenset(range(2, len(titles))))
+
+
+def _level(row: dict[str, Any]) -> str:
+    """What it has against what it should have; infinite for who has used nothing."""
+    if row["level_fs"] is not None:
+        return f"{row['level_fs']:.4f}"
+    return "-" if row["usage_s"] is None else "inf"
 
 
 def show_queues(client: Client, names: list[str], values: Values) -> None:

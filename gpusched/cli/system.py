@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from typing import Annotated, Any
 
 import typer
 
 from gpusched import __version__, paths
 from gpusched.cli.guard import app as guard_app
-from gpusched.cli.system_plan import Service, Site, Step, install_plan, look, uninstall_plan
+from gpusched.cli.system_files import Site, commands_folder
+from gpusched.cli.system_plan import Service, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 
 app = typer.Typer(
@@ -40,9 +40,10 @@ Upgrade:    install the new release in the same place, then this command again
 
 @app.command()
 def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
-    """Make this installation the scheduler of the machine: shows what it will do, asks, does it, waits until it runs.
+    """Install the scheduler of the machine.
 
-    What is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
+    It will be the installation that this command is of. Shows what it will do, asks, does it, waits until it runs. What
+    is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
     /etc/gpusched/config.toml are never touched.
 
     example: sudo /opt/gpusched/bin/gpusched system install
@@ -99,6 +100,8 @@ def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, pl
         return False
     lines = [title, *(f"  {step.word:<7} {step.target}{_remark(step)}" for step in steps), *notes]
     sys.stdout.write("\n".join(lines) + "\n")
+    # Also in a pipe: what follows may take a while.
+    sys.stdout.flush()
     if plan:
         return False
     if not yes:
@@ -144,17 +147,6 @@ def _needs_systemd() -> None:
         raise NotReady("systemd does not run this machine", "start the daemon yourself, as root: gpuschedd --system")
 
 
-def commands_folder() -> str:
-    """Where this installation's commands are. Raises: NotReady."""
-    for folder in (os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")):
-        if os.path.exists(os.path.join(folder, "gpuschedd")):
-            return folder
-    raise NotReady(
-        f"there is no gpuschedd beside {sys.executable}",
-        "install gpusched with pip in an environment of its own: sudo python3 -m venv /opt/gpusched",
-    )
-
-
 def _check_trust(folder: str) -> None:
     from gpusched.cli.system_trust import first_doubt, is_plain, parts_of_installation
 
@@ -188,9 +180,25 @@ def _running_version() -> str | None:
 
 def _running_jobs() -> int:
     status = _status()
-    if status is None:
+    if status is not None:
+        return sum(count for state, count in status["jobs"].items() if state != "pending")
+    return _held_runs(f"{paths.SYSTEM_STATE}/spool")
+
+
+def _held_runs(spool: str) -> int:
+    """How many supervisors live, as the spool knows without a daemon."""
+    from gpusched.engine.spool import read_record, runs_in
+
+    if not os.path.isdir(spool):
         return 0
-    return sum(count for state, count in status["jobs"].items() if state in ("RUNNING", "COMPLETING", "SUSPENDED"))
+    held = 0
+    for run in runs_in(spool):
+        try:
+            record = read_record(spool, run)
+        except (OSError, ValueError):
+            continue
+        held += record is not None and record.is_held
+    return held
 
 
 def _status() -> dict[str, Any] | None:
@@ -207,11 +215,13 @@ def _personal_daemons() -> list[str]:
     """Whose own schedulers run: their commands go to the machine's from then on."""
     import psutil
 
+    from gpusched.client import DAEMON
+
     found = set()
     for process in psutil.process_iter(["cmdline", "username"]):
         words = process.info["cmdline"] or []
         if "--system" not in words and any(
-            word in ("gpusched.daemon",) or word.endswith("/gpuschedd") for word in words
+            word in ("gpusched.daemon", DAEMON) or word.endswith("/gpuschedd") for word in words
         ):
             found.add(str(process.info["username"]))
     if not found:

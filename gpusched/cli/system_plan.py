@@ -11,24 +11,19 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import gpusched
-from gpusched import paths
+from gpusched import __version__, paths
+from gpusched.cli.guard import lift
+from gpusched.cli.system_files import GUARD, METRICS, UNIT, UNITS, Site, source, unit_text
 from gpusched.errors import NotReady
 
 COMMANDS = (
     *("gsub", "grun", "gq", "gcancel", "gwait", "glogs", "gshow", "ginfo", "ghist", "gctl"),
     *("gpusched", "gpuschedd"),
 )
-UNIT = "gpusched.service"
-METRICS = "gpusched-metrics.service"
-GUARD = "gpusched-guard.service"
-UNITS = "/etc/systemd/system"
 FORK_CONF = f"{UNITS}/{UNIT}.d/10-fork.conf"
 PAM = "/etc/pam.d/gpusched"
 CONFIG = f"{paths.SYSTEM_CONFIG}/config.toml"
 LINKS = "/usr/local/bin"
-_WRITTEN_FOR = "/opt/gpusched/bin/"
-"""Where the unit files say that the commands are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +34,7 @@ class Step:
     """`write`, `link`, `remove`, `run`, or `keep` when there is nothing to do but to know."""
     target: str
     why: str
-    act: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where to install from and to."""
-
-    folder: str
-    """Of the commands, absolute."""
-    root: str = ""
-    """What the paths written to begin with; with any, systemd is left alone."""
-    launcher: str = "auto"
-    """The setting [daemon] launcher."""
-    checkpoint_dir: str | None = None
-    """The setting [life] checkpoint_dir."""
-
-    def at(self, path: str) -> str:
-        """A path of the machine below the root."""
-        return self.root + path
+    act: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +45,6 @@ class Service:
     is_active: bool = False
     version: str | None = None
     """Of the daemon that answers; None when none does."""
-
-
-def source(name: str) -> str:
-    """The text of a file that comes with gpusched, for /etc."""
-    package = os.path.dirname(os.path.abspath(gpusched.__file__))
-    for folder in (os.path.join(package, "systemd"), os.path.join(os.path.dirname(package), "systemd")):
-        path = os.path.join(folder, name)
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                return file.read()
-    raise NotReady(f"{name} is missing from this installation", "install gpusched again with pip")
-
-
-def unit_text(name: str, site: Site) -> str:
-    """A unit file with the paths of this installation."""
-    text = source(name).replace(_WRITTEN_FOR, os.path.join(site.folder, ""))
-    if name == UNIT and site.checkpoint_dir:
-        # Not there yet: the first run that needs it makes it.
-        text = text.replace("\nProtectHome=", f"\nReadWritePaths=-{site.checkpoint_dir}\nProtectHome=")
-    return text
 
 
 def install_plan(site: Site, service: Service) -> list[Step]:
@@ -151,8 +108,8 @@ def _systemd(site: Site, service: Service, *, reload: bool) -> Iterator[Step]:
         yield _command("systemctl", "enable", "--quiet", UNIT, why="it comes back with the machine")
     if not service.is_active:
         yield _command("systemctl", "start", UNIT, why="and waits until it answers")
-    elif reload or service.version != gpusched.__version__:
-        other = f"{service.version} runs; " if service.version not in (None, gpusched.__version__) else ""
+    elif reload or service.version != __version__:
+        other = f"{service.version} runs; " if service.version not in (None, __version__) else ""
         yield _command("systemctl", "restart", UNIT, why=f"{other}jobs go on")
 
 
@@ -163,7 +120,7 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     if not site.root and (units or service.is_enabled or service.is_active):
         steps.append(_command("systemctl", "disable", "--quiet", "--now", UNIT, METRICS, why="jobs go on"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
-        steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", _lift_guard))
+        steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", lift))
     steps += [_removal(site, path, "") for path in units]
     if _read(site.at(PAM)) == source("pam.d-gpusched"):
         steps.append(_removal(site, PAM, ""))
@@ -181,12 +138,6 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     return steps
 
 
-def _lift_guard() -> None:
-    from gpusched.cli.guard import lift
-
-    lift()
-
-
 def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Service:
     """Ask systemd, and the daemon for its version."""
 
@@ -194,7 +145,8 @@ def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Servi
         done = subprocess.run(["systemctl", *words, UNIT], capture_output=True, text=True, check=False, env=environ)
         return done.stdout.strip()
 
-    is_active = says("is-active") in ("active", "reloading")
+    # One that is about to be started, perhaps in vain, with the unit as it was: that is not to be joined.
+    is_active = says("is-active") in ("active", "reloading", "activating")
     return Service(says("is-enabled") == "enabled", is_active, version() if is_active else None)
 
 

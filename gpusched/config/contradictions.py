@@ -171,7 +171,10 @@ def _in_foreign(settings: Settings) -> Iterator[Contradiction]:
     """Nobody is ended who was not told."""
     foreign = settings.foreign
     if foreign.kill_after_s is not None and not foreign.message:
-        text = "processes of no job would be ended without a word to their owners"
+        text = (
+            f"foreign.kill_after_s is {foreign.kill_after_s:g} and foreign.message is empty: processes of no job "
+            "would be ended without a word to their owners"
+        )
         yield ("foreign", "kill_after_s"), text, "say how they are told, for example: message = ['write', 'mail']"
     for name in foreign.exempt_queues:
         if settings.queue and name not in settings.queue:

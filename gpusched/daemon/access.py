@@ -94,6 +94,15 @@ def is_member(uid: int, group: str) -> bool:
         return False
 
 
+def is_group(name: str) -> bool:
+    """Whether the user database has such a group at this moment."""
+    try:
+        grp.getgrnam(name)
+    except (KeyError, OSError):
+        return False
+    return True
+
+
 def operates(caller: Caller, queue: str, settings: Settings) -> bool:
     """Whether this is an operator of the queue, or of one above it."""
     known = settings.queue

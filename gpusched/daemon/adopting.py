@@ -19,7 +19,7 @@ from gpusched.model.cluster import GpuReading
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.model.units import format_size_mib, printable
+from gpusched.model.units import format_size_mib, gpu_label, printable
 from gpusched.policy.foreign import is_of_the_system
 from gpusched.policy.life import lifecycle
 from gpusched.policy.preemption import held_by_job
@@ -101,6 +101,9 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
         )
     if uid != os.geteuid() and os.geteuid() != 0:
         raise Refused(f"process {pid} belongs to {user}, and this daemon can watch its own user's only", _SEE)
+    if proctree.has_other_rights(pid):
+        # What root would read of it, and show, is not its owner's to know.
+        raise Refused(f"process {pid} ({printable(process.name)}) has rights that are not {user}'s", _SEE)
     return process, uid, user
 
 
@@ -116,9 +119,10 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
     if is_of_the_system(process.name):
         raise Refused(f"process {pid} ({printable(process.name)}) serves the machine or its display", _SEE)
     below = proctree.descendants(pid)
-    tree = frozenset({pid, *below})
-    if os.getpid() in tree:
+    if os.getpid() in below or os.getpid() == pid:
         raise Refused(f"process {pid} is, or has started, the scheduler's daemon", _SEE)
+    # What another user's became, below, is no part of the run, and no card of theirs is booked for it.
+    tree = frozenset({pid, *(one for one in below if proctree.real_uid(one) == uid)})
     if len(tree) > _MOST_PROCESSES:
         raise Refused(f"process {pid} has started more than {_MOST_PROCESSES} processes that still run", _SEE)
     cards = _cards(tree, reading, pid)
@@ -130,7 +134,7 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
             "or what else keeps running in it, is not to end with a job",
             f"adopt what is on the GPU: gpusched adopt {there}",
         )
-    if caller.pid in tree:
+    if caller.pid == pid or caller.pid in below:
         raise Refused(f"process {pid} has started the command that you have typed, and would end with the job", _SEE)
     return Found(
         process=AdoptedProcess(pid, process.start_ticks, boot_id),
@@ -161,7 +165,8 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
             found.append(OnGpu(gpu.uuid, gpu.index, total_mib, used_mib))
     if found:
         return tuple(found)
-    blind = [str(gpu.index) for gpu in reading.gpus if gpu.processes is None]
+    # What a lost card has on it nobody can tell, nor use.
+    blind = [gpu_label(gpu.index) for gpu in reading.gpus if gpu.processes is None and not gpu.is_lost]
     if blind:
         text = f"the driver does not tell which processes are on GPU {', '.join(blind)}"
         raise Refused(f"whether process {pid} is on a GPU is not known: {text}", "see: gpusched doctor")
@@ -302,15 +307,16 @@ def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found)
         return GpuShare(card.uuid, card.index)
     if card.used_mib is not None and card.used_mib > wanted_mib:
         raise Refused(
-            f"process {found.process.pid} holds {format_size_mib(card.used_mib)} of GPU {card.index} already, more "
-            f"than {format_size_mib(wanted_mib)}",
+            f"process {found.process.pid} holds {format_size_mib(card.used_mib)} of GPU {gpu_label(card.index)} "
+            f"already, more than {format_size_mib(wanted_mib)}",
             f"book as much, or the whole card: gpusched adopt {found.process.pid}",
         )
     headroom_mib = turn.settings.gpu.share_headroom_mib
     if card.total_mib is not None and beside_mib + wanted_mib > card.total_mib - headroom_mib:
         left_mib = max(0, card.total_mib - headroom_mib - beside_mib)
         raise Refused(
-            f"GPU {card.index} has {format_size_mib(left_mib)} left to book, not {format_size_mib(wanted_mib)}",
+            f"GPU {gpu_label(card.index)} has {format_size_mib(left_mib)} left to book, "
+            f"not {format_size_mib(wanted_mib)}",
             "see what is booked with: ginfo",
         )
     return GpuShare(card.uuid, card.index, vram_mib=wanted_mib)
@@ -319,9 +325,11 @@ def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found)
 def _booked(card: OnGpu, job_id: int, turn: Turn, caller: Caller) -> Refused:
     job = turn.world.jobs.get(job_id)
     if job is None or hides(caller, job, turn.settings):
-        return Refused(f"GPU {card.index} is booked by another job", "wait until it has ended, or end the process")
+        return Refused(
+            f"GPU {gpu_label(card.index)} is booked by another job", "wait until it has ended, or end the process"
+        )
     return Refused(
-        f"GPU {card.index} is booked by job {job.shown_id} of {job.user}",
+        f"GPU {gpu_label(card.index)} is booked by job {job.shown_id} of {job.user}",
         f"wait until it has ended, or end it first: gcancel {job.shown_id}",
     )
 

@@ -49,6 +49,8 @@ class Alerts:
         self._waiting: Counter[int] = Counter()
         """Alerts that wait, by user."""
         self._view: dict[int, dict[str, Alert]] | None = None
+        self._fresh: tuple[Changes, Counter[int], set[int]] = Changes(), Counter(), set()
+        """The changes that alerts were last added to, how many of each user, and who had too many."""
         self._armed: dict[int, str] = {}
         self._of_job: dict[int, set[str]] = {}
         self._admin: list[Alert] = []
@@ -222,14 +224,21 @@ class Alerts:
         """Whether it is in the outbox with this commit."""
         if alert.key in self.rows or alert.key in changes.alerts:
             return True
-        if self._waiting[alert.uid] + len(changes.alerts) >= turn.settings.alert.outbox:
+        if self._fresh[0] is not changes:
+            self._fresh = changes, Counter(), set()
+        _, fresh, full = self._fresh
+        if self._waiting[alert.uid] + fresh[alert.uid] >= turn.settings.alert.outbox:
+            if alert.uid not in full:
+                # Once in a turn: a user may have thousands end at once.
+                full.add(alert.uid)
+                log.warning("%s is not told: %d alerts of this user wait already", alert.key, self._waiting[alert.uid])
             self.dropped += 1
-            log.warning("%s is not told: %d alerts of this user wait already", alert.key, self._waiting[alert.uid])
             if alert.job_id is not None:
                 text = f"{alert.event} is not told: too many alerts wait"
                 turn.tell(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
             return False
         changes.alerts[alert.key] = alert
+        fresh[alert.uid] += 1
         return True
 
     @staticmethod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from gpusched.daemon.access import is_group
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
@@ -35,6 +37,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _gpus(scheduler),
         _gpu_faults(scheduler),
         _isolation(scheduler),
+        _access(scheduler),
         _queues(scheduler),
         _plugins(scheduler),
         _alerts(scheduler),
@@ -90,6 +93,16 @@ def _isolation(scheduler: Scheduler) -> Check:
     return Check("isolation", True, text)
 
 
+def _access(scheduler: Scheduler) -> Check:
+    group = scheduler.settings.access.admin_group
+    if group is None:
+        return Check("access", True, "no admin group: the owner of the scheduler and root may do everything")
+    if not is_group(group):
+        hint = f"make it with: sudo groupadd {group}, or mend [access] admin_group, then: gctl reload"
+        return Check("access", True, f"there is no group {group}, so nobody but root is an admin", hint, "warn")
+    return Check("access", True, f"members of group {group} are admins")
+
+
 def _gpus(scheduler: Scheduler) -> Check:
     reading = scheduler.reading
     if reading is None:
@@ -98,7 +111,10 @@ def _gpus(scheduler: Scheduler) -> Check:
         return Check("gpus", False, reading.error, "GPU jobs wait until it is mended; others run")
     if not reading.gpus:
         return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
-    broken = [view for view in scheduler.tracker.views(scheduler.now()) if view.why_not]
+    # A card that MIG divides is out of the pool as it should be: its instances are GPUs.
+    views = scheduler.tracker.views(scheduler.now())
+    instances = Counter(view.mig_parent for view in views)
+    broken = [view for view in views if view.why_not and not (view.is_divided and instances[view.uuid])]
     if broken:
         text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")

@@ -14,12 +14,12 @@ from typing import Any
 
 from gpusched.errors import Forbidden, Refused
 from gpusched.model.alerts import EACH_TASK
-from gpusched.model.cluster import Clearance
+from gpusched.model.cluster import SUSPECT, Clearance
 from gpusched.model.execution import LimitOrder, SignalOrder
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
-from gpusched.model.units import printable
+from gpusched.model.units import gpu_label, printable
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
@@ -413,18 +413,23 @@ def _alerting(job: Job, on: tuple[str, ...] | None, targets: tuple[str, ...] | N
 
 def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
     check_admin(command.caller, "drain nodes and GPUs, or let work back", turn.settings)
-    changed = []
+    changed: list[str] = []
+    unchanged: list[str] = []
     for target in command.targets:
         name = turn.resolve_device(target)
         turn.changes.drains[name] = command.message
+        is_change = True
         if command.message is None:
-            turn.world.drains.pop(name, None)
+            is_change = turn.world.drains.pop(name, None) is not None
             for gpu in (gpu for node in turn.nodes for gpu in node.gpus if gpu.uuid == name):
+                is_change = is_change or (gpu.why_not or "").startswith(SUSPECT)
                 # What is known by now does not speak against the card any more.
                 clearance = Clearance(gpu.uuid, turn.now, gpu.ecc_errors)
                 turn.changes.clearances[gpu.uuid] = turn.world.clearances[gpu.uuid] = clearance
         else:
             turn.world.drains[name] = command.message
-        changed.append(name)
+        (changed if is_change else unchanged).append(name)
         turn.deeds.append(Deed(command.caller, "undrain" if command.message is None else "drain", name))
-    return {"changed": changed}
+    labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in turn.nodes for gpu in node.gpus}
+    labels = {name: label for name, label in labels.items() if name in changed or name in unchanged}
+    return {"changed": changed, "unchanged": unchanged, "labels": labels}

@@ -149,12 +149,13 @@ class Loop:
         """TERM: end at once, and runs go on; when the machine goes down, end them first, with their grace."""
         if self._farewell is not None:
             return
+        # The answer may take longer than a stop usually may.
+        self._manager.still_at_it("asked to stop; looking whether the machine is being shut down")
         if not self._goes_down():
             self.stop()
             return
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
         log.info("the machine is being shut down: %d runs are ended", len(self._scheduler.world.open_runs))
-        self._manager.still_at_it("the machine is being shut down")
         self._scheduler.go_down(grace_s)
         self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
         self.wake()

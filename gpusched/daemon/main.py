@@ -34,6 +34,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.service_manager import (
     JournalFormatter,
+    LineFormatter,
     ServiceManager,
     is_locked_in,
     journal_command,
@@ -89,11 +90,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, manager: ServiceManager | None = None) -> int:
     """Run the daemon in the foreground until it is told to stop. Returns the process exit code."""
     options = build_parser().parse_args(argv)
-    manager = ServiceManager()
-    manager.starting()
+    if manager is None:
+        manager = ServiceManager()
+        manager.starting()
     report = _Report(options.ready_fd)
     try:
         if options.root is not None and not options.system:
@@ -241,12 +243,9 @@ def _start_log(settings: Settings, foreground: bool) -> None:
     ]
     if foreground:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(
-        level=level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=handlers,
-        force=True,
-    )
+    for handler in handlers:
+        handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=handlers, force=True)
 
 
 def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None:
@@ -301,7 +300,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
         tell_of_restart(scheduler)
         asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
         scheduler.flush()
-        log.info("stopped; runs go on")
+        log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")
     finally:
         if dispatcher is not None:
             dispatcher.close()

@@ -16,6 +16,9 @@ import socket
 import threading
 import time
 from collections.abc import MutableMapping
+from typing import Any
+
+from gpusched.model.units import printable
 
 _EXTEND_S = 60.0
 _LONGEST_START_S = 3600.0
@@ -76,7 +79,7 @@ class ServiceManager:
 
     def stopping(self) -> None:
         """The end has begun."""
-        self.tell("STOPPING=1", "STATUS=stopping; runs go on")
+        self.tell("STOPPING=1", "STATUS=stopping")
 
     def still_at_it(self, status: str) -> None:
         """A start or stop goes on for a good reason: its time limit counts from now."""
@@ -136,7 +139,21 @@ def journal_command(unit: str | None, *, is_system: bool) -> str:
     return f"journalctl {'' if is_system else '--user '}-u {unit or 'gpusched.service'}"
 
 
-class JournalFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
+    """One record, one line, and a trace indented below: names and errors hold what users wrote, line breaks too."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        """As logging does, with what would begin another line, or steer a terminal, escaped."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  logging's name
+        """As logging does, so that no line of it looks like one of the log."""
+        lines = super().formatException(ei).splitlines()
+        return "\n".join(f"    {printable(line)}" for line in lines)
+
+
+class JournalFormatter(LineFormatter):
     """Lines for journald, which adds instant and process: each begins with its priority, as in `<3>`."""
 
     def __init__(self) -> None:

@@ -22,7 +22,8 @@ import sys
 import time
 
 from gpusched.engine import proctree
-from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home, supervisor_of
+from gpusched.engine.supervising import supervisor_of
+from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home
 from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False

@@ -11,7 +11,8 @@ _RUNS_HERE = "/run/systemd/system"
 """There where systemd is the first process."""
 _LAST_STAGE = "systemd-shutdow"
 """The first process after all services have ended; the kernel cuts names at 15 bytes."""
-_PATIENCE_S = 5.0
+_PATIENCE_S = 20.0
+"""A machine that goes down is busy."""
 
 
 def machine_goes_down() -> bool:

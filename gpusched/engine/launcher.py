@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 """What the interpreter itself may need; jobs get their environment from the ticket alone."""
 CLOSE_TIMEOUT_S = 2.0
 START_TIMEOUT_S = 5.0
-"""A fork server that has not answered a ticket for so long is replaced."""
+"""A fork server that owes an answer and has not answered any ticket for so long is replaced."""
 
 
 class Launcher(Protocol):
@@ -86,6 +87,7 @@ class ForkServer:
         lock = share_lock(spool)
         fds = (theirs.fileno(), event_fd, queue_in.fileno(), queue_out.fileno(), lock)
         self._outbox: deque[memoryview] = deque()
+        self._heard_at = time.monotonic()
         self._socket = ours
         try:
             with theirs, queue_in, queue_out, open(f"{spool}/engine.log", "ab") as log:
@@ -154,15 +156,16 @@ class ForkServer:
             return True
 
     def is_stuck(self, waited_s: float) -> bool:
-        """Whether it should have answered a ticket long ago."""
-        return waited_s > START_TIMEOUT_S
+        """Whether it should have answered long ago; one that answers others meanwhile is only busy."""
+        return min(waited_s, time.monotonic() - self._heard_at) > START_TIMEOUT_S
 
     def refusals(self) -> list[tuple[str, str]]:
         """None here: it says so through the event pipe."""
         return []
 
     def heard(self, run: str) -> None:
-        """It hands on all it has, whoever has come."""
+        """It lives. It hands on all it has, whoever has come."""
+        self._heard_at = time.monotonic()
 
     def kill(self) -> str:
         """End it now; how it ended."""

@@ -546,12 +546,13 @@ class LocalEngine:
         if self._cages is not None:
             for watched in haunted:
                 kill_leaf(leaf_of(self._cages, watched.run))
-        lost = [Lost(watched.run, watched.supervisor, watched.witnessed) for watched in haunted]
+        lost = [Lost(watched.run, watched.supervisor, watched.witnessed, watched.left) for watched in haunted]
         alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
         left = kill_remains(lost, self._spool, spared)
         for watched in haunted:
-            if left[watched.run]:
+            watched.left = left[watched.run]
+            if watched.left:
                 self._look_again(watched)
                 continue
             if self._cages is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 
 PLACES = ("/tmp", "/var/tmp")
 _NEW_MOUNTS = 0x00020000
 _BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 1 << 19
 _INSIDE = "tmp"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make(run: str) -> list[str]:
@@ -34,13 +36,49 @@ def put_in_place(folders: list[str]) -> None:
         _check(libc.mount(f"{folder}/{_INSIDE}".encode(), place.encode(), None, ctypes.c_ulong(_BIND), None))
 
 
-def remove(folders: list[str]) -> None:
-    """Remove them with all that the run left in them; what cannot be removed is the machine's own clean-up's."""
-    from shutil import rmtree  # few runs have such folders
+def remove(folders: list[str], patience_s: float = 60.0) -> None:
+    """Remove them with all that the run left in them; what cannot be removed is the machine's own clean-up's.
 
+    Args: patience_s: the run has not ended as long as this takes, and keeps its GPUs.
+    """
+    until = time.monotonic() + patience_s
     for folder in folders:
-        # It walks by descriptors and follows no links, so root is not led astray by what a user left.
-        rmtree(folder, ignore_errors=True)
+        try:
+            inside = os.open(f"{folder}/{_INSIDE}", _FOLDER)
+            try:
+                while names := os.listdir(inside):
+                    for name in names:
+                        _remove_one(inside, name, until)
+            finally:
+                os.close(inside)
+            os.rmdir(f"{folder}/{_INSIDE}")
+            os.rmdir(folder)
+        except OSError:
+            continue
+
+
+def _remove_one(top: int, name: str, until: float) -> None:
+    """Remove it, or move what is in it one level up: a user can nest folders deeper than anything can descend.
+
+    By descriptors and without following links, so that root is not led astray by what a user left. Raises: OSError.
+    """
+    if time.monotonic() > until:
+        raise TimeoutError
+    try:
+        os.unlink(name, dir_fd=top)
+        return
+    except (IsADirectoryError, PermissionError):
+        pass
+    folder = os.open(name, _FOLDER, dir_fd=top)
+    try:
+        for child in os.listdir(folder):
+            try:
+                os.unlink(child, dir_fd=folder)
+            except (IsADirectoryError, PermissionError):
+                os.rename(child, os.urandom(16).hex(), src_dir_fd=folder, dst_dir_fd=top)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=top)
 
 
 def _check(answer: int) -> None:

@@ -67,6 +67,14 @@ def real_uid(pid: int) -> int | None:
     return None
 
 
+def has_other_rights(pid: int) -> bool:
+    """Whether it runs a set-user-ID program, with rights that are not its owner's alone."""
+    for line in _read(f"/proc/{pid}/status").split(b"\n"):
+        if line.startswith(b"Uid:"):
+            return len(set(line.split()[1:])) > 1
+    return False
+
+
 def peak_kib(pid: int) -> int:
     """The largest resident size that the process has had; 0 when it is gone or has none."""
     for line in _read(f"/proc/{pid}/status").split(b"\n"):

@@ -60,8 +60,9 @@ def properties(ticket: Ticket, names: Names, program: Program, fds: Sequence[int
         ("Description", ("s", f"run {number} of gpusched's job {job}")),
         ("Slice", ("s", names.slice)),
         ("Type", ("s", "exec")),
-        # Without the expansion of `$`, which the path of an interpreter may hold.
-        ("ExecStartEx", ("a(sasas)", [(program.argv[0], list(program.argv), ["no-env-expand"])])),
+        # Not ExecStartEx, with which `$` would need no second one: systemd 252 writes that down under a name that it
+        # does not read, and after a daemon-reload every run is a unit without a command, about which it complains.
+        ("ExecStart", ("a(sasb)", [(program.argv[0], [word.replace("$", "$$") for word in program.argv], False)])),
         ("Environment", ("as", [f"{name}={value}" for name, value in program.environment.items()])),
         ("StandardInputFileDescriptor", ("h", fds[0])),
         ("StandardOutputFileDescriptor", ("h", fds[1])),

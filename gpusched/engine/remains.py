@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from gpusched.engine import proctree
 from gpusched.engine.proctree import Process
@@ -25,26 +25,28 @@ class Lost:
     supervisor_pid: int | None
     witnessed: bool
     """Whether this daemon saw the supervisor end: its pid, and so the session's number, is not in use again."""
+    known: Mapping[int, int] = field(default_factory=dict)
+    """Start ticks by pid of what was found before: one that takes long to die may have lost what tied it to the run."""
 
 
-def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> dict[str, int]:
-    """KILL what is left of these runs; how many live processes of each were found by the last look.
+def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> dict[str, dict[int, int]]:
+    """KILL what is left of these runs; start ticks by pid of each one's live processes at the last look.
 
     Nothing that is `spared`, or an ancestor of this process, is touched. One that left the session and
     cleared its environment and lost its parent is not found: nothing ties it to the run any more.
     """
     runs = list(lost)
-    left = {run.run: 0 for run in runs}
     for _ in range(ROUNDS):
         found = find_remains(runs, spool, spared)
-        left = {run.run: len(found.get(run.run, ())) for run in runs}
-        everybody = [process for group in found.values() for process in group]
-        if not everybody:
+        runs = [
+            replace(run, known={process.pid: process.start_ticks for process in found.get(run.run, ())}) for run in runs
+        ]
+        if not found:
             break
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for process in everybody:
+            for process in (process for group in found.values() for process in group):
                 proctree.send(process, number)
-    return left
+    return {run.run: dict(run.known) for run in runs}
 
 
 def find_remains(lost: list[Lost], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
@@ -62,6 +64,9 @@ def find_remains(lost: list[Lost], spool: str, spared: frozenset[int]) -> dict[s
                 if variable in markers:
                     owner[pid] = markers[variable]
     for run in lost:
+        for pid, ticks in run.known.items():
+            if pid in alive and alive[pid].start_ticks == ticks:
+                owner[pid] = run.run
         session = run.supervisor_pid
         members = [pid for pid, p in alive.items() if session is not None and p.session == session]
         # After a longer time the session's number may be somebody else's: one marked member proves it is ours.

@@ -65,15 +65,6 @@ class Home:
         self.start_ticks = start_ticks
 
 
-def supervisor_of(ticket: dict[str, Any], home: Home) -> Supervisor:
-    """Who supervises the run of this ticket."""
-    if ticket.get("adopt") is None:
-        return Supervisor(ticket, home)
-    from gpusched.engine.adopted import AdoptedSupervisor  # hardly any run needs it
-
-    return AdoptedSupervisor(ticket, home)
-
-
 class Supervisor:
     """The life of one run, from its claim to its result."""
 

@@ -15,7 +15,8 @@ import sys
 
 from gpusched import __version__
 from gpusched.engine import proctree
-from gpusched.engine.supervisor import AWAITED, Home, supervisor_of
+from gpusched.engine.supervising import supervisor_of
+from gpusched.engine.supervisor import AWAITED, Home
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False

@@ -59,6 +59,8 @@ class Watched:
     """It was not started by its supervisor and is not below it; this is what the run is."""
     members: dict[int, int] = field(default_factory=dict)
     """Of an adopted run: start ticks by pid of what was seen to be part of it, which may have lost its parent since."""
+    left: dict[int, int] = field(default_factory=dict)
+    """Of a haunted run: start ticks by pid of what its supervisor left behind and was still alive at the last look."""
 
 
 class Members:

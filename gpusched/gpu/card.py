@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpusched.gpu.health import Heat, ailments, remark
 from gpusched.gpu.release import Release, named_openers, remains
@@ -260,7 +260,7 @@ class Card:
         """Why a card that is well is not used yet."""
         wanted = self._settings.free_polls
         if self._good_polls < wanted:
-            return f"read well {self._good_polls} times in a row, {wanted} are wanted before its first use"
+            return f"read well in {self._good_polls} of the {wanted} readings in a row that its first use wants"
         return None
 
     def intrusion(self, now: float) -> str | None:
@@ -271,8 +271,7 @@ class Card:
             mib = self.usage.visible_mib if self.usage else 0
         if mib > limit_mib:
             if self.foreign:
-                who = ", ".join(_name(process) for process in self.foreign[:3])
-                return f"foreign use of {format_size_mib(mib)}: {who}"
+                return f"foreign use of {format_size_mib(mib)}: {_name_largest(self.foreign)}"
             if self._free_polls == 0:
                 openers = named_openers(self.sample)
                 found = f", but open: {openers}" if openers else ""
@@ -281,9 +280,11 @@ class Card:
             return f"foreign use of {format_size_mib(mib)} within the last {window}"
         if self.is_foreign_busy and self.foreign:
             busy = f"{100 * (self.sample.utilisation or 0.0):.0f} % busy with"
-            return f"foreign use: {busy} {', '.join(_name(process) for process in self.foreign[:3])}"
+            return f"foreign use: {busy} {_name_largest(self.foreign)}"
         if self._free_polls < self._settings.free_polls:
-            return f"seen free {self._free_polls} times in a row, {self._settings.free_polls} are wanted"
+            return (
+                f"seen free in {self._free_polls} of the {self._settings.free_polls} readings in a row that are wanted"
+            )
         return None
 
 
@@ -295,6 +296,13 @@ def _trouble(sample: GpuSample) -> str | None:
     if sample.vram_total_mib is None or sample.vram_used_mib is None:
         return "its memory cannot be read"
     return None
+
+
+def _name_largest(processes: Sequence[GpuProcess]) -> str:
+    """The three that hold the most, and how many others there are."""
+    largest = sorted(processes, key=lambda process: -(process.vram_mib or 0))[:3]
+    more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
+    return ", ".join(map(_name, largest)) + more
 
 
 def _name(process: GpuProcess) -> str:

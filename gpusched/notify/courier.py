@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import pwd
+import select
 import signal
 import subprocess
 import sys
@@ -34,7 +35,10 @@ log = getLogger("gpusched.notify")
 IDLE_S = 60.0
 """After so long without anything to send the process ends; it comes back when it is needed."""
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
-_MOST_RECEIPTS = 64 << 20
+_MOST_RECEIPTS = 1 << 20
+"""Bytes of them that are looked at, the last ones: the daemon waits meanwhile."""
+_MOST_TOLD = 1000
+"""Receipts that are believed at once; there are as many as an alert has targets, times alerts under way."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from gpusched.notify.worker import main; main(sys.argv[2])"
@@ -70,8 +74,9 @@ class Courier:
         self._failures = 0
         self._not_before = float("-inf")
         self._idle_since: float | None = None
-        self._answers, self._answers_in = os.pipe()
-        os.set_blocking(self._answers, False)
+        self._ears = select.epoll()
+        self._answers: tuple[int, int] | None = None
+        """Both ends of the pipe that the worker answers into; none while nobody is to be heard."""
         self.trouble: str | None = None
         """Why no worker runs, for the doctor; None when all is well."""
 
@@ -87,7 +92,7 @@ class Courier:
 
     def fileno(self) -> int:
         """Descriptor to watch for reading."""
-        return self._answers
+        return self._ears.fileno()
 
     def adopt(self, settings: AlertSettings) -> None:
         """Other settings; they count from the next start of the process."""
@@ -132,8 +137,7 @@ class Courier:
     def close(self) -> None:
         """Let go of the process; what is under way is given a moment by the worker itself."""
         self._dismiss()
-        for fd in (self._answers, self._answers_in):
-            os.close(fd)
+        self._ears.close()
 
     # --- the process ----------------------------------------------------------------------------
 
@@ -152,8 +156,8 @@ class Courier:
             if self._uid != os.geteuid():
                 # Its user can write into it as long as they like: at the cost of their own quota.
                 os.fchown(fd, self._uid, -1)
-            told = [(key, target) for key, target in _read(fd) if key in waiting]
-            told = [(key, target) for key, target in told if target not in waiting[key].settled]
+            told = list(dict.fromkeys((key, target) for key, target in _read(fd) if key in waiting))
+            told = [(key, target) for key, target in told if target not in waiting[key].settled][-_MOST_TOLD:]
             if told:
                 return [{"key": key, "target": target, "outcome": "told", "tries": 1} for key, target in told]
             os.ftruncate(fd, 0)
@@ -173,11 +177,15 @@ class Courier:
         path = [entry for entry in sys.path if entry]
         if root not in path:
             path.append(root)
+        self._stop_listening()
+        self._answers = os.pipe()
+        os.set_blocking(self._answers[0], False)
+        self._ears.register(self._answers[0], select.EPOLLIN)
         self._child = subprocess.Popen(
             # -S: the path is handed over complete, so the search for site packages can be saved.
             [sys.executable, "-S", "-c", _BOOT, json.dumps(path), options],
             stdin=subprocess.PIPE,
-            stdout=self._answers_in,
+            stdout=self._answers[1],
             # The daemon's own goes into its log or on root's terminal, which is no place for a user's words.
             stderr=None if self._uid == os.geteuid() else subprocess.DEVNULL,
             bufsize=0,
@@ -202,10 +210,20 @@ class Courier:
         except BrokenPipeError:
             pass  # it has died; the next poll says so
 
+    def _stop_listening(self) -> None:
+        """Hear no more of a worker that is let go: its user may have kept its end, and write without end."""
+        if self._answers is not None:
+            self._ears.unregister(self._answers[0])
+            for fd in self._answers:
+                os.close(fd)
+            self._answers = None
+
     def _collect(self) -> list[Report]:
+        if self._answers is None:
+            return []
         try:
             # Once: who writes faster than this reads must not keep the daemon here.
-            data = os.read(self._answers, 1 << 16)
+            data = os.read(self._answers[0], 1 << 16)
         except BlockingIOError:
             return []
         reports = self._hearing.take(data)
@@ -240,6 +258,7 @@ class Courier:
     def _dismiss(self, *, kill: bool = False) -> None:
         child, self._child = self._child, None
         self._hearing, self._out, self._idle_since = Hearing(), bytearray(), None
+        self._stop_listening()
         if child is None:
             return
         assert child.stdin is not None
@@ -278,20 +297,18 @@ def order_of(alert: Alert) -> bytes:
 
 
 def _read(fd: int) -> Iterable[tuple[str, str]]:
-    """Alerts and targets of the receipts; a line that was cut off by a full disk is left out.
+    """Alerts and targets of the last receipts; a line that was cut off by a full disk is left out.
 
-    More than all that can be waiting would take was not written by a worker, and says nothing.
+    Their user may have written anything there, and as much as their quota lets them.
     """
-    if os.fstat(fd).st_size > _MOST_RECEIPTS:
-        return
-    os.lseek(fd, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(fd), "rb") as file:
-        for line in file:
-            try:
-                key, target = json.loads(line)
-            except (ValueError, TypeError, RecursionError):
-                continue
-            yield str(key), str(target)
+    start = max(0, os.fstat(fd).st_size - _MOST_RECEIPTS)
+    _, *lines = (b"\n" * (not start) + os.pread(fd, _MOST_RECEIPTS, start)).split(b"\n")
+    for line in lines:
+        try:
+            key, target = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        yield str(key), str(target)
 
 
 def identity(uid: int) -> dict[str, Any]:

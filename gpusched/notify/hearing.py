@@ -17,6 +17,8 @@ _LONGEST_LINE = 1 << 16
 _MOST_TEXT = 600
 _MOST_REPORTS = 10_000
 """Of one alert: some hundred tries a day, times the targets that a user may have."""
+_MOST_OTHERS = 1000
+"""Lines that are no reports, of one worker; a few are in order."""
 _OUTCOMES = ("told", "failed", "gave_up")
 
 
@@ -27,6 +29,8 @@ class Hearing:
         self.is_nonsense = False
         """Whether it says what no worker would ever say."""
         self._heard = b""
+        self._others = 0
+        """Lines that were no reports."""
         self._handed: dict[str, int] = {}
         """Alerts that it was given and is not done with, and how many reports there were of each."""
 
@@ -46,7 +50,18 @@ class Hearing:
         """The reports in what was read, in order."""
         *lines, self._heard = (self._heard + data).split(b"\n")
         self.is_nonsense |= len(self._heard) > _LONGEST_LINE
-        return [report for line in lines if (report := self._report_in(line)) is not None]
+        reports = []
+        for line in lines:
+            report = self._report_in(line)
+            if report is not None:
+                reports.append(report)
+                continue
+            self._others += 1
+            if self._others > _MOST_OTHERS:
+                self.is_nonsense = True
+            if self.is_nonsense:
+                break
+        return reports
 
     def _report_in(self, line: bytes) -> Report | None:
         try:

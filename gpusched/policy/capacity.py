@@ -135,9 +135,12 @@ def _refuse_gpus(need: Need, layout: Layout) -> Refusal | None:
     fitting = _cards(need, layout)
     if request.shares_cards:
         if not fitting:
+            which, kind = "none of the GPUs", ""
+            if request.gpu_type is not None:
+                which, kind = f"no GPU of type {request.gpu_type!r}", f"{request.gpu_type}:"
             return Refusal(
-                f"{asked}; none of the GPUs can be shared (unknown size, MIG, or for one process only)",
-                f"ask for whole GPUs: -g {request.gpus}",
+                f"{asked}; {which} can be shared (unknown size, MIG, or for one process only)",
+                f"ask for whole GPUs: -g {kind}{request.gpus}",
             )
         largest_mib = max(map(largest_slice_mib, fitting))
         if request.vram_mib is not None and request.vram_mib > largest_mib:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.units import gpu_label
 from gpusched.policy.draft import Booking, Card, Layout
 
 BUSY = 0.9
@@ -101,12 +102,12 @@ class Ceilings:
             return None
         measured = card.view.utilisation
         if measured is None:
-            return f"the load of GPU {card.view.index} is not known"
+            return f"the load of GPU {gpu_label(card.view.index)} is not known"
         if measured <= ceiling:
             return None
         return (
-            f"GPU {card.view.index} is shared and busy {measured:.0%} of the time, the ceiling is {ceiling:.0%}"
-            f"{self._since_vram}"
+            f"GPU {gpu_label(card.view.index)} is shared and busy {measured:.0%} of the time, "
+            f"the ceiling is {ceiling:.0%}{self._since_vram}"
         )
 
     def _cpu(self, view: NodeView, load: HostSample, node: int) -> str | None:

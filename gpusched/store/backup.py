@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 from gpusched import __version__
 from gpusched.errors import GpuschedError, NotFound, Refused, StoreBroken
-from gpusched.store import failures
+from gpusched.store import failures, outside
 from gpusched.store.migrations import MIGRATIONS
 from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore, check_library
 
@@ -60,8 +61,10 @@ def backup(database: str, target: str) -> Copied:
         raise NotFound(f"there is no database {database} yet", "the first gsub makes it; see: gpusched doctor")
     target = os.path.abspath(target)
     _refuse_target(database, target)
-    part = f"{target}.part-{os.getpid()}"
     with _explained(target):
+        is_ours_alone = outside.is_ours_alone(os.path.dirname(target))
+        # Else it is made beside the table, where nobody can put another file in its place.
+        part = f"{target if is_ours_alone else database}.part-{os.getpid()}"
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             with closing(_open(database, "ro")) as source, closing(sqlite3.connect(part)) as copy:
@@ -72,9 +75,12 @@ def backup(database: str, target: str) -> Copied:
                 copy.execute("PRAGMA journal_mode = DELETE")
                 _check_sound(copy, database)
                 jobs, unfinished = _counts(copy)
-            _sync(part)
-            os.replace(part, target)
-            _sync(os.path.dirname(target))
+            if is_ours_alone:
+                _sync(part)
+                os.replace(part, target)
+                _sync(os.path.dirname(target))
+            else:
+                outside.put(part, target)
         finally:
             _remove(part, *(part + suffix for suffix in (*SIDE_FILES, "-journal")))
         return Copied(target, os.path.getsize(target), jobs, unfinished)
@@ -95,14 +101,20 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
         raise NotFound(f"there is no file {source}", "name a backup that was made with: gpusched backup FILE")
     if os.path.exists(database) and os.path.samefile(source, database):
         raise Refused(f"{source} is the database itself, no backup of it", "name a backup")
-    _check_trusted(source)
-    part = f"{database}.restoring"
+    part, taken = f"{database}.restoring", f"{database}.taken"
     with _explained(source):
         os.makedirs(os.path.dirname(database), mode=0o700, exist_ok=True)
-        _remove(part, *(part + suffix for suffix in SIDE_FILES))
+        _remove(part, *(part + suffix for suffix in SIDE_FILES), taken)
         try:
+            if outside.is_ours_alone(os.path.dirname(source)):
+                _check_trusted(source, os.stat(source))
+                copied = source
+            else:
+                # Without what lies beside it, which SQLite would take for changes to it and anybody can have put there.
+                outside.take(source, taken, lambda found: _check_trusted(source, found))
+                copied = taken
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            with closing(_open(source, "ro")) as backup_of, closing(sqlite3.connect(part)) as copy:
+            with closing(_open(copied, "ro")) as backup_of, closing(sqlite3.connect(part)) as copy:
                 _check_version(backup_of, source)
                 backup_of.backup(copy)
                 _check_sound(copy, source)
@@ -126,7 +138,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
             os.replace(part, database)
             _sync(os.path.dirname(database))
         finally:
-            _remove(part, *(part + suffix for suffix in (*SIDE_FILES, "-journal")))
+            _remove(*(file + suffix for file in (part, taken) for suffix in ("", *SIDE_FILES, "-journal")))
     return Restored(database, kept, jobs, held, runs, 1 if last is None else int(last[0]) + 1)
 
 
@@ -141,10 +153,11 @@ def _refuse_target(database: str, target: str) -> None:
         raise Refused(f"{target} is there already and is no backup of gpusched", "name another file, or remove it")
 
 
-def _check_trusted(source: str) -> None:
+def _check_trusted(source: str, found: os.stat_result) -> None:
     """Refuse what somebody else wrote, or could have: its jobs run as whoever it says, root among them."""
-    found, own = os.stat(source), os.geteuid()
-    if found.st_uid not in (0, own):
+    if not stat.S_ISREG(found.st_mode):
+        raise Refused(f"{source} is no file", "name a backup that was made with: gpusched backup FILE")
+    if found.st_uid not in (0, os.geteuid()):
         who = f"belongs to user {found.st_uid}"
     elif found.st_mode & 0o022:
         who = "can be written to by others"
@@ -158,6 +171,8 @@ def _check_trusted(source: str) -> None:
 
 def _is_ours(path: str) -> bool:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
         with closing(_open(path, "ro")) as db:
             return "_sqlite_migrations" in _tables(db)
     except (sqlite3.Error, OSError):

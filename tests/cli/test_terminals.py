@@ -142,3 +142,33 @@ def test_gpusched_without_a_command_shows_what_there_is(sh: Shell) -> None:
         done = sh.type("gpusched", *words)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"Usage: gpusched {' '.join(words)}".rstrip())
+
+
+def test_on_a_narrow_terminal_ginfo_cuts_nothing_and_says_why_below(own: Shell) -> None:
+    gpus = own.work / "gpus.json"
+    gpus.write_text(
+        json.dumps(
+            {
+                "gpus": [
+                    {"name": "NVIDIA A100-SXM4-80GB", "vram": "80GiB", "ecc_errors": 3},
+                    {"name": "NVIDIA A100-SXM4-80GB", "vram": "80GiB", "mig": [{"profile": "1g.10gb"}]},
+                    {"name": "NVIDIA A100-SXM4-80GB", "vram": "80GiB", "lost": True},
+                ]
+            }
+        )
+    )
+    own.env["GPUSCHED_FAKE_GPUS"] = str(gpus)
+    own.submit("-g", "1g.10gb", "--", "sleep", "1000")
+    own.ok("gctl", "drain", "1:0", "-m", "fan")
+    for columns, is_drawn in (("80", True), ("64", False)):
+        shown = on_terminal(own, "ginfo", COLUMNS=columns, TERM="xterm").out
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "")
+        table = shown.partition("note: ")[2].partition("GPU 0 suspect")[0].partition("\n")[2]
+        assert max(map(len, table.splitlines())) <= int(columns)
+        assert ("─" in table) == is_drawn
+        assert shown.count("0M/80G") == 2
+        assert "MIG 1g.10gb of GPU 1" in shown
+        assert "GPU 0 suspect: 3 memory errors" in shown
+        assert "GPU 1:0 draining: fan" in shown
+    assert re.search(r"suspect +0M/80G .* - +3 memory errors", own.ok("ginfo"))
+    assert "GPU 1:0 is drained (fan)" in on_terminal(own, "gq", TERM="dumb").out

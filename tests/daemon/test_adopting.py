@@ -187,6 +187,7 @@ def test_who_cannot_be_adopted(lab: Daemon, strangers: Strangers) -> None:
     process, idle = strangers.start(), strangers.start()
     leader, child = with_a_child(strangers, start_new_session=True)
     parent, other = with_a_child(strangers)
+    strangers.cards.append({"vram": "24GiB", "lost": True})  # nobody can be on it
     stand_on(lab, strangers, 0, process.pid)
     stand_on(lab, strangers, 1, child, other)
     assert lab.process is not None

@@ -16,6 +16,7 @@ from support import wait_until
 
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
+from gpusched.engine.launcher import ForkServer
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import (
     RunEnded,
@@ -83,6 +84,27 @@ def test_a_fork_server_that_hangs_is_replaced(bench: LocalBench, monkeypatch: py
     assert isinstance(bench.until("1.1", *ENDS), RunNeverStarted)
     bench.start("1.2", Does(exit_code=4))
     assert bench.end_of("1.2").exit_code == 4
+
+
+def test_a_fork_server_that_answers_others_is_busy_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    told, tell = os.pipe()
+    server = ForkServer(str(tmp_path), "boot-1", tell)
+    monkeypatch.setattr("gpusched.engine.launcher.time.monotonic", lambda: now[0])
+    try:
+        server.heard("1.1")
+        now[0] += 4
+        assert not server.is_stuck(9.0), "it answered somebody four seconds ago"
+        now[0] += 2
+        assert server.is_stuck(9.0)
+        assert not server.is_stuck(1.0), "it has only just been asked"
+    finally:
+        monkeypatch.undo()
+        server.close()
+        os.close(told)
+        os.close(tell)
 
 
 def test_a_late_start_of_a_revoked_run_is_refused_even_after_it_was_forgotten(bench: LocalBench) -> None:

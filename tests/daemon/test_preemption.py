@@ -246,17 +246,22 @@ def test_a_daemon_killed_between_decision_and_order_stops_and_requeues_once(daem
 
 
 def test_a_daemon_killed_within_the_grace_tells_the_job_no_second_time(daemon: Daemon) -> None:
-    text = f"trap 'echo told >> $HOME_DIR/told' TERM; echo ready; {LOOP}"
-    job_id = submit(daemon, text, grace_s=3)
+    text = (
+        "trap 'echo told >> $HOME_DIR/told' TERM; echo ready; "
+        "until [ -e $HOME_DIR/saved.$GPUSCHED_RUN ]; do sleep 0.02; done; exit 7"
+    )
+    job_id = submit(daemon, text, grace_s=120)
     ask(daemon, "requeue", job_id)
     told = daemon.home / "told"
     wait_until(told.exists, what="the signal to arrive")
     daemon.kill()
     daemon.start()
     daemon.wait_state(job_id, "COMPLETING")
+    (daemon.home / f"saved.{job_id}.1").touch()
     wait_run(daemon, job_id, 2)
     assert told.read_text() == "told\n"
     assert outcomes(daemon, job_id) == ["PREEMPTED", None]
+    (daemon.home / f"saved.{job_id}.2").touch()
 
 
 @pytest.mark.parametrize("ends_while_down", [True, False])

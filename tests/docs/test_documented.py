@@ -10,6 +10,7 @@ import pytest
 
 from gpusched.api.routes import ROUTES
 from gpusched.config import describe_settings, describe_tables, load_settings, problems_in
+from gpusched.daemon.reloading import FIXED
 from gpusched.docs import pages
 from gpusched.model.settings import Settings
 from gpusched.model.states import COMPACT, JobState, ReasonCode
@@ -96,3 +97,8 @@ def test_every_example_of_a_config_file_is_right(block: str, tmp_path: Path) -> 
     path.write_text(block, encoding="utf-8")
     assert problems_in(str(path), {}) == []
     assert load_settings(str(path), {}).settings != Settings()
+
+
+def test_the_settings_that_count_after_a_restart_are_listed() -> None:
+    page = (DOCS / "howto" / "change-settings.md").read_text()
+    assert [path for path in FIXED if f"`{path}`" not in page] == []

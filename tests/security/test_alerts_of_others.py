@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import select
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attacks import NEEDS_PYTHON, PYTHON
@@ -31,6 +35,19 @@ def a_courier(folder: Path) -> Courier:
     return Courier(UID, AlertSettings(), str(folder / "told"), None)
 
 
+def files_of(pid: int) -> set[str]:
+    """Paths that a process has open, beside its three streams and devices."""
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        if int(fd) > 2 and path.startswith("/") and "/dev/" not in path:
+            found.add(path)
+    return found
+
+
 @NEEDS_PYTHON
 def test_its_worker_has_nothing_of_the_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "hush-hush")
@@ -50,8 +67,8 @@ def test_its_worker_has_nothing_of_the_daemons(tmp_path: Path, monkeypatch: pyte
         opened = {fd: os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
         # Root's log or terminal is no place for a user's words.
         assert opened["2"] == "/dev/null"
-        others = {path for fd, path in opened.items() if int(fd) > 2 and path.startswith("/") and "/dev/" not in path}
-        assert others <= {str(tmp_path / "told")}
+        # While it starts, the interpreter opens libraries of its own.
+        wait_until(lambda: files_of(pid) <= {str(tmp_path / "told")}, what="no file but the user's to be open")
         # What is written there counts as the user's.
         assert (tmp_path / "told").stat().st_uid == UID
     finally:
@@ -78,3 +95,49 @@ def test_receipts_that_are_nested_without_end_harm_nobody(tmp_path: Path) -> Non
         wait_until(lambda: courier.is_idle, what="no worker")
     finally:
         courier.close()
+
+
+def test_receipts_without_number_take_no_time(tmp_path: Path) -> None:
+    """The daemon waits while they are read, and the last ones are those that count."""
+    made_up = "\n".join(json.dumps(["7.end", str(number)]) for number in range(100_000))
+    (tmp_path / "told").write_text("\n" * (32 << 20) + made_up + "\n" + json.dumps(["7.end", "phone"]) + "\n")
+    courier = a_courier(tmp_path)
+    try:
+        began = time.process_time()
+        reports = courier.hand({"7.end": an_alert()})
+        assert time.process_time() - began < 2.0
+        assert reports[-1]["target"] == "phone"
+        assert len(reports) == 1000
+    finally:
+        courier.close()
+
+
+def test_who_keeps_the_workers_end_is_not_heard_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write woke the daemon and kept it for a fifth of a second, as long as somebody wrote."""
+    kept: list[int] = []
+    real = subprocess.Popen
+
+    def start(*words: Any, **named: Any) -> Any:
+        kept.append(os.dup(named["stdout"]))
+        return real(*words, **named)
+
+    monkeypatch.setattr(courier_module, "_BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr(courier_module.subprocess, "Popen", start)
+    courier = Courier(os.geteuid(), AlertSettings(), str(tmp_path / "told"), None)
+    try:
+        courier.hand({"7.end": an_alert()})
+        assert not select.select([courier], [], [], 0)[0]
+        os.write(kept[0], b"\n" * (1 << 16))
+        assert select.select([courier], [], [], 10)[0]
+        began = time.process_time()
+        assert courier.poll() == []
+        assert time.process_time() - began < 0.1
+        assert courier.is_idle
+        assert courier.trouble is not None
+        with pytest.raises(BrokenPipeError):
+            os.write(kept[0], b"\n")
+        assert not select.select([courier], [], [], 0)[0]
+    finally:
+        courier.close()
+        for fd in kept:
+            os.close(fd)

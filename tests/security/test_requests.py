@@ -12,7 +12,7 @@ from attacks import as_user, connect, daemon_pid, resident_mib
 from people import ANN, BOB, EVE, NEEDS_ROOT, Person
 
 from gpusched.api.arrays import MOST_IDS, read_array
-from gpusched.api.jobs import MOST_PARTS, parts_of
+from gpusched.api.jobs import MOST_NAMES, MOST_PARTS, check_parts
 from gpusched.api.pace import BUSY_PART, FREE_S, Pace
 from gpusched.api.resources import request_values
 from gpusched.api.schema import SPEC_FIELDS
@@ -80,11 +80,23 @@ def test_places_are_compared_with_names_for_a_while_only() -> None:
 
 
 def test_values_are_counted_before_they_are_made() -> None:
-    assert parts_of(b'{"a":[1,2,{"b":3}]}') == 5
-    assert parts_of(b"[" + b"[]," * (MOST_PARTS + 10) + b"[]]") > MOST_PARTS
+    check_parts(b"[" + b"[]," * (MOST_PARTS // 2 - 10) + b"[]]")
+    assert "values" in refused_soon(lambda: check_parts(b"[" + b"[]," * (MOST_PARTS // 2 + 10) + b"[]]"))
+    assert "values" in refused_soon(lambda: check_parts(b'["' + b'","' * (2 * MOST_PARTS + 10) + b'"]'))
     # Commas and brackets within texts are no values.
-    text = json.dumps({"script": '#!,"\\{[,' * (MOST_PARTS // 3)}).encode()
-    assert parts_of(text) == 1
+    check_parts(json.dumps({"script": '#!,"\\{[,' * (MOST_PARTS // 3)}).encode())
+
+
+def test_what_takes_long_to_count_or_to_read_is_refused_soon() -> None:
+    """A text of commas alone kept the daemon for half a minute, names that are like no other and long numbers for
+    seconds."""
+    began = time.process_time()
+    check_parts(b'{"script": "' + b"," * (85 << 20) + b'"}')
+    assert time.process_time() - began < SOON_S
+    names = b",".join(b'"%d":1' % number for number in range(MOST_NAMES + 10))
+    assert "names" in refused_soon(lambda: check_parts(b"{" + names + b"}"))
+    assert "digits" in refused_soon(lambda: check_parts(b"[" + b"123456789" * 10_000 + b"]"))
+    check_parts(b'["' + b"123456789" * 10_000 + b'"]')
 
 
 def pace_at(times: list[float]) -> tuple[Pace, Caller, LimitSettings]:

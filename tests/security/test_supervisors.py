@@ -112,6 +112,7 @@ def ticket(folder: Path, **more: Any) -> dict[str, Any]:
         "checkpoint_dir": None,
         "log_max_bytes": None,
         "log_keep": 0,
+        "pam": False,
         **more,
     }
 

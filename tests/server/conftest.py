@@ -6,7 +6,7 @@
 
 It needs: root by ssh without a password; systemd, cgroup v2, Python 3.10 with venv, sudo; pip on it must find the
 dependencies of gpusched, with its own settings. It **removes an installation that is there, with its job table**, makes
-accounts that are missing (alice, bob, carol; others by --users), puts the source into /root/gpusched-tried, reboots.
+accounts that are missing (alice, bob, carol; others by --users), puts the source into /srv/gpusched-tried, reboots.
 Without GPUs it simulates two. It waits for states, never for an amount of time; --patience multiplies the ceilings.
 
 At the end it prints what was tried. The tests build on each other, in their order: do not spread them over processes.

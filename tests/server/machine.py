@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SOURCE = "/root/gpusched-tried"
+SOURCE = "/srv/gpusched-tried"
 CEILING_S = 60.0
 
 

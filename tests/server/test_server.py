@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 from machine import REPOSITORY, SOURCE, Machine
@@ -27,7 +28,8 @@ def test_a_fresh_install_as_the_readme_says(machine: Machine) -> None:
         machine.root(f"id {user} >/dev/null 2>&1 || useradd -m -s /bin/bash {user}")
     machine.try_(f"systemctl stop {UNIT}; systemctl kill -s KILL 'gpusched-*.service'")
     machine.try_("gpusched system uninstall --yes --force --purge")
-    machine.root("rm -rf /etc/gpusched /var/lib/gpusched /etc/systemd/system/gpusched*; systemctl daemon-reload")
+    machine.root("rm -rf /etc/gpusched /var/lib/gpusched /etc/systemd/system/gpusched* /etc/pam.d/gpusched")
+    machine.root("systemctl daemon-reload")
     machine.put_source()
     venv, pip, install = readme_commands()
     assert install.endswith("gpusched system install")
@@ -186,6 +188,65 @@ def test_a_unit_that_an_admin_stops_is_cancelled(machine: Machine) -> None:
     assert machine.wait_for(job_id, "CANCELLED")["run"] == 1
 
 
+OPEN = """
+import errno, glob, os
+for path in sorted(glob.glob("/dev/nvidia[0-9]*")):
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError as error:
+        # Without a driver behind it the node of a GPU that may be opened says that there is no such device.
+        print(path, "refused" if error.errno == errno.EPERM else "open")
+    else:
+        print(path, "open")
+"""
+
+
+@pytest.fixture
+def gpu_nodes(machine: Machine) -> Iterator[None]:
+    """Nodes of GPUs: the driver's, or some without any driver."""
+    made = "0 1 255"
+    if machine.try_("test -e /proc/driver/nvidia").code == 0:
+        made = ""
+    for minor in made.split():
+        path = f"/dev/nvidia{'ctl' if minor == '255' else minor}"
+        machine.root(f"test -e {path} || mknod -m 666 {path} c 195 {minor}")
+    machine.root("cat > /usr/local/share/gpusched-open.py", stdin=OPEN)
+    yield
+    machine.root("rm /usr/local/share/gpusched-open.py")
+    if made:
+        machine.root("rm -f /dev/nvidia0 /dev/nvidia1 /dev/nvidiactl")
+
+
+def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(machine: Machine, gpu_nodes: None) -> None:
+    for gpus, opened in ((1, 1), (0, 0)):
+        words = f"-g {gpus} -o open.out -- python3 /usr/local/share/gpusched-open.py"
+        job_id = machine.submit(machine.bob, words)
+        machine.wait_for(job_id, "COMPLETED", times=2)
+        told = machine.as_(machine.bob, "cat open.out")
+        assert told.count("open\n") == opened, told
+        assert told.count("refused") == len(told.splitlines()) - opened, told
+
+
+def test_the_guard_keeps_logins_off_the_gpus_and_not_jobs(machine: Machine, gpu_nodes: None) -> None:
+    look = "python3 /usr/local/share/gpusched-open.py"
+    before = machine.as_(machine.bob, look)
+    assert "refused" not in before
+    machine.root("gpusched system guard on")
+    try:
+        assert "open" not in machine.as_(machine.bob, look).replace("gpusched-open", "")
+        job_id = machine.submit(machine.bob, f"-g 1 -o guard.out -- {look}")
+        machine.wait_for(job_id, "COMPLETED", times=2)
+        assert machine.as_(machine.bob, "cat guard.out").count("open\n") == 1
+    finally:
+        machine.root("gpusched system guard off")
+    assert machine.as_(machine.bob, look) == before
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(machine: Machine) -> None:
+    job_id = machine.submit(machine.bob, "-m 64M -- python3 -c 'b = bytearray(300 << 20); print(len(b))'")
+    assert machine.wait_for(job_id, "OUT_OF_MEMORY", times=2)["reason"] == "MemoryLimit"
+
+
 # --- the daemon comes and goes --------------------------------------------------------------------------
 
 WAYS = {
@@ -206,6 +267,8 @@ def test_jobs_do_not_notice(machine: Machine, way: str) -> None:
     job = machine.job(job_id)
     assert (job["state"], job["run"]) == ("RUNNING", 1)
     assert machine.pids(job_id) == pids
+    unit = machine.root(f"systemctl show -p LoadState,ActiveState gpusched-{job_id}.1.service")
+    assert unit.split() == ["LoadState=loaded", "ActiveState=active"]
     machine.as_(machine.alice, f"gcancel {job_id}")
     machine.wait_for(job_id, "CANCELLED")
 
@@ -240,14 +303,22 @@ def test_a_daemon_that_hangs_is_started_again(machine: Machine) -> None:
 def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
     pid = machine.daemon_pid()
     config = "/etc/gpusched/config.toml"
-    machine.root(f"cp {config} /root/config.kept && printf '[limit]\\njobs_per_user = 0\\n' >> {config}")
-    machine.root(f"systemctl reload {UNIT}")
-    assert machine.try_("gsub -- true", machine.alice).code == 1
-    machine.root(f"printf 'nonsense = 1\\n' >> {config}")
-    assert machine.try_(f"systemctl reload {UNIT}").code != 0
-    assert machine.try_("gsub -- true", machine.alice).code == 1
-    machine.root(f"cp /root/config.kept {config} && systemctl reload {UNIT}")
-    assert machine.try_("gsub --wait -- true", machine.alice).code == 0
+
+    def limit_of_a_new_job() -> object:
+        job_id = machine.submit(machine.alice, "--hold -- true")
+        machine.as_(machine.alice, f"gcancel {job_id}")
+        return machine.job(job_id)["time_limit_s"]
+
+    machine.root(f"cp {config} {config}.kept")
+    try:
+        machine.root(f"printf '[default]\\ntime_limit_s = 4321\\n' >> {config} && systemctl reload {UNIT}")
+        assert limit_of_a_new_job() == 4321
+        machine.root(f"sed -i s/4321/1234/ {config} && printf 'nonsense = 1\\n' >> {config}")
+        assert machine.try_(f"systemctl reload {UNIT}").code != 0
+        assert limit_of_a_new_job() == 4321
+    finally:
+        machine.root(f"mv {config}.kept {config} && systemctl reload {UNIT}")
+    assert limit_of_a_new_job() is None
     assert machine.daemon_pid() == pid
 
 
@@ -276,7 +347,7 @@ def test_an_older_release_refuses_a_newer_table(machine: Machine) -> None:
     schema = machine.root(f"python3 -c {shlex.quote(pragma)} {table} 999").strip()
     try:
         assert machine.try_(f"systemctl start {UNIT}").code != 0
-        assert "newer release" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
+        assert "has schema version 999" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
     finally:
         machine.root(f"systemctl stop {UNIT}; python3 -c {shlex.quote(pragma)} {table} {schema}")
         machine.root(f"systemctl reset-failed {UNIT}; systemctl start {UNIT}")
@@ -294,10 +365,10 @@ def test_numbers_for_prometheus_come_from_a_process_without_rights(machine: Mach
 
 def test_a_backup_is_put_back(machine: Machine) -> None:
     held = machine.submit(machine.alice, "--hold -- true")
-    machine.root("gpusched backup /root/gpusched-tried.db")
+    machine.root("gpusched backup /srv/gpusched-tried.db")
     later = machine.submit(machine.alice, "--hold -- true")
-    assert machine.try_("gpusched restore /root/gpusched-tried.db").code == 1, "the daemon runs"
-    machine.root(f"systemctl stop {UNIT}; gpusched restore /root/gpusched-tried.db; systemctl start {UNIT}")
+    assert machine.try_("gpusched restore /srv/gpusched-tried.db").code == 1, "the daemon runs"
+    machine.root(f"systemctl stop {UNIT}; gpusched restore /srv/gpusched-tried.db; systemctl start {UNIT}")
     assert machine.job(held)["state"] == "PENDING"
     assert machine.try_(f"gshow {later}").code == 1
     machine.root(f"gcancel {held}")
@@ -305,7 +376,7 @@ def test_a_backup_is_put_back(machine: Machine) -> None:
 
 def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restart(machine: Machine) -> None:
     config = "/etc/gpusched/config.toml"
-    machine.root(f"cp {config} /root/config.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
+    machine.root(f"cp {config} {config}.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
     try:
         assert machine.try_(f"systemctl restart {UNIT}").code != 0
         assert "runs would be locked in" in machine.root(f"journalctl -u {UNIT} --no-pager -n 50")
@@ -318,7 +389,7 @@ def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restar
         machine.as_(machine.alice, f"gcancel {job_id}")
         machine.wait_for(job_id, "CANCELLED")
     finally:
-        machine.root(f"cp /root/config.kept {config}; systemctl reset-failed {UNIT}; gpusched system install --yes")
+        machine.root(f"mv {config}.kept {config}; systemctl reset-failed {UNIT}; gpusched system install --yes")
     assert machine.try_(f"ls /etc/systemd/system/{UNIT}.d").code != 0
 
 

@@ -34,7 +34,10 @@ class CagingDaemon(SystemDaemon):
         text = self.settings.read_text().replace("[daemon]\n", f'[daemon]\nlauncher = "{launcher}"\n')
         self.settings.write_text(text)
         if folder is not None:
-            self.prefix = ["sh", "-c", f'echo 0 >{folder}/cgroup.procs; exec "$@"', "sh"]
+            # Nobody may go where leaves have controllers: a daemon that comes back goes beside those of its runs.
+            leaf = f"{folder}/gpusched-daemon"
+            enter = f"at={folder}; if [ -d {leaf} ]; then at={leaf}; fi; echo 0 >$at/cgroup.procs"
+            self.prefix = ["sh", "-ec", f'{enter}; exec "$@"', "sh"]
         self.work = self.home / "work"
         self.work.mkdir()
         os.chown(self.work, pwd.getpwnam(USER).pw_uid, -1)

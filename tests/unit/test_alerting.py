@@ -234,6 +234,18 @@ def test_no_user_fills_the_outbox_of_another() -> None:
     assert len(keys(lab)) == 3
 
 
+def test_nor_at_the_same_instant_and_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    lab = Lab(cpus=20, alert=AlertSettings(outbox=2))
+    specs = [lab.submission(alerting=asked("begin")).specs[0]] * 5
+    lab.ask(
+        Submit(ANN, specs, lab.submission().payloads),
+        lab.submission(BOB, alerting=asked("begin")),
+    )
+    assert [row.uid for row in lab.store.load_alerts()].count(BOB.uid) == 1
+    assert len(keys(lab)) == 3
+    assert caplog.text.count("is not told") == 1
+
+
 # --- the administrator --------------------------------------------------------------------------------
 
 

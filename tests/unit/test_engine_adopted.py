@@ -14,7 +14,8 @@ from support import wait_until
 
 from gpusched.engine import proctree
 from gpusched.engine.adopted import AdoptedSupervisor
-from gpusched.engine.supervisor import Home, Supervisor, supervisor_of
+from gpusched.engine.supervising import supervisor_of
+from gpusched.engine.supervisor import Home, Supervisor
 
 ORPHANS = (
     "import os, subprocess, sys\n"

@@ -11,7 +11,7 @@ import pytest
 
 from gpusched.engine import proctree, remains
 from gpusched.engine.proctree import Process
-from gpusched.engine.remains import Lost, find_remains
+from gpusched.engine.remains import Lost, find_remains, kill_remains
 
 
 @pytest.fixture
@@ -148,3 +148,22 @@ def test_several_runs_are_told_apart_in_one_walk(table: Table) -> None:
     table.add(102, run="2.1")
     table.add(103, session=60)
     assert table.found(SEEN, Lost("2.1", 60, witnessed=True)) == {"1.1": [101], "2.1": [102, 103]}
+
+
+def test_one_that_takes_long_to_die_is_left_when_the_marked_one_is_gone(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies_at_once_when_marked(process: Process, number: int) -> bool:
+        if number == signal.SIGKILL and process.pid == 102:
+            table.processes.pop(102, None)
+        return True
+
+    monkeypatch.setattr(proctree, "send", dies_at_once_when_marked)
+    table.add(101, session=50)
+    table.add(102, session=50, run="1.1")
+    left = kill_remains([UNSEEN], "/s", frozenset())
+    assert left == {"1.1": {101: 1}}, "the session's other member lives, with nothing to tell whose it was"
+    again = Lost("1.1", 50, witnessed=False, known=left["1.1"])
+    assert kill_remains([again], "/s", frozenset()) == {"1.1": {101: 1}}, "nor is it forgotten by the next look"
+    table.processes[101].start_ticks += 1
+    assert kill_remains([again], "/s", frozenset()) == {"1.1": {}}, "another process has its pid now"

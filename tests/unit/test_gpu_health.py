@@ -134,7 +134,7 @@ def test_a_card_whose_mig_mode_changes_is_not_used_until_it_has_settled() -> Non
     assert (state, why) == ("drained", "MIG is to be switched on, which waits for a reset: nvidia-smi -r -i 0")
     assert seen(4, mig_pending=True, mig_enabled=True)[0] == "drained"
     assert seen(5, mig_pending=False, mig_enabled=True)[0] == "drained"
-    assert seen(6, mig_pending=False)[1] == "read well 1 times in a row, 2 are wanted before its first use"
+    assert seen(6, mig_pending=False)[1] == "read well in 1 of the 2 readings in a row that its first use wants"
     assert seen(7, mig_pending=False) == ("idle", None)
 
 

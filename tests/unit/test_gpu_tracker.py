@@ -36,7 +36,7 @@ def test_a_card_that_was_never_read_is_not_there() -> None:
 
 def test_a_card_is_used_after_enough_good_readings() -> None:
     tracker = seen(sample())
-    assert "1 times in a row, 2 are wanted" in (view(tracker).why_not or "")
+    assert "read well in 1 of the 2 readings" in (view(tracker).why_not or "")
     assert tracker.status(UUID).state == "unknown"
     tracker.observe(reading(101.0, sample()), {}, {})
     assert view(tracker) == GpuView(UUID, 0, "A100", 24576)
@@ -99,7 +99,7 @@ def test_a_driver_that_does_not_answer_stops_placement_until_it_has_answered_aga
     assert view(tracker, 102.0).why_not == "no answer from the driver for 3.0 s"
     assert tracker.status(UUID).state == "unknown"
     tracker.observe(reading(103.0, sample()), {}, {})
-    assert "1 times in a row" in (view(tracker, 103.0).why_not or "")
+    assert "in 1 of the" in (view(tracker, 103.0).why_not or "")
     tracker.observe(reading(104.0, sample()), {}, {})
     assert view(tracker, 104.0).why_not is None
 
@@ -158,6 +158,14 @@ def test_which_cards_can_be_shared(mode: int, mig: bool, can_share: bool) -> Non
             "foreign use of 3G: pid 7 (eva, 3G)",
         ),
         (
+            {
+                "vram_used_mib": 9216,
+                "processes": [(7, 512, "eva"), (8, 1024, "eva"), (9, 6144, "ann"), (10, 1536, "bob")],
+            },
+            9216,
+            "foreign use of 9G: pid 9 (ann, 6G), pid 10 (bob, 1.5G), pid 8 (eva, 1G) and 1 more",
+        ),
+        (
             {"vram_used_mib": 3072, "processes": [(7, None)]},
             3072,
             "foreign use of 3G: pid 7 (unknown user)",
@@ -212,7 +220,7 @@ def test_without_a_peak_window_a_card_must_be_seen_free_often_enough() -> None:
     tracker = GpuTracker(replace(SETTINGS, foreign_peak_s=0.0))
     busy = sample(vram_used_mib=6000, processes=[(7, 6000)])
     seen(busy, busy, sample(), tracker=tracker)
-    assert view(tracker, 103.0).why_not_whole == "seen free 1 times in a row, 2 are wanted"
+    assert view(tracker, 103.0).why_not_whole == "seen free in 1 of the 2 readings in a row that are wanted"
     tracker.observe(reading(103.0, sample()), {}, {})
     assert view(tracker, 103.0).why_not_whole is None
 
@@ -288,7 +296,7 @@ def test_a_card_is_free_again_soon_after_its_strangers_have_stopped_working() ->
     tracker = seen(*[sample(utilisation=0.9, **small)] * 2)
     assert "90 % busy with pid 7 (eva, 300M)" in (view(tracker, 102.0).why_not_whole or "")
     tracker.observe(reading(102.0, sample(utilisation=0.1, **small)), {}, {})
-    assert "seen free 1 times in a row, 2 are wanted" in (view(tracker, 102.0).why_not_whole or "")
+    assert "seen free in 1 of the 2 readings in a row that are wanted" in (view(tracker, 102.0).why_not_whole or "")
     tracker.observe(reading(103.0, sample(utilisation=0.1, **small)), {}, {})
     assert view(tracker, 103.0).why_not_whole is None
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gpusched.cli import guard as command
-from gpusched.cli import system
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
 
@@ -66,7 +65,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(command.paths, "SYSTEM_CONFIG", str(made.config))
     monkeypatch.setattr(command, "_needs_root", lambda: None)
     monkeypatch.setattr(command, "_systemctl", lambda *words: made.told.append(" ".join(words)))
-    monkeypatch.setattr(system, "commands_folder", lambda: "/srv/gpusched/bin")
+    monkeypatch.setattr(command, "commands_folder", lambda: "/srv/gpusched/bin")
     for name in ("put_on", "take_off", "is_on", "marked"):
         monkeypatch.setattr(guard, name, getattr(kernel, name))
     return made
@@ -119,7 +118,7 @@ def test_off_leaves_nothing_behind(machine: Machine, capsys: pytest.CaptureFixtu
     machine.told.clear()
     capsys.readouterr()
     command.off()
-    assert (machine.kernel.on, machine.files()) == (set(), [])
+    assert (machine.kernel.on, list(machine.units.iterdir())) == (set(), [])
     assert machine.told == ["disable --quiet gpusched-guard.service", "daemon-reload"]
     assert capsys.readouterr().out.splitlines() == [
         "atd.service: not there",

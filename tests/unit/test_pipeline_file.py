@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -234,7 +235,8 @@ def test_what_is_no_toml_and_what_is_not_there(folder: Path) -> None:
         read("p.toml", {}, gsub_table())
 
 
-_texts = st.text(alphabet="ab{}$-' x", max_size=12)
+# A longer name may be near one that is known, which is a mistake and told as that.
+_texts = st.text(alphabet="ab{}$-' x", max_size=12).filter(lambda text: not re.search(r"\{[abx-]{3,}\}", text))
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "ab"]), _texts, max_size=3), _texts)

@@ -118,6 +118,12 @@ REFUSED = {
         "asked for 20G of VRAM on each of 3 GPUs; the largest this scheduler can give is -g 2 --vram 20G",
         "ask for at most that many: -g 2 --vram 20G",
     ),
+    "a slice of a kind that cannot be shared": (
+        [node(gpus=[gpu_view(0, can_share=False)])],
+        request(gpu_type="A100", gpus=1, vram_mib=1024),
+        "asked for 1G of VRAM; no GPU of type 'A100' can be shared (unknown size, MIG, or for one process only)",
+        "ask for whole GPUs: -g A100:1",
+    ),
     "a slice where no card can be shared": (
         [node(gpus=[gpu_view(0, can_share=False)])],
         request(1, vram_mib=GIB),

@@ -14,6 +14,7 @@ from gpusched.daemon.reloading import FIXED, Reload, reread
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.settings import (
+    AccessSettings,
     DaemonSettings,
     DefaultSettings,
     GpuSettings,
@@ -121,6 +122,17 @@ def test_the_doctor_names_promises_that_the_machine_cannot_keep() -> None:
     assert "guaranteed" in broken
     (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "queues"]
     assert (check.ok, check.text) == (False, broken)
+
+
+def test_the_doctor_names_an_admin_group_that_is_not_there() -> None:
+    def access(group: str | None) -> tuple[str, str]:
+        lab = Lab(access=AccessSettings(admin_group=group))
+        (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "access"]
+        return check.level, check.text
+
+    assert access("no-such-group") == ("warn", "there is no group no-such-group, so nobody but root is an admin")
+    assert access("daemon") == ("", "members of group daemon are admins")
+    assert access(None)[0] == ""
 
 
 def test_only_the_owner_and_root_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,13 @@ import pytest
 from support import wait_until
 
 from gpusched.daemon import main, service_manager
-from gpusched.daemon.service_manager import JournalFormatter, ServiceManager, journal_command, writes_to_journal
+from gpusched.daemon.service_manager import (
+    JournalFormatter,
+    LineFormatter,
+    ServiceManager,
+    journal_command,
+    writes_to_journal,
+)
 from gpusched.errors import NotReady
 from gpusched.model.settings import DaemonSettings, Settings
 
@@ -156,6 +162,22 @@ def test_every_line_of_a_trace_has_it() -> None:
     lines = JournalFormatter().format(record("bad", logging.ERROR, trace=True)).splitlines()
     assert len(lines) > 3
     assert all(line.startswith("<3>") for line in lines)
+
+
+@pytest.mark.parametrize("formatter", [JournalFormatter(), LineFormatter("%(levelname)s %(name)s: %(message)s")])
+def test_nobody_writes_lines_of_their_own_into_the_log(formatter: logging.Formatter) -> None:
+    forged = "x\n<3>gpusched.daemon: all is lost\r\x1b[2J\u2028ERROR gpusched.daemon: \x85y"
+    (line,) = formatter.format(record(f"job 7 ({forged}) ended")).splitlines()
+    assert line.isprintable()
+    assert "\\n<3>" in line
+    found = record("bad", logging.ERROR)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        found.exc_info = sys.exc_info()
+    first, *trace = formatter.format(found).splitlines()
+    assert first.endswith("gpusched.daemon: bad")
+    assert all(line.removeprefix("<3>").startswith("    ") and line.isprintable() for line in trace)
 
 
 def test_the_journal_is_told_by_what_stderr_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpusched import __version__
-from gpusched.cli import system_plan, system_trust
-from gpusched.cli.system_plan import COMMANDS, Service, Site, Step, install_plan, source, uninstall_plan, unit_text
+from gpusched.cli import system_trust
+from gpusched.cli.system_files import Site, source, unit_text
+from gpusched.cli.system_plan import COMMANDS, Service, Step, install_plan, look, uninstall_plan
 from gpusched.config import load_settings, problems_in
+from gpusched.errors import NotReady
 from gpusched.model.settings import Settings
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own files")
@@ -154,6 +156,21 @@ def test_systemd_is_told_what_has_changed(site: Site) -> None:
     assert commands(here, now) == ["systemctl daemon-reload", *restart]
 
 
+@pytest.mark.parametrize(
+    ("state", "is_active"), [("active", True), ("activating", True), ("inactive", False), ("failed", False)]
+)
+def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_active: bool
+) -> None:
+    """`systemctl start` would wait for a start that began before the unit was mended, and fail with it."""
+    program = tmp_path / "systemctl"
+    program.write_text(f"#!/bin/sh\ncase $1 in is-active) echo {state};; *) echo enabled;; esac\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = look(os.environ, lambda: None)
+    assert found == Service(is_enabled=True, is_active=is_active, version=None)
+
+
 def test_with_the_fork_launcher_there_is_no_sandbox(site: Site) -> None:
     forking = Site(site.folder, site.root, launcher="fork")
     carry_out(install_plan(forking, Service()))
@@ -283,5 +300,5 @@ def test_paths_that_a_unit_file_takes(path: str, ok: bool) -> None:
 
 
 def test_a_missing_file_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(system_plan.NotReady, match=r"nothing\.service is missing"):
+    with pytest.raises(NotReady, match=r"nothing\.service is missing"):
         source("nothing.service")

@@ -18,7 +18,7 @@ from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_size_mib, gpu_label
 
 MEANINGS = {
     13: "engine exception",
@@ -116,7 +116,7 @@ def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> R
     for fault in sorted(faults, key=lambda fault: fault.at):
         is_inside = run.start_at <= fault.at <= run.end_at + _TOLD_LATE_S
         if fault.xid in settings.xid_victim and fault.uuid in uuids and is_inside:
-            text = f"hardware fault of GPU {fault.index}: {fault.text}; it had ended as {run.outcome}"
+            text = f"hardware fault of GPU {gpu_label(fault.index)}: {fault.text}; it had ended as {run.outcome}"
             return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
     return run
 
@@ -136,7 +136,7 @@ def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_
     for share in run.gpus:
         mib = foreign_mib.get(share.uuid, 0)
         if mib > least_mib:
-            what = f"others, not jobs, had {format_size_mib(mib)} of GPU {share.index}"
+            what = f"others, not jobs, had {format_size_mib(mib)} of GPU {gpu_label(share.index)}"
             text = f"{what}; it had ended as {run.outcome}"
             return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FOREIGN_USE, reason_text=text)
     return run

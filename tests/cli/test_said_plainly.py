@@ -1,0 +1,128 @@
+"""What people read is sentences: no structures of the program, no names that they did not type, no empty places."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell import Shell
+
+from gpusched.api.identity import user_name
+from gpusched.cli import standing
+from gpusched.cli.gshow import describe
+
+ACCOUNT: dict[str, Any] = {
+    "account": "lab",
+    "user": None,
+    "depth": 0,
+    "shares": 1,
+    "norm_shares": 1.0,
+    "gpu_hours": 2.5,
+    "core_hours": 1.0,
+    "usage_s": 60.0,
+    "effective_usage": 1.0,
+    "level_fs": None,
+    "fairshare": None,
+}
+HIDDEN = {**ACCOUNT, "gpu_hours": None, "core_hours": None, "usage_s": None, "effective_usage": None}
+
+
+class Answers:
+    """A client that is told one document."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        return self._document
+
+
+def test_usage_that_is_private_is_shown_as_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    standing.show_accounts(Answers({"accounts": [ACCOUNT, HIDDEN]}), [], {})  # type: ignore[arg-type]
+    _, known, hidden = capsys.readouterr().out.splitlines()
+    assert known.split() == ["lab", "1", "1.0000", "2.50", "1.00", "60", "1.0000", "inf"]
+    assert hidden.split() == ["lab", "1", "1.0000", "-", "-", "-", "-", "-"]
+
+
+def test_of_a_job_of_others_there_are_no_empty_places(sh: Shell) -> None:
+    job_id = sh.submit("--wait", "--", "true")
+    (job,) = json.loads(sh.ok("gshow", "--json", job_id))["jobs"]
+    for run in job["runs"]:
+        run["stdout_path"] = None
+    shown = describe({**job, "state": "CANCELLED", "reason": "CancelledByUser", "reason_text": None})
+    assert "State:      CANCELLED (CancelledByUser)\n" in shown
+    assert "None" not in shown
+    instance = {
+        "index": 1021,
+        "vram_mib": None,
+        "vram_used_mib": None,
+        "enforcement": "MIG",
+        "enforcement_why": "the hardware gives it no more",
+    }
+    assert "Shares:     GPU 2:1: MIG (the hardware" in describe({**job, "gpus": [instance]})
+
+
+def test_why_names_each_card_that_is_out_in_a_line_of_its_own(own: Shell) -> None:
+    own.env["GPUSCHED_FAKE_GPUS"] = "5x24GiB"
+    own.ok("ginfo")
+    assert own.ok("gctl", "drain", "0,1,2,3", "-m", "fan").splitlines() == [
+        f"drained GPU {index}" for index in range(4)
+    ]
+    job = own.submit("-g", "3", "--", "true")
+    why = own.ok("gq", "--why", job)
+    assert "{" not in why
+    for index in range(4):
+        assert f"  unavailable: GPU {index} of node lab1: drained: fan\n" in why
+    assert own.ok("gctl", "undrain", "0") == "undrained GPU 0\n"
+    again = own.type("gctl", "undrain", "0")
+    assert (again.code, again.out, again.err) == (0, "", "gctl: GPU 0 was not drained\n")
+    assert own.ok("gctl", "drain", "0") == "drained GPU 0\n"
+    assert own.ok("gq", "--why", own.submit("--wait", "--", "true")).startswith("job 2 is COMPLETED: exit code 0\n")
+    assert f"drained: by {user_name(os.geteuid())}" in own.ok("gq", "--why", job)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("adopt", "abc"), "'abc' is not the number of a process", "see who is on a GPU with: ginfo --foreign"),
+        (("adopt",), "Missing argument 'PID'", "see: gpusched adopt --help"),
+        (("system", "guard", "maybe"), "No such command 'maybe'", "see: gpusched system guard --help"),
+        (("sytem",), "No such command 'sytem'. Did you mean 'system'?", "see: gpusched --help"),
+    ],
+)
+def test_a_word_that_is_wrong_is_named_with_where_to_look(
+    sh: Shell, words: tuple[str, ...], error: str, hint: str
+) -> None:
+    result = sh.type("gpusched", *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"gpusched: error: {error}\ngpusched: hint: {hint}\n"
+
+
+def test_every_key_of_the_json_is_in_the_reference(own: Shell) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "scripts.md").read_text()
+    known = set(re.findall(r"\w+", page))
+    gpus = own.work / "gpus.json"
+    stranger = {"pid": 1, "vram": "2GiB", "user": "eva", "name": "python"}
+    gpus.write_text(json.dumps({"gpus": [{"vram": "24GiB", "processes": [stranger]}]}))
+    own.env["GPUSCHED_FAKE_GPUS"] = str(gpus)
+    job_id = own.submit("--hold", "--", "true")
+    (job,) = json.loads(own.ok("gq", "--json", job_id))["jobs"]
+    why = json.loads(own.ok("gq", "--why", job_id, "--json"))["why"]
+    cluster = json.loads(own.ok("ginfo", "--json"))
+    (gpu,) = cluster["gpus"]
+    (row,) = json.loads(own.ok("ginfo", "--foreign", "--json"))["foreign"]
+    drained = json.loads(own.ok("gctl", "drain", "0", "--json"))
+    for keys in (job, why, cluster, cluster["nodes"][0]["isolation"], gpu, row, drained):
+        assert set(keys) - known == set()
+
+
+def test_where_to_look_is_said_once_for_mistakes_of_one_kind(own: Shell) -> None:
+    (own.home / "config.toml").write_text('[gpu]\nvram_over = "kil"\nhot_s = -1\nvram_ovr = 1\n')
+    result = own.type("gpusched", "config", "check")
+    kinds = [line.split(": ")[1] for line in result.err.splitlines()]
+    assert (result.code, kinds) == (2, ["error", "error", "hint", "error", "hint"])
+    assert result.err.count("check a file with") == 1

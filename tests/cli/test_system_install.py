@@ -1,0 +1,124 @@
+"""gpusched system install and uninstall as they are typed, below a folder of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from lab import Lab
+from shell import Shell
+
+from gpusched import __version__
+from gpusched.cli import system
+from gpusched.engine.spool import take_claim
+from gpusched.errors import NotReady, Refused
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "machine"
+
+
+def test_the_plan_is_shown_and_nothing_is_done(own: Shell, root: Path) -> None:
+    told = own.ok("gpusched", "system", "install", "--root", str(root), "--plan")
+    assert told.splitlines()[0].startswith(f"gpusched {__version__} in ")
+    assert f"  write   {root}/etc/systemd/system/gpusched.service   (the scheduler)\n" in told
+    assert f"  link    {root}/usr/local/bin/gsub -> " in told
+    assert "No users or groups are made." in told
+    assert not root.exists()
+
+
+def test_without_somebody_to_ask_a_yes_is_needed(own: Shell, root: Path) -> None:
+    done = own.type("gpusched", "system", "install", "--root", str(root))
+    assert (done.code, done.err) == (
+        1,
+        "gpusched: error: nobody can be asked here\ngpusched: hint: say yes beforehand with --yes\n",
+    )
+    assert f"write   {root}/etc/gpusched/config.toml" in done.out, "the plan is shown all the same"
+    assert not root.exists()
+
+
+def test_it_is_installed_once_and_removed(own: Shell, root: Path) -> None:
+    words = ("--root", str(root), "--yes")
+    assert own.ok("gpusched", "system", "install", *words).endswith("done\n")
+    assert own.ok("gpusched", "system", "install", *words) == "nothing to do\n"
+    told = own.ok("gpusched", "system", "uninstall", *words)
+    assert f"  keep    {root}/etc/gpusched   (settings; --purge takes it away)\n" in told
+    assert (root / "etc/gpusched/config.toml").exists()
+    assert not os.listdir(root / "usr/local/bin")
+    assert own.ok("gpusched", "system", "uninstall", *words) == "nothing to do\n"
+    own.ok("gpusched", "system", "uninstall", "--purge", *words)
+    assert not (root / "etc/gpusched").exists()
+
+
+def test_settings_that_are_wrong_are_said_before_anything_is_written(own: Shell, root: Path) -> None:
+    (root / "etc/gpusched").mkdir(parents=True)
+    (root / "etc/gpusched/config.toml").write_text("[daemon]\nnonsense = 1\n")
+    done = own.type("gpusched", "system", "install", "--root", str(root), "--yes")
+    assert (done.code, "nonsense" in done.err) == (2, True)
+    assert not (root / "etc/systemd").exists()
+    (root / "etc/gpusched/config.toml").write_text('[life]\ncheckpoint_dir = "/scratch/of mine"\n')
+    done = own.type("gpusched", "system", "install", "--root", str(root), "--yes")
+    assert (done.code, "/scratch/of mine" in done.err) == (1, True)
+
+
+def test_an_empty_root_is_a_mistake(own: Shell) -> None:
+    done = own.type("gpusched", "system", "install", "--root", "/", "--yes")
+    assert (done.code, "--root / is no folder below which to try it" in done.err) == (2, True)
+
+
+def test_it_is_roots_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for act in (system.install, system.uninstall):
+        with pytest.raises(Refused, match="is installed by root") as caught:
+            act(root=None)
+        assert caught.value.hint.startswith("sudo ")
+
+
+def test_without_systemd_it_is_said_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system.os.path, "isdir", lambda path: path != "/run/systemd/system")
+    with pytest.raises(NotReady, match="systemd does not run this machine") as caught:
+        system.install(root=None)
+    assert caught.value.hint.endswith("gpuschedd --system")
+
+
+def test_it_is_not_removed_under_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system, "_needs_systemd", lambda: None)
+    counts = Lab().scheduler.world.counts()
+    assert counts.keys() >= {"pending", "running", "completing"}
+    jobs = {**counts, "pending": 3, "running": 1, "completing": 1}
+    monkeypatch.setattr(system, "_status", lambda: {"jobs": jobs})
+    with pytest.raises(Refused, match="2 jobs run, and nobody would record how they end"):
+        system.uninstall(root=None, force=False)
+
+
+def test_without_a_daemon_running_jobs_are_known_by_their_supervisors(tmp_path: Path) -> None:
+    spool = str(tmp_path / "spool")
+    assert system._held_runs(spool) == 0
+    os.mkdir(spool)
+    ours = take_claim(spool, "7.1", os.getpid(), 1, os.geteuid(), "boot")
+    other = take_claim(spool, "8.1", os.getpid(), 1, os.geteuid(), "boot")
+    assert ours is not None
+    assert other is not None
+    os.close(other)
+    assert system._held_runs(spool) == 1
+    os.close(ours)
+    assert system._held_runs(spool) == 0
+
+
+def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusched.cli import system_trust
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system, "_needs_systemd", lambda: None)
+    monkeypatch.setattr(system, "commands_folder", lambda: "/home/ann/venv/bin")
+    monkeypatch.setattr(system_trust, "first_doubt", lambda paths: "/home/ann belongs to ann")
+    with pytest.raises(Refused, match="root must not run gpusched from here: /home/ann belongs to ann") as caught:
+        system.install(root=None)
+    assert "python3 -m venv /opt/gpusched" in caught.value.hint
+    monkeypatch.setattr(system, "commands_folder", lambda: "/opt/my tools")
+    with pytest.raises(Refused, match="systemd would not read"):
+        system.install(root=None)

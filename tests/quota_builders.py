@@ -1,0 +1,48 @@
+"""Builders for the tests of quotas: queues of eight GPUs, what they hold, who asks for more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpusched.model.resources import Resources
+from gpusched.model.settings import QosSettings, QueueSettings, Settings
+from gpusched.model.snapshot import ClassKey
+from gpusched.policy.draft import Layout
+from gpusched.policy.sharing.quota import Denial, Quotas
+from gpusched.testing import node, request
+
+GIB = 1024
+EIGHT_GPUS = [node(gpus=8, cpus=64.0, mem_mib=256 * GIB)]
+
+
+def queue(name: str, parent: str | None = None, **parts: object) -> QueueSettings:
+    return replace(QueueSettings(name, parent=parent), **parts)
+
+
+def settings_of(*queues: QueueSettings, qos: Mapping[str, QosSettings] | None = None, **parts: object) -> Settings:
+    made = Settings(queue={one.name: one for one in queues}, qos=qos or {})
+    return replace(made, **parts)
+
+
+def quotas_of(*queues: QueueSettings, held: Mapping[str, float] | None = None, **parts: object) -> Quotas:
+    """Quotas of these queues on eight GPUs; `held` is GPUs by queue, in jobs of user zoe."""
+    settings = settings_of(*queues, **parts)
+    made = Quotas(settings, Layout(EIGHT_GPUS, settings))
+    for name, gpus in (held or {}).items():
+        made.add(name, "zoe", "", amount(gpus))
+    return made
+
+
+def amount(gpus: float = 0.0, cpus: float = 0.0, mem_mib: float = 0.0) -> Resources:
+    return Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
+
+
+def key(name: str = "vision", user: str = "ann", qos: str = "") -> ClassKey:
+    return ClassKey(1000, "lab", name, 0, None, request(), user=user, qos=qos)
+
+
+def denied(quotas: Quotas, needed: Resources, **where: str) -> Denial:
+    found = quotas.why_not(key(**where), needed)
+    assert found is not None
+    return found

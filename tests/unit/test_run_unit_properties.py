@@ -1,0 +1,30 @@
+"""What systemd is told of a run's unit, where it reads things in its own way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gpusched.engine.properties import Names, Program, properties
+
+
+def told(**ticket: Any) -> dict[str, Any]:
+    base = {"run": "7.2", "grace_s": 30.0, "leftover_grace_s": 2.0, "private_tmp": False, "cage": None, **ticket}
+    program = Program(("/opt/a$b/python", "-c", "import $x; main()", "100%"), {"PATH": "/bin"})
+    return dict(properties(SimpleNamespace(**base), Names(), program, (0, 1, 2)))  # type: ignore[arg-type]
+
+
+def test_dollars_of_the_command_are_no_variables() -> None:
+    """And the property is one that systemd 252 finds again after a daemon-reload, which it does not of ExecStartEx."""
+    found = told()
+    assert "ExecStartEx" not in found
+    signature, ((path, argv, ignores_failure),) = found["ExecStart"]
+    assert (signature, ignores_failure) == ("a(sasb)", False)
+    assert path == "/opt/a$b/python"
+    assert argv == ["/opt/a$$b/python", "-c", "import $$x; main()", "100%"]
+
+
+def test_the_daemon_is_stopped_first_when_the_machine_goes_down() -> None:
+    """What is before it is stopped after it: the daemon is there to end them."""
+    assert told()["Before"] == ("as", ["gpusched.service"])
+    assert told()["KillMode"] == ("s", "mixed")
