@@ -26,13 +26,33 @@ _TOLD_EVERY = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a job, where a job may have several: it failed and was tried again, or it made room."""
+
+    job: int
+    """Its place in `Outcome.jobs`."""
+    start_s: int
+    end_s: int
+    how: str
+    """A state in small letters: `completed`, `failed`, `timeout`, `preempted`, `cancelled`, `node_fail`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """A schedule: when each job started, in the order of the trace."""
+    """A schedule: when each job started first, in the order of the trace."""
 
     jobs: Sequence[TraceJob]
     start_s: Sequence[int]
     cycles: int
     """How often the policy was asked."""
+    ends_s: Sequence[int] | None = None
+    """When each was over for good; None where each ran once, for as long as the trace says."""
+    attempts: Sequence[Attempt] = ()
+    """Every run of every job, by start; empty where each ran once."""
+
+    def end_s(self, number: int) -> int:
+        """When the job at this place was over for good."""
+        return self.start_s[number] + self.jobs[number].run_s if self.ends_s is None else self.ends_s[number]
 
     @property
     def starts_sha(self) -> str:
