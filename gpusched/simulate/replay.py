@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -105,14 +106,11 @@ def under(settings: Settings, name: str) -> Settings:
     return replace(settings, priority=priority, placement=replace(settings.placement, strategy=made.placement.strategy))
 
 
-def plan_of(recording: Recording, settings: Settings) -> Plan:
-    """What `decide` makes of it, with every reason worked out.
-
-    Raises: BrokenInvariant when the policy itself fails: that is what such a file is written for.
-    """
+@contextmanager
+def _told_when_it_fails() -> Iterator[None]:
+    """A failure of the policy itself is told in a sentence: that is what such a file is written for."""
     try:
-        plan = decide(recording.snapshot, settings)
-        return replace(plan, reasons=dict(plan.reasons))
+        yield
     except GpuschedError:
         raise
     except Exception as error:
@@ -122,6 +120,13 @@ def plan_of(recording: Recording, settings: Settings) -> Plan:
             f"the policy fails on this snapshot: {type(error).__name__}: {printable(str(error), 200)}",
             "if gpusched wrote it as it is, report that with the file and what GPUSCHED_DEBUG=1 prints",
         ) from error
+
+
+def plan_of(recording: Recording, settings: Settings) -> Plan:
+    """What `decide` makes of it, with every reason worked out. Raises: BrokenInvariant when the policy itself fails."""
+    with _told_when_it_fails():
+        plan = decide(recording.snapshot, settings)
+        return replace(plan, reasons=dict(plan.reasons))
 
 
 # --- a plan in words ----------------------------------------------------------------------------
@@ -182,7 +187,11 @@ class Replay:
             }
 
     def of_job(self, name: str) -> dict[str, Any]:
-        """What becomes of one job, and what could be changed about it. Raises: NotFound."""
+        """What becomes of one job, and what could be changed about it. Raises: NotFound, BrokenInvariant."""
+        with _told_when_it_fails():
+            return self._of_job(name)
+
+    def _of_job(self, name: str) -> dict[str, Any]:
         snapshot = self.recording.snapshot
         held = [one for one in snapshot.allocations if self._name_of(one.job_id) == name]
         if held:
@@ -340,5 +349,6 @@ def notes(recording: Recording) -> list[str]:
     cut = sum(waiting.total - len(waiting.jobs) for waiting in recording.snapshot.pending)
     if cut:
         found.append(f"{plural(cut, 'job')} wait behind the first of their classes, further than the policy looks")
-    found += [f"booked wrongly: {printable(text)}" for text in check_invariants(recording.snapshot, recording.settings)]
-    return found
+    with _told_when_it_fails():
+        wrong = check_invariants(recording.snapshot, recording.settings)
+    return [*found, *(f"booked wrongly: {printable(text)}" for text in wrong)]
