@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import usable
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import GpuView, NodeView
@@ -93,24 +94,6 @@ def test_the_pieces_of_a_gang_are_what_fgd_takes_for_usual():
     assert made.fgd_fragmentation == pytest.approx(0.5 * 4 / 4)
 
 
-def usable_plainly(free, wanted, size):
-    """Cards that are idle on nodes that one of the waiting could be on, by trying every choice of nodes."""
-    from itertools import combinations
-
-    nodes = set()
-    for gpus in wanted:
-        whole, rest = (gpus // size, gpus % size) if gpus > size else (0, gpus)
-        for chosen in combinations(range(len(free)), whole):
-            if any(free[node] < size for node in chosen):
-                continue
-            if not rest:
-                nodes |= set(chosen)
-            for last in set(range(len(free))) - set(chosen):
-                if rest and free[last] >= rest:
-                    nodes |= {*chosen, last}
-    return sum(free[node] for node in nodes)
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_what_is_usable_is_what_trying_every_choice_finds(data):
@@ -142,7 +125,7 @@ def test_what_is_usable_is_what_trying_every_choice_finds(data):
         wanted = [kinds[kind] for kind, number in waiting.items() if number]
         assert known.idle == sum(free) * 1_000_000
         assert known.is_wanted == bool(wanted)
-        assert known.usable() == usable_plainly(free, wanted, size) * 1_000_000
+        assert known.usable() == usable(free, wanted, size) * 1_000_000
 
 
 def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
