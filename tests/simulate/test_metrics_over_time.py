@@ -75,6 +75,17 @@ def test_without_gpus_it_is_cores_that_are_idle():
     assert (made.fragmentation, made.fgd_fragmentation, made.node_spread) == (1, None, 0)
 
 
+def test_cores_are_counted_on_machines_with_gpus_that_nobody_wants():
+    nodes = tuple(replace(node, cpus=4.0) for node in cluster.nodes_of("2x2"))
+    jobs = [replace(job(0, 10, 0), cpus=4.0), replace(job(0, 5, 0), cpus=2.0), replace(job(2, 5, 0), cpus=3.0)]
+    made = over_time(
+        schedule(jobs, nodes, (0, 0, 10, on("node0", cpus=4)), (1, 0, 5, on("node1", cpus=2)),
+                 (2, 5, 10, on("node1", cpus=3)))
+    )  # fmt: skip
+    assert (made.fragmentation, made.fgd_fragmentation) == (1, None)
+    assert made.node_spread == pytest.approx((1 - (10 + 15) / 40) / 2)
+
+
 def test_the_fragmentation_of_fgd():
     # One node of two; the usual job is half of the time one of 1, half of the time one of 2.
     # 0-10 one of 1 runs: of one idle GPU half is a fragment. 10-14 the pair runs: nothing is idle.
@@ -155,9 +166,12 @@ def test_cores_and_memory_can_strand_a_gpu():
 
 def test_a_job_without_gpus_wants_none():
     draft = Draft(Layout(cluster.nodes_of("1x2"), Settings()))
-    known = Fragments(draft, [Need.of(rules.request_of(job(0, 1, 0, cpus=1.0), draft.layout.nodes), 1)])
+    jobs = job(0, 1, 0, cpus=1.0), job(0, 1)
+    known = Fragments(draft, [Need.of(rules.request_of(one, draft.layout.nodes), 1) for one in jobs])
     known.waits(0, 1)
     assert not known.is_wanted
+    known.waits(1, 1)
+    assert known.is_wanted
 
 
 # --- balance ------------------------------------------------------------------------------------------
@@ -206,6 +220,13 @@ def test_without_users_it_is_queues_that_have_shares():
     jobs = [job(0, 10, 1, "", queue="q"), job(0, 10, 1, "", queue="r")]
     made = over_time(schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1))))
     assert made.dominant_share == {"q": Share(0.25, 0.25), "r": Share(0.25, 0.25)}
+
+
+def test_queues_have_shares_where_that_is_asked():
+    jobs = [job(0, 10, 1, queue="q"), job(0, 10, 1, "bob", queue="q")]
+    ran = schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1)))
+    assert set(over_time(ran).dominant_share) == {"ann", "bob"}
+    assert over_time(ran, by="queue").dominant_share == {"q": Share(0.5, 0.5)}
 
 
 # --- a fair share for each ----------------------------------------------------------------------------
