@@ -51,6 +51,8 @@ class TraceJob:
     """Models it accepts; none: all."""
     outcome: str = ""
     """How it ended, in the trace's own words; empty when nobody knows."""
+    deadline_s: int | None = None
+    """When it was to be over at the latest."""
 
 
 @dataclass(slots=True)
