@@ -112,8 +112,8 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Order (fcfs, sjf, saf, sjf_exact), +backfill (none, greedy, easy, cons), /placement (best, first, "
-            "spread); several with commas.",
+            help="Order (fcfs, sjf, saf, sjf_exact, or default: that of the settings), +backfill (none, greedy, easy, "
+            "cons), /placement (best, first, spread); several with commas.",
         ),
     ] = "fcfs+easy",
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,

@@ -72,9 +72,13 @@ Rank = tuple[object, ...]
 Measure = tuple[float, ...]
 
 
-def ranked_at(now: float, period_s: float) -> float:
-    """The last whole period before this instant: as of when ranks are worked out. 0 s: as of now."""
-    return now - now % period_s if 0 < period_s < inf and -inf < now < inf else now
+def ranked_at(now: float, settings: Settings) -> float:
+    """As of when ranks are worked out: the last whole period up to this instant.
+
+    Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
+    """
+    period_s = min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
+    return now - now % period_s if period_s > 0 and -inf < now < inf else now
 
 
 def weighs_use(settings: Settings) -> bool:
@@ -126,7 +130,7 @@ class Ranking:
         extensions: Extensions = NO_EXTENSIONS,
     ) -> None:
         self.now = snapshot.now
-        self.as_of = ranked_at(snapshot.now, settings.priority.calc_period_s)
+        self.as_of = ranked_at(snapshot.now, settings)
         """Age and use count as of then."""
         self.ageing = Ageing.of(settings, self.as_of)
         self.settings = settings

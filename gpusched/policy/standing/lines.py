@@ -153,7 +153,7 @@ class Lines:
 
     def rank_as_of(self, now: float) -> bool:
         """Sort anew where time or use has changed ranks since the last time; whether anything may have changed."""
-        at = ranked_at(now, self._settings.priority.calc_period_s)
+        at = ranked_at(now, self._settings)
         is_later = at != self._ranking.as_of
         if is_later:
             self._ranking.move_to(at)
