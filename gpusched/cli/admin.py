@@ -466,6 +466,7 @@ def admin_help() -> dict[str, str]:
         ["doctor"],
         ["adopt"],
         ["snapshots"],
+        ["simulate"],
         ["metrics"],
         ["backup"],
         ["restore"],
