@@ -17,6 +17,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.standing import Kind, Standing
 from gpusched.simulate.rules import request_of
+from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 
 Progress = Callable[[int, int], None]
@@ -49,6 +50,8 @@ class Outcome:
     """When each was over for good; None where each ran once, for as long as the trace says."""
     attempts: Sequence[Attempt] = ()
     """Every run of every job, by start; empty where each ran once."""
+    timeline: Timeline | None = None
+    """Where each ran, if that was asked for."""
 
     def end_s(self, number: int) -> int:
         """When the job at this place was over for good."""
@@ -66,16 +69,20 @@ def run(
     settings: Settings,
     *,
     orders_by_run_time: bool = False,
+    keeps_places: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """The schedule of these jobs on these machines.
 
-    Args: orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
+    Args:
+        orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
+        keeps_places: put down where each ran, for what depends on time (`metrics_over_time`) and for plots.
     Raises: BrokenInvariant when jobs wait that nothing can ever start.
     """
     standing = Standing(nodes, settings)
     kinds = _kinds(jobs, standing, orders_by_run_time)
     starts = [-1] * len(jobs)
+    timeline = Timeline(standing.nodes, settings) if keeps_places else None
     arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
     ends: list[tuple[int, int]] = []
     coming, last, cycles = 0, len(arrivals), 0
@@ -94,12 +101,14 @@ def run(
             number = start.job_id - 1
             starts[number] = now
             heappush(ends, (now + jobs[number].run_s, start.job_id))
+            if timeline is not None:
+                timeline.add(number, now, now + jobs[number].run_s, start.placement)
         if progress is not None and cycles % _TOLD_EVERY == 0:
             progress(coming, last)
     stuck = [jobs[number].id for number, at in enumerate(starts) if at < 0]
     if stuck:
         raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first of them {stuck[0]}")
-    return Outcome(jobs, starts, cycles)
+    return Outcome(jobs, starts, cycles, timeline=timeline)
 
 
 def _kinds(jobs: Sequence[TraceJob], standing: Standing, orders_by_run_time: bool) -> list[Kind]:
