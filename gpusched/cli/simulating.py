@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 from gpusched.cli import output
-from gpusched.errors import UsageError
-from gpusched.model.cluster import NodeView
+from gpusched.cli.simulation import Asked, prepare
 from gpusched.model.units import format_duration, printable
-from gpusched.simulate import metrics, runner
-from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
-from gpusched.simulate.rules import rules_of
-from gpusched.simulate.trace import Trace, read_trace, with_estimates
+from gpusched.simulate import metrics
 
 _HEADINGS = ["POLICY", "WAIT", "P95", "COMPLETION", "SLOWDOWN", "MAKESPAN", "UTIL", "FAIRNESS", "STARTS"]
 
 
-def show(
-    path: str, *, nodes: str | None, cluster: str | None, policies: Sequence[str], exact: bool, as_json: bool
-) -> None:
+def show(asked: Asked, *, as_json: bool) -> None:
     """Print one line for each policy."""
-    chosen = [(name, rules_of(name)) for name in policies]
-    trace = read_trace(Path(path))
-    machines = _machines(trace, nodes, cluster)
-    gpus, procs = largest(machines)
-    trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    jobs = with_estimates(trace.jobs, "exact" if exact else "given")
+    simulation = prepare(asked)
+    trace = simulation.trace
     rows, lines = [], []
-    for name, rules in chosen:
-        outcome = runner.run(
-            jobs,
-            machines,
-            rules.settings(),
-            orders_by_run_time=rules.orders_by_run_time,
-            progress=_progress(name) if sys.stderr.isatty() and not as_json else None,
-        )
-        made = metrics.worth(outcome, gpus or procs)
+    for choice in simulation.choices:
+        name = choice.name
+        is_watched = sys.stderr.isatty() and not as_json
+        outcome = simulation.run(choice, progress=_progress(name) if is_watched else None)
+        made = metrics.worth(outcome, simulation.size)
         rows.append({"policy": name, **asdict(made), "starts_sha": outcome.starts_sha})
         lines.append(
             [
@@ -63,18 +48,6 @@ def show(
         sys.stderr.write(f"gpusched: {printable(f'left out, {why}: {one}')}\n")
     for note in trace.notes:
         sys.stderr.write(f"gpusched: {printable(note)}\n")
-
-
-def _machines(trace: Trace, nodes: str | None, cluster: str | None) -> tuple[NodeView, ...]:
-    if nodes is not None and cluster is not None:
-        raise UsageError("--nodes and --cluster both say what the machines are", "give one of them")
-    if cluster is not None:
-        return read_nodes(Path(cluster))
-    if nodes is not None:
-        return nodes_of(nodes)
-    if trace.procs is not None:
-        return processors(trace.procs)
-    raise UsageError(f"{trace.name} does not say how large its machine is", "--nodes 8x8xA100")
 
 
 def _progress(name: str) -> Callable[[int, int], None]:

@@ -1,14 +1,17 @@
-"""What a schedule is worth, in the words of the field. All times are seconds.
+"""What a schedule is worth, job by job, in the words of the field. All times are seconds.
 
-queueing delay (wait)   start - submission
+queueing delay (wait)   first start - submission
 job completion time     end - submission, also called response time
 bounded slowdown        completion time over run time, where less than 10 s counts as 10; at least 1
 makespan                last end - first submission
 utilisation             processors or GPUs in use over those there are, from the first submission to the last end
+
+What depends on who held what, when, is in `metrics_over_time`; who gains and who loses in `gains`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,22 +52,56 @@ class Worth:
     user_fairness: float
     """Jain's index of the users' mean slowdowns, 1 when all are alike, 1/n when one has it all."""
     queue_fairness: float
+    preemptions: int = 0
+    preempted_gpu_s: float = 0.0
+    """GPU seconds of runs that were ended to make room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Jobs that were late."""
+
+    jobs: int
+    """Jobs that had something to keep: a deadline; or all, for a bound on waits."""
+    missed: int
+    by_s: float
+    """How late those were, on average."""
+
+    @property
+    def part(self) -> float:
+        """Of those that had something to keep, 0 to 1."""
+        return self.missed / self.jobs if self.jobs else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The jobs of one user or queue."""
+
+    jobs: int
+    wait_s: float
+    """Mean."""
+    slowdown: float
+    """Mean."""
 
 
 def worth(outcome: Outcome, size: int) -> Worth:
     """The numbers of a schedule on a cluster of so many GPUs (or processors, of a trace without GPUs)."""
-    jobs, starts = outcome.jobs, outcome.start_s
-    waits = [start - job.submit_s for job, start in zip(jobs, starts, strict=True)]
-    slowdowns = [slowdown(job, wait) for job, wait in zip(jobs, waits, strict=True)]
-    makespan_s = max(start + job.run_s for job, start in zip(jobs, starts, strict=True)) - min(
-        job.submit_s for job in jobs
-    )
-    work = sum((job.gpus or job.procs) * job.run_s for job in jobs)
+    jobs = outcome.jobs
+    waits = [start - job.submit_s for job, start in zip(jobs, outcome.start_s, strict=True)]
+    completions = [outcome.end_s(number) - job.submit_s for number, job in enumerate(jobs)]
+    slowdowns = slowdowns_of(outcome)
+    ends = [outcome.end_s(number) for number in range(len(jobs))]
+    makespan_s = max(ends) - min(job.submit_s for job in jobs)
+    if outcome.attempts:
+        work = sum(width(jobs[one.job]) * (one.end_s - one.start_s) for one in outcome.attempts)
+    else:
+        work = sum(width(job) * job.run_s for job in jobs)
+    preempted = [one for one in outcome.attempts if one.how == "preempted"]
     wide = [wait for job, wait in zip(jobs, waits, strict=True) if job.gpus >= WIDE_GPUS]
     return Worth(
         jobs=len(jobs),
         wait_s=spread(waits),
-        completion_s=spread([wait + job.run_s for job, wait in zip(jobs, waits, strict=True)]),
+        completion_s=spread(completions),
         slowdown=spread(slowdowns),
         makespan_s=makespan_s,
         jobs_per_hour=len(jobs) * 3600 / makespan_s,
@@ -72,12 +109,64 @@ def worth(outcome: Outcome, size: int) -> Worth:
         wide_wait_s=sum(wide) / len(wide) if wide else None,
         user_fairness=jain(means(jobs, slowdowns, lambda job: job.user).values()),
         queue_fairness=jain(means(jobs, slowdowns, lambda job: job.queue).values()),
+        preemptions=len(preempted),
+        preempted_gpu_s=sum(width(jobs[one.job]) * (one.end_s - one.start_s) for one in preempted),
     )
 
 
+def width(job: TraceJob) -> float:
+    """GPUs that a job holds, a part of one as a part; its processors where it has none."""
+    return (job.gpus if job.gpu_fraction is None else job.gpu_fraction) or job.procs
+
+
 def slowdown(job: TraceJob, wait_s: float) -> float:
-    """Bounded slowdown of one job that waited so long."""
+    """Bounded slowdown of one job that waited so long and then ran once.
+
+    Source: Feitelson, Metrics for Parallel Job Scheduling and Their Convergence (JSSPP 2001).
+    """
     return max(1.0, (wait_s + job.run_s) / max(job.run_s, SHORT_S))
+
+
+def slowdowns_of(outcome: Outcome) -> list[float]:
+    """Bounded slowdown of each job; what it takes beyond its run time counts as waiting."""
+    return [slowdown(job, outcome.end_s(number) - job.submit_s - job.run_s) for number, job in enumerate(outcome.jobs)]
+
+
+def late(outcome: Outcome, wait_bound_s: int) -> Misses:
+    """Jobs that waited for longer than a bound."""
+    over = [
+        start - job.submit_s - wait_bound_s
+        for job, start in zip(outcome.jobs, outcome.start_s, strict=True)
+        if start - job.submit_s > wait_bound_s
+    ]
+    return Misses(len(outcome.jobs), len(over), sum(over) / len(over) if over else 0.0)
+
+
+def past_deadline(outcome: Outcome) -> Misses:
+    """Jobs that ended after their deadline, of those that have one."""
+    left = [
+        (job.deadline_s - outcome.end_s(number))
+        for number, job in enumerate(outcome.jobs)
+        if job.deadline_s is not None
+    ]
+    over = [-one for one in left if one < 0]
+    return Misses(len(left), len(over), sum(over) / len(over) if over else 0.0)
+
+
+def party(jobs: Sequence[TraceJob]) -> tuple[str, Callable[[TraceJob], str]]:
+    """By whom jobs are told apart: `user`, or `queue` where the trace names no two users; and how."""
+    if len({job.user for job in jobs}) > 1:
+        return "user", lambda job: job.user
+    return "queue", lambda job: job.queue
+
+
+def groups(outcome: Outcome, by: Callable[[TraceJob], str]) -> dict[str, Group]:
+    """The jobs of each user, queue or whatever `by` says, sorted by name."""
+    jobs = outcome.jobs
+    waits = [start - job.submit_s for job, start in zip(jobs, outcome.start_s, strict=True)]
+    counts = Counter(map(by, jobs))
+    mean_wait, mean_slowdown = means(jobs, waits, by), means(jobs, slowdowns_of(outcome), by)
+    return {name: Group(counts[name], mean_wait[name], mean_slowdown[name]) for name in mean_wait}
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -108,17 +197,3 @@ def jain(values: Iterable[float]) -> float:
     known = list(values)
     squares = sum(value * value for value in known)
     return sum(known) ** 2 / (len(known) * squares) if squares else 1.0
-
-
-def gains(before: Outcome, after: Outcome) -> list[tuple[str, float, float]]:
-    """Who gains and who loses: per user the mean slowdown under either schedule of the same jobs, best first."""
-    jobs = before.jobs
-    first, second = (
-        means(
-            jobs,
-            [slowdown(job, start - job.submit_s) for job, start in zip(jobs, one.start_s, strict=True)],
-            lambda job: job.user,
-        )
-        for one in (before, after)
-    )
-    return sorted(((user, first[user], second[user]) for user in first), key=lambda one: (one[2] - one[1], one[0]))

@@ -19,7 +19,6 @@ from gpusched.policy.draft import Booking, Layout, Part
 from gpusched.simulate.trace import TraceJob
 
 COMPLETED = "completed"
-PREEMPTED = "preempted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Timeline:
     """The runs of a schedule, in the order in which they were added.
 
     A run is a job's number in the schedule, begin and end in seconds, how it ended (a state in small letters) and what
-    it held. `lost_s` is how much of it had to be run again: all of it, when it was preempted and had kept nothing.
+    it held.
     """
 
     __slots__ = (
@@ -54,7 +53,6 @@ class Timeline:
         "end_s",
         "job",
         "layout",
-        "lost_s",
     )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings | None = None) -> None:
@@ -63,8 +61,6 @@ class Timeline:
         self.job = array("q")
         self.begin_s = array("q")
         self.end_s = array("q")
-        self.lost_s: dict[int, int] = {}
-        """By run, where any was lost."""
         self._how = bytearray()
         self._words: list[str] = [COMPLETED]
         self._first = array("q")
@@ -82,9 +78,7 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.job)
 
-    def add(
-        self, job: int, begin_s: int, end_s: int, placement: Placement, how: str = COMPLETED, lost_s: int = 0
-    ) -> None:
+    def add(self, job: int, begin_s: int, end_s: int, placement: Placement, how: str = COMPLETED) -> None:
         """Put down one run.
 
         Raises: BrokenInvariant for one that ends before it begins, or on a node that is not there.
@@ -93,8 +87,6 @@ class Timeline:
             raise BrokenInvariant(f"a run of job {job} ends at {end_s}, before it begins at {begin_s}")
         if how not in self._words:
             self._words.append(how)
-        if lost_s:
-            self.lost_s[len(self.job)] = lost_s
         self.job.append(job)
         self.begin_s.append(begin_s)
         self.end_s.append(end_s)

@@ -56,6 +56,8 @@ class TraceJob:
     """All that was asked, of a job that gpusched itself has run."""
     attempts: tuple[tuple[int, str], ...] = ()
     """Seconds and end of each run that ended by itself, first to last, where that is known; none: one, of `run_s`."""
+    deadline_s: int | None = None
+    """When it was to be over at the latest."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 from random import Random
+from typing import Any
 
 from gpusched.daemon.access import Caller
 from gpusched.daemon.commands import Submit
@@ -33,10 +34,12 @@ from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, N
 from gpusched.model.execution import Ticket
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
 from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.ports import Changes
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.runner import Attempt, Outcome, Progress
+from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 from gpusched.store.memory import MemoryStore
 
@@ -98,15 +101,20 @@ def run(
     settings: Settings,
     *,
     mishaps: Mishaps | None = None,
+    keeps_places: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """The schedule of these jobs on this node, with every run of each.
 
+    Args: keeps_places: put down where each ran.
     Raises: UsageError for what the daemon, or a simulation of it, cannot do; UserError when jobs are left that nothing
     lets start.
     """
     refuse(nodes, settings)
-    return _Whole(jobs, nodes[0], settings, mishaps or Mishaps()).run(progress)
+    simulation = _Whole(jobs, nodes[0], settings, mishaps or Mishaps())
+    if keeps_places:
+        simulation.timeline = Timeline(nodes, settings)
+    return simulation.run(progress)
 
 
 def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
@@ -183,6 +191,7 @@ class _Whole:
         self._again: list[tuple[float, int]] = []
         self._refusals: dict[int, GpuschedError] = {}
         self._protected_s = _protected_s(self._settings)
+        self.timeline: Timeline | None = None
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -213,7 +222,7 @@ class _Whole:
                 progress(coming, last)
         self._check_done()
         self._attempts.sort(key=lambda one: (one.start_s, one.job))
-        return Outcome(jobs, self._starts, scheduler.ticks, self._ends, self._attempts)
+        return Outcome(jobs, self._starts, scheduler.ticks, self._ends, self._attempts, self.timeline)
 
     def _next_at(self, arrives_at: float) -> float:
         """When something happens next; infinite when nothing does any more."""
@@ -243,7 +252,9 @@ class _Whole:
 
     def _host(self) -> HostSample:
         node = self._node
-        return HostSample(self._clock.now(), node.name, max(1, int(node.cpus)), node.mem_mib, node.mem_mib, 0.0, 0.0, 0.0)
+        return HostSample(
+            self._clock.now(), node.name, max(1, int(node.cpus)), node.mem_mib, node.mem_mib, 0.0, 0.0, 0.0
+        )
 
     # --- what is submitted ----------------------------------------------------------------------
 
@@ -259,13 +270,13 @@ class _Whole:
         self._scheduler.submit(Submit(caller, [self._spec_of(job)], {}), self._answer(number))
 
     def _answer(self, number: int) -> Reply:
-        def take(answer: dict[str, object] | GpuschedError) -> None:
+        def take(answer: dict[str, Any] | GpuschedError) -> None:
             if isinstance(answer, GpuschedError):
                 self._refusals[number] = answer
                 heappush(self._again, (self._clock.at + _AGAIN_S, number))
                 return
             self._refusals.pop(number, None)
-            (job_id,) = answer["ids"]  # type: ignore[misc]
+            job_id = int(answer["ids"][0])
             self._numbers[job_id] = number
             max_age_s = self._settings.priority.max_age_s
             if max_age_s < inf and self._settings.priority.order != "fifo":
@@ -335,9 +346,19 @@ class _Whole:
                     heappush(self._wakes, (self._clock.at + safe_s + _JUST_AFTER_S, 0))
             elif job.state.is_final:
                 self._ends[number] = round(self._clock.at)
-                self._attempts.extend(_attempt(number, run) for run in self._store.runs([job.id]))
+                for run in self._store.runs([job.id]):
+                    self._put_down(number, run)
                 del self._numbers[job.id]
                 self._ended.append(job.id)
+
+    def _put_down(self, number: int, run: Run) -> None:
+        start_at = run.intent_at if run.start_at is None else run.start_at
+        begin_s, end_s = round(start_at), round(start_at if run.end_at is None else run.end_at)
+        how = "" if run.outcome is None else run.outcome.value.lower()
+        self._attempts.append(Attempt(number, begin_s, end_s, how))
+        if self.timeline is not None:
+            placement = Placement(run.node, run.gpus, run.cpus, run.mem_mib)
+            self.timeline.add(number, begin_s, end_s, placement, how)
 
     def _forget(self) -> None:
         if len(self._ended) >= _FORGOTTEN_AT:
@@ -379,12 +400,6 @@ def may_preempt(settings: Settings) -> bool:
         for queue in settings.queue.values()
     )
     return lends or any(qos.preempts for qos in settings.qos.values())
-
-
-def _attempt(number: int, run: Run) -> Attempt:
-    start_at = run.intent_at if run.start_at is None else run.start_at
-    end_at = start_at if run.end_at is None else run.end_at
-    return Attempt(number, round(start_at), round(end_at), "" if run.outcome is None else run.outcome.value.lower())
 
 
 def _sample(card: GpuView) -> GpuSample:

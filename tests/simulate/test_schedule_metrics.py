@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched.simulate import cluster, examples, metrics, rules, runner
+from gpusched.simulate.gains import gains
 from gpusched.simulate.trace import TraceJob, read_trace
 
 
@@ -39,7 +40,10 @@ def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
 def test_who_gains_and_who_loses():
     jobs = [job(0, 10, user="ann"), job(0, 10, user="bob")]
     before, after = runner.Outcome(jobs, [0, 10], 2), runner.Outcome(jobs, [10, 0], 2)
-    assert metrics.gains(before, after) == [("bob", 2, 1), ("ann", 1, 2)]
+    assert [(one.name, one.before.slowdown, one.after.slowdown) for one in gains(before, after).listed] == [
+        ("bob", 2, 1),
+        ("ann", 1, 2),
+    ]
 
 
 @pytest.mark.parametrize(("values", "index"), [([1, 1, 1], 1), ([1, 0, 0, 0], 0.25), ([], 1), ([0, 0], 1)])

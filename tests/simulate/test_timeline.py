@@ -32,11 +32,11 @@ def test_what_was_held_is_told_again():
     timeline = Timeline(cluster.nodes_of("2x2"))
     timeline.add(0, 0, 5, whole("node0", 1, cpus=1.5))
     gang = Placement("node0", whole("node0", 0, 1).gpus, 0, 64, others=(whole("node1", 1),))
-    timeline.add(1, 5, 9, gang, "preempted", lost_s=4)
+    timeline.add(1, 5, 9, gang, "preempted")
     assert timeline.booking(0, 7) == Booking(0, 7, 1500, 0, (Part(1, True),))
     others = (Booking(1, 0, 0, 0, (Part(3, True),)),)
     assert timeline.booking(1) == Booking(0, 0, 0, 64, (Part(0, True), Part(1, True)), others=others)
-    assert (timeline.how(0), timeline.how(1), timeline.lost_s) == ("completed", "preempted", {1: 4})
+    assert (timeline.how(0), timeline.how(1)) == ("completed", "preempted")
 
 
 def test_slices_of_a_card_are_told_apart_from_cards():

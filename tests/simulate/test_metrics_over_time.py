@@ -1,0 +1,298 @@
+"""Measures that depend on who held what, when, on schedules that can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.errors import BrokenInvariant
+from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.job import GpuShare
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
+from gpusched.policy.draft import Booking, Draft, Layout, Part
+from gpusched.policy.need import Need
+from gpusched.simulate import cluster, rules, runner
+from gpusched.simulate.fragments import Fragments
+from gpusched.simulate.metrics_over_time import Series, Share, over_time
+from gpusched.simulate.timeline import Timeline
+from gpusched.simulate.trace import TraceJob
+
+
+def job(submit_s, run_s, gpus=1, user="ann", **more):
+    return TraceJob("j", submit_s, run_s, run_s, gpus=gpus, user=user, **more)
+
+
+def on(node, *cards, cpus=0.0, mem_mib=0):
+    return Placement(node, tuple(GpuShare(f"{node}-{card}", card) for card in cards), cpus, mem_mib)
+
+
+def schedule(jobs, nodes, *runs):
+    """Of runs (job, begin, end, place)."""
+    timeline = Timeline(nodes)
+    for number, begin_s, end_s, place in runs:
+        timeline.add(number, begin_s, end_s, place)
+    starts = [min(run[1] for run in runs if run[0] == number) for number in range(len(jobs))]
+    ends = [max(run[2] for run in runs if run[0] == number) for number in range(len(jobs))]
+    return runner.Outcome(jobs, starts, 0, ends_s=ends, timeline=timeline)
+
+
+# --- fragments ----------------------------------------------------------------------------------------
+
+
+def test_gpus_that_nobody_who_waits_can_use():
+    # Two nodes of two; a job of one on each, from 0 to 10 and to 20; one of two waits from 4 on.
+    # 0-4 nobody waits. 4-10 two GPUs are idle on two nodes: the pair fits nowhere. 10-15 it runs on the first.
+    jobs = [job(0, 10), job(0, 20), job(4, 5, 2)]
+    made = over_time(
+        schedule(jobs, cluster.nodes_of("2x2"), (0, 0, 10, on("node0", 0)), (1, 0, 20, on("node1", 0)),
+                 (2, 10, 15, on("node0", 0, 1)))
+    )  # fmt: skip
+    assert made.fragmentation == 1
+    # The same, but the policy lets it wait until 13 though the first node is free from 10 on: 2 of 3 are of use.
+    made = over_time(
+        schedule(jobs, cluster.nodes_of("2x2"), (0, 0, 10, on("node0", 0)), (1, 0, 20, on("node1", 0)),
+                 (2, 13, 18, on("node0", 0, 1)))
+    )  # fmt: skip
+    assert made.fragmentation == pytest.approx((2 * 6 + 1 * 3) / (2 * 6 + 3 * 3))
+
+
+def test_where_nobody_waits_nothing_is_a_fragment():
+    made = over_time(schedule([job(0, 10)], cluster.nodes_of("1x8"), (0, 0, 10, on("node0", 0))))
+    assert made.fragmentation == 0
+
+
+def test_without_gpus_it_is_cores_that_are_idle():
+    # Of 10 processors 6 are held until 8; one of 5 waits from 2 on, and 4 are of no use to it.
+    jobs = [replace(job(0, 8, 0), procs=6), replace(job(2, 1, 0), procs=5)]
+    made = over_time(
+        schedule(jobs, cluster.processors(10), (0, 0, 8, on("machine", cpus=6)), (1, 8, 9, on("machine", cpus=5)))
+    )
+    assert (made.fragmentation, made.fgd_fragmentation, made.node_spread) == (1, None, 0)
+
+
+def test_the_fragmentation_of_fgd():
+    # One node of two; the usual job is half of the time one of 1, half of the time one of 2.
+    # 0-10 one of 1 runs: of one idle GPU half is a fragment. 10-14 the pair runs: nothing is idle.
+    jobs = [job(0, 10), job(0, 4, 2)]
+    made = over_time(
+        schedule(jobs, cluster.nodes_of("1x2"), (0, 0, 10, on("node0", 0)), (1, 10, 14, on("node0", 0, 1)))
+    )
+    assert made.fgd_fragmentation == pytest.approx(0.5)
+
+
+def test_the_pieces_of_a_gang_are_what_fgd_takes_for_usual():
+    # Twelve on nodes of eight are a piece of eight and one of four. From 0 to 10 both run and twelve are idle on two
+    # nodes of eight: on the one with four idle the half of the usual pieces that want eight find nothing.
+    jobs = [job(0, 10, 12)]
+    gang = Placement("node0", on("node0", *range(8)).gpus, 0, 0, others=(on("node1", 0, 1, 2, 3),))
+    made = over_time(schedule(jobs, cluster.nodes_of("2x8"), (0, 0, 10, gang)))
+    assert made.fgd_fragmentation == pytest.approx(0.5 * 4 / 4)
+
+
+def usable_plainly(free, wanted, size):
+    """Cards that are idle on nodes that one of the waiting could be on, by trying every choice of nodes."""
+    from itertools import combinations
+
+    nodes = set()
+    for gpus in wanted:
+        whole, rest = (gpus // size, gpus % size) if gpus > size else (0, gpus)
+        for chosen in combinations(range(len(free)), whole):
+            if any(free[node] < size for node in chosen):
+                continue
+            if not rest:
+                nodes |= set(chosen)
+            for last in set(range(len(free))) - set(chosen):
+                if rest and free[last] >= rest:
+                    nodes |= {*chosen, last}
+    return sum(free[node] for node in nodes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_what_is_usable_is_what_trying_every_choice_finds(data):
+    count, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    nodes = cluster.nodes_of(f"{count}x{size}")
+    layout = Layout(nodes, Settings())
+    draft = Draft(layout)
+    kinds = sorted(data.draw(st.sets(st.integers(1, count * size), min_size=1, max_size=4)))
+    needs = [Need.of(rules.request_of(job(0, 1, gpus), nodes), 1) for gpus in kinds]
+    known = Fragments(draft, needs)
+    waiting = dict.fromkeys(range(len(kinds)), 0)
+    held = {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        if data.draw(st.booleans()):
+            kind = data.draw(st.sampled_from(sorted(waiting)))
+            sign = -1 if waiting[kind] and data.draw(st.booleans()) else 1
+            waiting[kind] += sign
+            known.waits(kind, sign)
+        else:
+            card = data.draw(st.integers(0, count * size - 1))
+            booking = held.pop(card, None)
+            if booking is not None:
+                draft.release(booking)
+            else:
+                held[card] = booking = Booking(card // size, 1, 0, 0, (Part(card, True),))
+                draft.book(booking)
+            known.changed(booking.node)
+        free = draft.free_cards
+        wanted = [kinds[kind] for kind, number in waiting.items() if number]
+        assert known.idle == sum(free) * 1_000_000
+        assert known.is_wanted == bool(wanted)
+        assert known.usable() == usable_plainly(free, wanted, size) * 1_000_000
+
+
+def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
+    node = NodeView("n", 8.0, 1024, (GpuView("u", 0, "A100", 1000),))
+    layout = Layout((node,), Settings())
+    draft = Draft(layout)
+    half = job(0, 1, gpu_fraction=0.5)
+    known = Fragments(draft, [Need.of(rules.request_of(half, (node,)), uid) for uid in (1, 2)])
+    draft.book(Booking(0, 1, 0, 0, (Part(0, False, 0, 400_000),)))
+    known.changed(0)
+    known.waits(1, 1)
+    assert (known.idle, known.usable()) == (600_000, 0)
+    known.waits(0, 1)
+    assert known.usable() == 600_000
+
+
+def test_cores_and_memory_can_strand_a_gpu():
+    node = NodeView("n", 4.0, 1024, (GpuView("u0", 0, "T4", None), GpuView("u1", 1, "T4", None)))
+    draft = Draft(Layout((node,), Settings()))
+    known = Fragments(draft, [Need.of(rules.request_of(job(0, 1, cpus=3.0, mem_mib=64), (node,)), 1)])
+    known.waits(0, 1)
+    assert known.usable() == 2_000_000
+    draft.book(Booking(0, 1, 2000, 0, (Part(0, True),)))
+    known.changed(0)
+    assert (known.idle, known.usable()) == (1_000_000, 0)
+
+
+def test_a_job_without_gpus_wants_none():
+    draft = Draft(Layout(cluster.nodes_of("1x2"), Settings()))
+    known = Fragments(draft, [Need.of(rules.request_of(job(0, 1, 0, cpus=1.0), draft.layout.nodes), 1)])
+    known.waits(0, 1)
+    assert not known.is_wanted
+
+
+# --- balance ------------------------------------------------------------------------------------------
+
+
+def test_the_load_of_two_nodes():
+    # The first node is full for 10 of 20 s, the second half full for 20 s: both are used by half in all,
+    # while at each instant they are 1/4 apart from their mean.
+    jobs = [job(0, 10, 2), job(0, 20, 1)]
+    made = over_time(schedule(jobs, cluster.nodes_of("2x2"), (0, 0, 10, on("node0", 0, 1)), (1, 0, 20, on("node1", 0))))
+    assert made.node_spread == pytest.approx(0)
+    assert made.node_spread_now == pytest.approx(0.25)
+
+
+def test_a_node_without_gpus_is_no_part_of_the_balance_of_gpus():
+    nodes = (*cluster.nodes_of("1x2"), NodeView("zero", 8.0, 1024))
+    made = over_time(schedule([job(0, 10, 2)], nodes, (0, 0, 10, on("node0", 0, 1))))
+    assert (made.node_spread, made.node_spread_now) == (0, 0)
+
+
+# --- shares -------------------------------------------------------------------------------------------
+
+
+def test_the_dominant_share_of_each_user():
+    # Ann: 2 of 4 GPUs for 10 s, then nothing while her next one waits for 10 s, then 1 of 4 for 10 s.
+    # Bob: one GPU, and 6 of 8 cores, which is more: 20 s.
+    nodes = tuple(replace(node, cpus=4.0) for node in cluster.nodes_of("2x2"))
+    jobs = [job(0, 10, 2), job(5, 10), job(0, 20, 1, "bob")]
+    made = over_time(
+        schedule(
+            jobs,
+            nodes,
+            (0, 0, 10, on("node0", 0, 1)),
+            (1, 20, 30, on("node0", 0)),
+            (2, 0, 20, on("node1", 0, cpus=6)),
+        )
+    )
+    assert made.dominant_share == {
+        "ann": Share(pytest.approx((0.5 * 10 + 0.25 * 10) / 30), 0.5),
+        "bob": Share(0.75, 0.75),
+    }
+    assert made.dominant_fairness == pytest.approx((0.25 + 0.75) ** 2 / (2 * (0.25**2 + 0.75**2)))
+
+
+def test_without_users_it_is_queues_that_have_shares():
+    jobs = [job(0, 10, 1, "", queue="q"), job(0, 10, 1, "", queue="r")]
+    made = over_time(schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1))))
+    assert made.dominant_share == {"q": Share(0.25, 0.25), "r": Share(0.25, 0.25)}
+
+
+# --- a fair share for each ----------------------------------------------------------------------------
+
+
+def test_finish_time_fairness():
+    # Two jobs of one GPU on one GPU, both there from 0 to 10, the second alone until 20.
+    # The first: rivals 2, on half a GPU it would have taken 20 s: 10 / 20. The second: on average 1.5 there: 20 / 15.
+    jobs = [job(0, 10), job(0, 10)]
+    made = over_time(schedule(jobs, cluster.nodes_of("1x1"), (0, 0, 10, on("node0", 0)), (1, 10, 20, on("node0", 0))))
+    assert made.finish_time_fairness.mean == pytest.approx((0.5 + 20 / 15) / 2)
+    assert made.finish_time_fairness.most == pytest.approx(20 / 15)
+    assert made.unfair == 0.5
+
+
+def test_a_job_that_has_its_share_is_as_fast_as_alone():
+    jobs = [job(0, 10), job(0, 10)]
+    made = over_time(schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1))))
+    assert (made.finish_time_fairness.most, made.unfair) == (1, 0)
+
+
+# --- runs that were not the last ----------------------------------------------------------------------
+
+
+def test_a_job_that_made_room_waits_again():
+    # It runs 0-4, waits 4-10 while one of two GPUs is idle and of use to it, and runs 10-16.
+    jobs = [job(0, 10), job(4, 6)]
+    outcome = schedule(
+        jobs,
+        cluster.nodes_of("1x2"),
+        (0, 0, 4, on("node0", 0)),
+        (1, 4, 10, on("node0", 1)),
+        (0, 10, 16, on("node0", 0)),
+    )
+    series = Series()
+    made = over_time(outcome, series)
+    assert made.fragmentation == 0
+    assert list(zip(series.at_s, series.used, series.waiting, strict=True)) == [
+        (0, 0.5, 0), (4, 0.5, 1), (10, 0.5, 0), (16, 0.0, 0),
+    ]  # fmt: skip
+    # Both were there from 4 to 10: (1 x 4 + 2 x 6 + 1 x 6) / 16 jobs at a time for the first.
+    assert made.finish_time_fairness.most == pytest.approx(16 / 10)
+
+
+def test_the_series_of_a_schedule():
+    jobs = [job(0, 10), job(0, 20, 1, "bob"), job(4, 5, 2)]
+    series = Series()
+    over_time(
+        schedule(jobs, cluster.nodes_of("2x2"), (0, 0, 10, on("node0", 0)), (1, 0, 20, on("node1", 0)),
+                 (2, 10, 15, on("node0", 0, 1))),
+        series,
+    )  # fmt: skip
+    assert list(series.at_s) == [0, 4, 10, 15, 20]
+    assert list(series.used) == [0.5, 0.5, 0.75, 0.25, 0]
+    assert list(series.stranded) == [0, 0.5, 0, 0, 0]
+    assert series.shares == {"ann": [(0, 0.25), (10, 0.5), (15, 0.0)], "bob": [(0, 0.25), (20, 0.0)]}
+
+
+def test_a_schedule_that_does_not_know_where_is_refused():
+    with pytest.raises(BrokenInvariant, match="where its jobs ran"):
+        over_time(runner.Outcome([job(0, 10)], [0], 1))
+
+
+def test_the_walk_agrees_with_the_sums_of_the_jobs():
+    jobs = [job(number * 7, 30 + number % 11 * 10, 1 + number % 9, f"u{number % 3}") for number in range(300)]
+    outcome = runner.run(jobs, cluster.nodes_of("3x8"), rules.rules_of("fcfs+easy").settings(), keeps_places=True)
+    series = Series()
+    over_time(outcome, series)
+    spans = [after - before for before, after in zip(series.at_s, series.at_s[1:], strict=False)]
+    held_s = sum(used * 24 * for_s for used, for_s in zip(series.used, spans, strict=False))
+    assert held_s == pytest.approx(sum(one.gpus * one.run_s for one in jobs))
+    waited_s = sum(waiting * for_s for waiting, for_s in zip(series.waiting, spans, strict=False))
+    assert waited_s == sum(start - one.submit_s for one, start in zip(jobs, outcome.start_s, strict=True))
