@@ -182,6 +182,8 @@ class _Whole:
         self._specs: dict[object, JobSpec] = {}
         self._numbers: dict[int, int] = {}
         """By id in the table, of unfinished jobs."""
+        self._runs: dict[int, int] = {}
+        """The last run of each, by id."""
         self._starts = [-1] * len(jobs)
         self._ends = [-1] * len(jobs)
         self._attempts: list[Attempt] = []
@@ -337,19 +339,25 @@ class _Whole:
             if number is None:
                 continue
             if job.state is JobState.RUNNING:
+                if self._runs.get(job.id) == job.run:
+                    continue  # a start that is confirmed
+                self._runs[job.id] = job.run
                 if self._starts[number] < 0:
                     self._starts[number] = round(self._clock.at)
-                if self._protected_s is not None:
-                    qos = self._settings.qos.get(job.spec.qos)
-                    own = None if qos is None else qos.min_run_s
-                    safe_s = self._protected_s if own is None else own
-                    heappush(self._wakes, (self._clock.at + safe_s + _JUST_AFTER_S, 0))
+                self._wake_when_unprotected(job)
             elif job.state.is_final:
                 self._ends[number] = round(self._clock.at)
                 for run in self._store.runs([job.id]):
                     self._put_down(number, run)
                 del self._numbers[job.id]
+                self._runs.pop(job.id, None)
                 self._ended.append(job.id)
+
+    def _wake_when_unprotected(self, job: Job) -> None:
+        if self._protected_s is not None:
+            qos = self._settings.qos.get(job.spec.qos)
+            safe_s = self._protected_s if qos is None or qos.min_run_s is None else qos.min_run_s
+            heappush(self._wakes, (self._clock.at + safe_s + _JUST_AFTER_S, 0))
 
     def _put_down(self, number: int, run: Run) -> None:
         start_at = run.intent_at if run.start_at is None else run.start_at
