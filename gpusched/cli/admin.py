@@ -142,6 +142,20 @@ def simulate(
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Which runs fail; the same again for the same N.")
     ] = 0,
+    details: Annotated[bool, typer.Option("--details", help="Every measure, a line for each.")] = False,
+    gains: Annotated[
+        bool, typer.Option("--gains", help="Each user (or queue) under the first policy and each of the others.")
+    ] = False,
+    wait_bound: Annotated[
+        str | None, typer.Option("--wait-bound", metavar="TIME", help="Count jobs that wait longer, as 30m or 4h.")
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="DIR", help="Write pictures there: Gantt, use over time, waits, slowdowns."),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV: a row for each policy, with --gains for each user.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a virtual clock through the policy of the daemon, and print what the schedule is worth.
@@ -164,7 +178,15 @@ def simulate(
         tick=tick,
         mishaps=Mishaps(fail_rate, seed, retries),
     )
-    show(asked, as_json=as_json)
+    show(
+        asked,
+        wait_bound=wait_bound,
+        details=details,
+        with_gains=gains,
+        plot=plot,
+        as_csv=as_csv,
+        as_json=as_json,
+    )
 
 
 @app.command()

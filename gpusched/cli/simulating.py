@@ -3,62 +3,107 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from gpusched.cli import output
+from gpusched.cli import output, schedules
 from gpusched.cli.simulation import Asked, prepare
-from gpusched.model.units import format_duration, printable
-from gpusched.simulate import metrics
+from gpusched.errors import UsageError
+from gpusched.model.units import format_duration, parse_duration_s, printable
+from gpusched.simulate import plots, report
+from gpusched.simulate.by_queue import QueueResult, results
+from gpusched.simulate.choices import Choice
+from gpusched.simulate.gains import gains
+from gpusched.simulate.metrics_over_time import Series
 
-_HEADINGS = ["POLICY", "WAIT", "P95", "COMPLETION", "SLOWDOWN", "MAKESPAN", "UTIL", "FAIRNESS", "STARTS"]
+_BY_QUEUE = ["QUEUE", "POLICY", "JOBS", "WAIT", "P95", "COMPLETION", "FAILED", "PREEMPTED", "LOST"]
 
 
-def show(asked: Asked, *, as_json: bool) -> None:
-    """Print one line for each policy."""
+def show(
+    asked: Asked,
+    *,
+    wait_bound: str | None = None,
+    details: bool = False,
+    with_gains: bool = False,
+    plot: str | None = None,
+    as_csv: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print what each policy makes of a trace; see `gpusched simulate --help`."""
+    if as_csv and as_json:
+        raise UsageError("--csv and --json are two forms of the same", "give one of them")
+    wait_bound_s = None if wait_bound is None else parse_duration_s(wait_bound)
+    folder = None if plot is None else plots.folder_of(plot)
     simulation = prepare(asked)
+    _check_gains(simulation.choices, with_gains)
     trace = simulation.trace
-    rows, lines = [], []
+    measured, compared, drawn = [], [], []
+    by_queue: list[tuple[str, list[QueueResult]]] = []
+    first = None
+    keeps_places = details or as_json or as_csv or folder is not None
     for choice in simulation.choices:
-        name = choice.name
-        is_watched = sys.stderr.isatty() and not as_json
-        outcome = simulation.run(choice, progress=_progress(name) if is_watched else None)
-        made = metrics.worth(outcome, simulation.size)
-        rows.append({"policy": name, **asdict(made), "starts_sha": outcome.starts_sha})
-        lines.append(
-            [
-                name,
-                format_duration(made.wait_s.mean),
-                format_duration(made.wait_s.p95),
-                format_duration(made.completion_s.mean),
-                f"{made.slowdown.mean:.2f}",
-                format_duration(made.makespan_s),
-                f"{made.utilisation:.1%}",
-                f"{made.user_fairness:.2f}",
-                outcome.starts_sha,
-            ]
-        )
-    dropped = {why: {"count": one.count, "first": one.named} for why, one in trace.dropped.items()}
+        with schedules.progress(choice.name) as progress:
+            outcome = simulation.run(choice, keeps_places=keeps_places, progress=progress)
+        series = None if folder is None else Series()
+        measured.append(report.measure(choice.name, outcome, simulation.size, wait_bound_s, series))
+        if simulation.is_whole:
+            by_queue.append((choice.name, results(outcome)))
+        if first is None:
+            first = outcome
+        else:
+            compared.append((simulation.choices[0].name, choice.name, gains(first, outcome)))
+        if series is not None:
+            drawn.append(plots.Drawn(choice.name, outcome, series))
+    if folder is not None:
+        plots.write(folder, drawn)
     if as_json:
-        output.print_json({"trace": trace.name, "dropped": dropped, "notes": trace.notes, "policies": rows})
+        told = {name: [asdict(one) for one in found] for name, found in by_queue}
+        schedules.print_document(trace, measured, compared, **({"by_queue": told} if told else {}))
         return
-    output.print_table(_HEADINGS, lines, frozenset(range(1, 8)))
-    for why, one in trace.dropped.items():
-        sys.stderr.write(f"gpusched: {printable(f'left out, {why}: {one}')}\n")
-    for note in trace.notes:
-        sys.stderr.write(f"gpusched: {printable(note)}\n")
+    if as_csv:
+        if with_gains:
+            schedules.print_gains_csv(compared)
+        else:
+            schedules.print_csv(measured)
+    else:
+        if details:
+            schedules.print_details(measured)
+        else:
+            schedules.print_schedules(measured)
+        _print_by_queue(by_queue)
+        schedules.print_sentences(compared)
+        if with_gains:
+            schedules.print_gains(compared)
+    schedules.print_remarks(trace)
 
 
-def _progress(name: str) -> Callable[[int, int], None]:
-    """A line that is written over: how far, how fast, how long yet."""
-    began = time.monotonic()
+def _print_by_queue(found: Sequence[tuple[str, Sequence[QueueResult]]]) -> None:
+    """Each queue under each policy; nothing where only the policy was asked."""
+    if not found:
+        return
+    queues = [one.queue for one in found[0][1]]
+    lines = [
+        [
+            printable(one.queue) or "-",
+            name,
+            f"{one.jobs:,}",
+            format_duration(one.wait_s),
+            format_duration(one.wait_p95_s),
+            format_duration(one.completion_s),
+            f"{one.failed:,}",
+            f"{one.preempted:,}",
+            format_duration(one.lost_gpu_s),
+        ]
+        for queue in queues
+        for name, listed in found
+        for one in listed
+        if one.queue == queue
+    ]
+    sys.stdout.write("\n")
+    output.print_table(_BY_QUEUE, lines, frozenset(range(2, 9)))
 
-    def tell(done: int, of: int) -> None:
-        rate = done / max(1e-9, time.monotonic() - began)
-        left = format_duration((of - done) / max(1e-9, rate))
-        end = "\r" if done < of else "\033[K\r"
-        sys.stderr.write(f"\033[K{name}: {done:,} of {of:,} jobs, {rate:,.0f} jobs/s, {left} left{end}")
-        sys.stderr.flush()
 
-    return tell
+def _check_gains(choices: Sequence[Choice], with_gains: bool) -> None:
+    if with_gains and len(choices) < 2:
+        text = f"--gains compares two policies, and {choices[0].name} is one"
+        raise UsageError(text, f"--policy {choices[0].name},sjf+easy --gains")

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpusched import paths
 from gpusched.config import load_settings
 from gpusched.config.reading import CONFIG_VARIABLE
-from gpusched.errors import UsageError
+from gpusched.errors import NotFound, UsageError
 from gpusched.model.settings import Settings
 from gpusched.simulate.rules import rules_of
 from gpusched.simulate.whole import may_preempt
@@ -49,6 +49,8 @@ def _choice(name: str, config: Path | None) -> Choice:
     if name == DEFAULT:
         if config is None:
             return Choice(name, Settings())
+        if not config.is_file():
+            raise NotFound(f"there is no config file {config}", "see what is in force: gpusched config show")
         return Choice(name, load_settings(None, {CONFIG_VARIABLE: str(config)}).settings)
     if name == PRESENT:
         return Choice(name, load_settings(paths.config_file(), os.environ).settings)
