@@ -192,6 +192,7 @@ class _Whole:
         """When something is to be looked at again; and the job that must still wait then, 0 for any."""
         self._again: list[tuple[float, int]] = []
         self._refusals: dict[int, GpuschedError] = {}
+        self._refused_at = -inf
         self._protected_s = _protected_s(self._settings)
         self.timeline: Timeline | None = None
 
@@ -218,7 +219,7 @@ class _Whole:
                 scheduler.observe_host(self._host())
             scheduler.tick()
             self._forget()
-            if self._refusals and coming == last and not scheduler.world.jobs:
+            if self._refused_at == clock.at and not scheduler.world.jobs:
                 self._give_up_refused()
             if progress is not None and scheduler.ticks % _TOLD_EVERY == 0:
                 progress(coming, last)
@@ -233,10 +234,13 @@ class _Whole:
         if due_at is not None and due_at <= self._clock.at:
             # It has been looked at: the daemon would look again at its next poll.
             due_at = None
-        while self._wakes and not self._still_waits(self._wakes[0][1]):
-            heappop(self._wakes)
-        awaited = (event_at, due_at, *(line[0][0] for line in (self._wakes, self._again) if line))
-        return min([arrives_at, *(at for at in awaited if at is not None)])
+        awaited = (arrives_at, event_at, due_at, self._again[0][0] if self._again else None)
+        first_at = min(at for at in awaited if at is not None)
+        wakes = self._wakes
+        while wakes and wakes[0][0] <= first_at and not self._still_waits(wakes[0][1]):
+            # Nothing happens until then by which anybody could come to wait for it.
+            heappop(wakes)
+        return min(first_at, wakes[0][0]) if wakes else first_at
 
     def _wake(self) -> bool:
         """Whether it is time to look at everything again."""
@@ -274,7 +278,7 @@ class _Whole:
     def _answer(self, number: int) -> Reply:
         def take(answer: dict[str, Any] | GpuschedError) -> None:
             if isinstance(answer, GpuschedError):
-                self._refusals[number] = answer
+                self._refusals[number], self._refused_at = answer, self._clock.at
                 heappush(self._again, (self._clock.at + _AGAIN_S, number))
                 return
             self._refusals.pop(number, None)
@@ -374,10 +378,11 @@ class _Whole:
             self._ended.clear()
 
     def _give_up_refused(self) -> None:
+        """Nobody else is there, so that asking again would not help."""
         number, error = min(self._refusals.items())
         count = len(self._refusals)
         raise UserError(
-            f"{count} jobs are refused, the first of them {self._jobs[number].id}: {error.message}",
+            f"{_jobs(count)} refused to the end, the first of them {self._jobs[number].id}: {error.message}",
             "change the settings, or leave those jobs out",
         )
 
@@ -388,8 +393,9 @@ class _Whole:
         first = world.jobs[min(world.jobs)]
         reason = self._scheduler.reason_for(first)
         why = "" if reason is None else f": {reason.text}"
+        name = self._jobs[self._numbers[first.id]].id
         raise UserError(
-            f"{len(world.jobs)} jobs never start, the first of them {self._jobs[self._numbers[first.id]].id}{why}",
+            f"{_jobs(len(world.jobs))} left that nothing lets start, the first of them {name}{why}",
             "change the settings, or give a larger cluster with --nodes",
         )
 
@@ -408,6 +414,10 @@ def may_preempt(settings: Settings) -> bool:
         for queue in settings.queue.values()
     )
     return lends or any(qos.preempts for qos in settings.qos.values())
+
+
+def _jobs(count: int) -> str:
+    return "1 job is" if count == 1 else f"{count} jobs are"
 
 
 def _sample(card: GpuView) -> GpuSample:
