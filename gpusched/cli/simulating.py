@@ -25,11 +25,14 @@ def show(
     wait_bound: str | None = None,
     details: bool = False,
     with_gains: bool = False,
+    by: str | None = None,
     plot: str | None = None,
     as_csv: bool = False,
     as_json: bool = False,
 ) -> None:
     """Print what each policy makes of a trace; see `gpusched simulate --help`."""
+    if by not in (None, "user", "queue"):
+        raise UsageError(f"--by {by!r} is neither user nor queue", "--by user")
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", "give one of them")
     wait_bound_s = None if wait_bound is None else parse_duration_s(wait_bound)
@@ -40,20 +43,20 @@ def show(
     measured, compared, drawn = [], [], []
     by_queue: list[tuple[str, list[QueueResult]]] = []
     first = None
-    keeps_places = details or as_json or as_csv or folder is not None
+    keeps_places = details or by is not None or as_json or as_csv or folder is not None
     for choice in simulation.choices:
         with schedules.progress(choice.name) as progress:
             outcome = simulation.run(choice, keeps_places=keeps_places, progress=progress)
         series = None if folder is None else Series()
-        measured.append(report.measure(choice.name, outcome, simulation.size, wait_bound_s, series))
+        measured.append(report.measure(choice.name, outcome, simulation.size, wait_bound_s, series, by))
         if simulation.is_whole:
             by_queue.append((choice.name, results(outcome)))
         if first is None:
             first = outcome
         else:
-            compared.append((simulation.choices[0].name, choice.name, gains(first, outcome)))
+            compared.append((simulation.choices[0].name, choice.name, gains(first, outcome, by)))
         if series is not None:
-            drawn.append(plots.Drawn(choice.name, outcome, series))
+            drawn.append(plots.Drawn(choice.name, outcome, series, by))
     if folder is not None:
         plots.write(folder, drawn)
     if as_json:
@@ -70,6 +73,8 @@ def show(
             schedules.print_details(measured)
         else:
             schedules.print_schedules(measured)
+        if by is not None:
+            schedules.print_parties(measured)
         _print_by_queue(by_queue)
         schedules.print_sentences(compared)
         if with_gains:

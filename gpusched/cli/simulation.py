@@ -14,6 +14,7 @@ from gpusched.simulate import runner, whole
 from gpusched.simulate.choices import DEFAULT, PRESENT, Choice, choices_of, refuse_fast
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
+from gpusched.simulate.metrics import size_of
 from gpusched.simulate.runner import Outcome, Progress
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 from gpusched.simulate.whole import Mishaps
@@ -48,10 +49,9 @@ class Simulation:
     mishaps: Mishaps
 
     @property
-    def size(self) -> int:
-        """GPUs of the cluster, or its processors where it has none."""
-        gpus, procs = largest(self.nodes)
-        return gpus or procs
+    def size(self) -> float:
+        """GPUs of the cluster, or its processors where nobody asks for GPUs."""
+        return size_of(self.nodes, self.trace.jobs)
 
     def run(self, choice: Choice, *, keeps_places: bool = False, progress: Progress | None = None) -> Outcome:
         """The schedule under one policy. Raises: UserError."""
