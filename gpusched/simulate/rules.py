@@ -3,14 +3,13 @@
     swf    rigid jobs on identical processors
     gang   jobs of whole GPUs on nodes with 8 each: whole nodes, and one more for what is left
 
-A policy is named `ORDER[+BACKFILL][/PLACEMENT]`: `fcfs`, `sjf+easy`, `fcfs+greedy/spread`. `default` is the policy of
-the settings, those that gpusched comes with or those of a file; `default+cons` is the same with that part in its place.
+A policy is named `ORDER[+BACKFILL][/PLACEMENT]`: `fcfs`, `sjf+easy`, `fcfs+greedy/spread`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from gpusched.errors import UsageError
@@ -25,9 +24,6 @@ ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "sjf_exact": "spf"}
 BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "cons": (True, 1_000_000)}
 """Whether others pass the first that is blocked, and for how many something is kept."""
 
-DEFAULT = "default"
-"""The policy of the settings, as it is."""
-
 PLACEMENTS = {"best": "pack", "first": "first", "spread": "spread"}
 
 
@@ -38,8 +34,6 @@ class Rules:
     order: str = "fcfs"
     backfill: str = "none"
     placement: str = "best"
-    own: Settings | None = None
-    """What `default` stands for: parts that have no name are those of these settings."""
 
     @property
     def orders_by_run_time(self) -> bool:
@@ -48,8 +42,6 @@ class Rules:
 
     def settings(self) -> Settings:
         """What makes the daemon's policy keep these rules."""
-        if self.own is not None:
-            return self._of_own(self.own)
         is_on, depth = BACKFILLS[self.backfill]
         return Settings(
             priority=PrioritySettings(
@@ -62,36 +54,18 @@ class Rules:
             placement=PlacementSettings(strategy=PLACEMENTS[self.placement]),
         )
 
-    def _of_own(self, own: Settings) -> Settings:
-        priority, placement = own.priority, own.placement
-        if self.backfill:
-            is_on, depth = BACKFILLS[self.backfill]
-            priority = replace(priority, backfill=is_on, backfill_depth=depth)
-        if self.placement:
-            placement = replace(placement, strategy=PLACEMENTS[self.placement])
-        return replace(own, priority=priority, placement=placement)
 
-
-def rules_of(text: str, own: Settings | None = None) -> Rules:
-    """The rules of a name; `own` are the settings that `default` stands for, else those that gpusched comes with.
-
-    Raises: UsageError for a part that is not known, naming those that are.
-    """
+def rules_of(text: str) -> Rules:
+    """The rules of a name. Raises: UsageError for a part that is not known, naming those that are."""
     rest, _, placement = text.partition("/")
     order, _, backfill = rest.partition("+")
-    is_own = order == DEFAULT
-    rules = Rules(
-        order,
-        backfill or ("" if is_own else "none"),
-        placement or ("" if is_own else "best"),
-        (own or Settings()) if is_own else None,
-    )
+    rules = Rules(order, backfill or "none", placement or "best")
     for what, name, known in (
-        ("order", rules.order, (DEFAULT, *ORDERS)),
+        ("order", rules.order, ORDERS),
         ("backfill", rules.backfill, BACKFILLS),
         ("placement", rules.placement, PLACEMENTS),
     ):
-        if name not in known and not (is_own and not name):
+        if name not in known:
             raise UsageError(f"{text!r} names no {what} that is known: {', '.join(known)}", "--policy fcfs+easy")
     return rules
 
