@@ -50,7 +50,9 @@ ALLOWED: dict[str, frozenset[str]] = {
         }
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
-    "simulate": frozenset({"policy", "store", "ports", "model", "errors"}),
+    "simulate": frozenset(
+        {"daemon", "engine", "gpu", "config", "paths", "policy", "store", "ports", "model", "errors"}
+    ),
     "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
         {
