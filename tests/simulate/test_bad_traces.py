@@ -135,7 +135,7 @@ def test_jobs_that_no_node_could_ever_hold_are_counted_and_named(typed):
 
 
 def test_ids_that_come_twice_are_told_of_and_each_line_is_a_job(typed):
-    code, out, err = typed("a.csv", HEAD + "a,0,5,1\na,1,5,1\nb,2,5,1\na,3,5,1\n", "--nodes", "1x4", "--json")
+    code, out, _ = typed("a.csv", HEAD + "a,0,5,1\na,1,5,1\nb,2,5,1\na,3,5,1\n", "--nodes", "1x4", "--json")
     assert code == 0
     made = json.loads(out)
     assert made["policies"][0]["jobs"] == 4
