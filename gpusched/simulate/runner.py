@@ -112,7 +112,10 @@ def run(
 
 
 def _kinds(jobs: Sequence[TraceJob], standing: Standing, orders_by_run_time: bool) -> list[Kind]:
-    """What each job is to the policy, worked out once for all that are equal to it."""
+    """What each job is to the policy, worked out once for all that are equal to it.
+
+    In traces that tell no users, it is queues among which use is shared.
+    """
     users: dict[str, int] = {}
     known: dict[object, Kind] = {}
     found = []
@@ -138,7 +141,7 @@ def _kinds(jobs: Sequence[TraceJob], standing: Standing, orders_by_run_time: boo
                 nice=0,
                 time_limit_s=job.estimate_s,
                 request=request_of(job, standing.nodes),
-                user=job.user,
+                user=job.user or job.queue,
                 predicted_s=predicted_s,
             )
             kind = known[mark] = standing.kind_of(key)
