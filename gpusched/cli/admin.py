@@ -118,6 +118,12 @@ def simulate(
         ),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rows", metavar="FIRST:COUNT", help="Of the trace so many jobs from this one on; again for further parts."
+        ),
+    ] = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="A config file, as the policy default.")
     ] = None,
@@ -182,6 +188,7 @@ def simulate(
         since=since,
         config=config,
         tick=tick,
+        rows=rows or (),
         mishaps=Mishaps(fail_rate, seed, retries),
     )
     show(
