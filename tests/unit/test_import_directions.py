@@ -51,7 +51,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
     "simulate": frozenset(
-        {"daemon", "engine", "gpu", "config", "paths", "policy", "store", "ports", "model", "errors"}
+        {"daemon", "engine", "gpu", "config", "paths", "quickjson", "policy", "store", "ports", "model", "errors"}
     ),
     "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
