@@ -28,7 +28,7 @@ from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.need import Need
-from gpusched.policy.ordering import Rank, Ranking
+from gpusched.policy.ordering import Rank, Ranking, by_length
 from gpusched.policy.placement import find, fits, options, pool
 from gpusched.policy.profile import NO_JOB, Ending, Profile
 from gpusched.policy.steps import Steps
@@ -67,12 +67,17 @@ class Kind:
 class Shape:
     """All waiting jobs that fit in exactly the same places, first in line first."""
 
-    __slots__ = ("booking", "can_fit", "cards", "epoch", "line", "millicpus", "need", "only", "passes", "placement")
+    __slots__ = (
+        *("booking", "by_length", "can_fit", "cards", "epoch", "line", "millicpus", "need"),
+        *("only", "passes", "placement"),
+    )
 
     def __init__(self, need: Need) -> None:
         request = need.request
         self.need = need
         self.line: list[Waiting] = []
+        self.by_length: list[Waiting] = self.line
+        """The same jobs as they fill gaps: another list where the shortest do so first."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
         self.epoch = -1
@@ -137,6 +142,8 @@ class Standing:
         self._has_backfill = priority.backfill or not priority.backfill_depth
         self._depth = priority.backfill_depth if priority.backfill else min(1, priority.backfill_depth)
         self._has_one_place = not priority.backfill_elsewhere
+        self._is_by_length = self._has_backfill and self._depth > 0 and priority.backfill_order == "shortest"
+        """Whether the shortest fill gaps first."""
         self._profile = Profile(self._draft, (), 0.0)
         self._epoch = 0
         self._most_free = -1, 0
@@ -188,6 +195,8 @@ class Standing:
             shape = self._shapes.get(need.signature)
             if shape is None:
                 shape = self._shapes[need.signature] = Shape(need)
+                if self._is_by_length:
+                    shape.by_length = []
             request = key.request
             is_of_cores = (
                 self._is_flat
@@ -209,6 +218,8 @@ class Standing:
             insort(line, entry)
         else:
             line.append(entry)
+        if self._is_by_length:
+            insort(kind.shape.by_length, self._in_gaps(entry))
         self._waiting[job.id] = entry
         self._new.append(entry)
         if entry[0] < self._last:
@@ -243,8 +254,31 @@ class Standing:
         shape = entry[2].shape
         line = shape.line
         del line[0 if line[0] is entry else bisect_left(line, entry)]
+        if self._is_by_length:
+            del shape.by_length[bisect_left(shape.by_length, self._in_gaps(entry))]
         if not line:
             del self._lines[shape]
+
+    def _in_gaps(self, entry: Waiting) -> Waiting:
+        """The same job as it stands among those that may fill gaps."""
+        rank, job, kind = entry
+        return (by_length(kind.key, rank), job, kind) if self._is_by_length else entry
+
+    def _correct(self, now: float) -> None:
+        """Who has run on for longer than was planned is taken to end at its limit."""
+        ends = self._ends
+        late = 0
+        while late < len(ends) and ends[late][0] <= now:
+            job_id, before = ends[late][2], ends[late][3]
+            one = self._running[job_id]
+            limit_at = before.start_at + (one.kind.key.time_limit_s or inf)
+            if limit_at <= before.end_at:
+                late += 1
+                continue
+            del ends[late]
+            one.ending = Ending(job_id, before.start_at, limit_at, before.booking)
+            insort(ends, (limit_at, before.start_at, job_id, one.ending))
+            self._is_stale = True
 
     def snapshot(self, now: float) -> Snapshot:
         """The same world as `decide` wants it."""
@@ -264,6 +298,8 @@ class Standing:
         """
         if not self._is_plain or self._complex:
             return self._decide_anew(now)
+        if self._ends and self._ends[0][0] <= now:
+            self._correct(now)
         self._anew, self._now = None, now
         starts: list[Start] = []
         if self._can_plan_in_steps(now):
@@ -272,7 +308,7 @@ class Standing:
             self._look_at_all(now, starts)
         elif self._has_backfill:
             if len(self._new) > 1:
-                self._new.sort()
+                self._new.sort(key=self._in_gaps)
             for entry in self._new:
                 self._look_at(entry, now, starts)
         self._new.clear()
@@ -361,7 +397,7 @@ class Standing:
         if self._profile.kept[0].start[0] <= now:
             return True
         # Where those behind it go best changes with where it goes.
-        is_other_place = self._is_amid and self._has_one_place and not self._is_flat
+        is_other_place = (self._is_amid or self._is_by_length) and self._has_one_place and not self._is_flat
         return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
@@ -398,17 +434,22 @@ class Standing:
 
     def _let_pass(self, heap: list[tuple[Waiting, int, Shape]], now: float, starts: list[Start]) -> None:
         """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is."""
-        shapes = [(first, shape) for _, first, shape in heap]
+        if self._is_by_length:
+            shapes = [(0, shape) for shape in self._lines]
+        else:
+            shapes = [(first, shape) for _, first, shape in heap]
         heap = self._heads(shapes, now)
+        reserved = {kept.job_id for kept in self._profile.kept} if self._is_by_length else ()
         while heap:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
-            if booking is not None:
-                self._take_off(entry)
-                self._start(entry, booking, now, starts)
+            if booking is not None and entry[1].id not in reserved:
+                waiting = self._waiting[entry[1].id]
+                self._take_off(waiting)
+                self._start(waiting, booking, now, starts)
                 if self._has_one_place and not self._is_flat:
                     # Others are put elsewhere from here on, and may pass there, those of its own shape included.
-                    heap = self._heads([(bisect_left(one.line, entry), one) for _, one in shapes], now)
+                    heap = self._heads([(bisect_left(one.by_length, entry), one) for _, one in shapes], now)
                     continue
             else:
                 place += 1
@@ -416,7 +457,7 @@ class Standing:
             if after is None:
                 heappop(heap)
             else:
-                heapreplace(heap, (shape.line[after], after, shape))
+                heapreplace(heap, (shape.by_length[after], after, shape))
 
     def _heads(self, shapes: Iterable[tuple[int, Shape]], now: float) -> list[tuple[Waiting, int, Shape]]:
         """The next of each shape that could start now, from this place in its line on, as a heap."""
@@ -424,13 +465,13 @@ class Standing:
         for first, shape in shapes:
             after = self._next(shape, first, now)
             if after is not None:
-                heap.append((shape.line[after], after, shape))
+                heap.append((shape.by_length[after], after, shape))
         heapify(heap)
         return heap
 
     def _next(self, shape: Shape, place: int, now: float) -> int | None:
         """Where in the line of its shape the next job stands that could start now, from this place on."""
-        line = shape.line
+        line = shape.by_length
         if place >= len(line) or not self._may_fit(shape):
             return None
         known = shape.epoch == self._epoch
@@ -564,7 +605,8 @@ def _allocations(job_id: int, one: Running) -> Iterator[Allocation]:
             place.cpus,
             place.mem_mib,
             ending.start_at,
-            None if ending.end_at == inf else ending.end_at,
+            None if key.time_limit_s is None else ending.start_at + key.time_limit_s,
+            ending.start_at + one.kind.planned_s if key.plan_s is not None or key.time_limit_s is None else None,
             user=key.user,
             account=key.account,
             queue=key.queue,

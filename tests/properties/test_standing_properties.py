@@ -47,6 +47,7 @@ def some_settings(dice: Random) -> Settings:
             backfill=dice.random() < 0.8,
             backfill_depth=dice.choice([0, 1, 1, 3, 50]),
             backfill_elsewhere=dice.random() < 0.5,
+            backfill_order=dice.choice(["line", "shortest"]),
             max_age_s=float("inf"),
         ),
         placement=PlacementSettings(strategy=dice.choice(["pack", "spread", "first", "best_fit"])),
@@ -75,7 +76,10 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
             request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else some_request(dice)
             predicted_s = dice.choice([None, 1, 4]) if limit_s else None
             user = f"u{last % 2}"
-            key = ClassKey(1000 + last % 2, "", "default", 0, limit_s, request, user=user, predicted_s=predicted_s)
+            plan_s = dice.choice([None, 1, 3]) if limit_s else None
+            key = ClassKey(
+                *(1000 + last % 2, "", "default", 0, limit_s, request, user), predicted_s=predicted_s, plan_s=plan_s
+            )
             standing.arrived(standing.kind_of(key), PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
             waiting.add(last)
         for job_id in sorted(running):
