@@ -117,6 +117,20 @@ def simulate(
         ),
     ] = "fcfs+easy",
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Every measure, a line for each.")] = False,
+    gains: Annotated[
+        bool, typer.Option("--gains", help="Each user (or queue) under the first policy and each of the others.")
+    ] = False,
+    wait_bound: Annotated[
+        str | None, typer.Option("--wait-bound", metavar="TIME", help="Count jobs that wait longer, as 30m or 4h.")
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="DIR", help="Write pictures there: Gantt, use over time, waits, slowdowns."),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV: a row for each policy, with --gains for each user.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a virtual clock through the policy of the daemon, and print what the schedule is worth.
@@ -125,7 +139,19 @@ def simulate(
     """
     from gpusched.cli.simulating import show  # nothing that the other commands need
 
-    show(trace, nodes=nodes, cluster=cluster, policies=policy.split(","), exact=exact, as_json=as_json)
+    show(
+        trace,
+        nodes=nodes,
+        cluster=cluster,
+        policies=policy.split(","),
+        exact=exact,
+        wait_bound=wait_bound,
+        details=details,
+        with_gains=gains,
+        plot=plot,
+        as_csv=as_csv,
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -2,67 +2,92 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from gpusched.cli import output
+from gpusched.cli import schedules
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
-from gpusched.model.units import format_duration, printable
-from gpusched.simulate import metrics, runner
+from gpusched.model.units import parse_duration_s
+from gpusched.simulate import plots, report, runner
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
+from gpusched.simulate.gains import gains
+from gpusched.simulate.metrics_over_time import Series
 from gpusched.simulate.rules import rules_of
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 
-_HEADINGS = ["POLICY", "WAIT", "P95", "COMPLETION", "SLOWDOWN", "MAKESPAN", "UTIL", "FAIRNESS", "STARTS"]
-
 
 def show(
-    path: str, *, nodes: str | None, cluster: str | None, policies: Sequence[str], exact: bool, as_json: bool
+    path: str,
+    *,
+    nodes: str | None,
+    cluster: str | None,
+    policies: Sequence[str],
+    exact: bool,
+    wait_bound: str | None = None,
+    details: bool = False,
+    with_gains: bool = False,
+    plot: str | None = None,
+    as_csv: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Print one line for each policy."""
+    """Print what each policy makes of a trace; see `gpusched simulate --help`."""
+    _check(policies, with_gains, as_csv, as_json)
+    wait_bound_s = None if wait_bound is None else parse_duration_s(wait_bound)
+    folder = None if plot is None else plots.folder_of(plot)
     chosen = [(name, rules_of(name)) for name in policies]
     trace = read_trace(Path(path))
     machines = _machines(trace, nodes, cluster)
     gpus, procs = largest(machines)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
     jobs = with_estimates(trace.jobs, "exact" if exact else "given")
-    rows, lines = [], []
+    measured, compared, drawn = [], [], []
+    first = None
     for name, rules in chosen:
-        outcome = runner.run(
-            jobs,
-            machines,
-            rules.settings(),
-            orders_by_run_time=rules.orders_by_run_time,
-            progress=_progress(name) if sys.stderr.isatty() and not as_json else None,
-        )
-        made = metrics.worth(outcome, gpus or procs)
-        rows.append({"policy": name, **asdict(made), "starts_sha": outcome.starts_sha})
-        lines.append(
-            [
-                name,
-                format_duration(made.wait_s.mean),
-                format_duration(made.wait_s.p95),
-                format_duration(made.completion_s.mean),
-                f"{made.slowdown.mean:.2f}",
-                format_duration(made.makespan_s),
-                f"{made.utilisation:.1%}",
-                f"{made.user_fairness:.2f}",
-                outcome.starts_sha,
-            ]
-        )
-    dropped = {why: {"count": one.count, "first": one.named} for why, one in trace.dropped.items()}
+        with schedules.progress(name) as progress:
+            outcome = runner.run(
+                jobs,
+                machines,
+                rules.settings(),
+                orders_by_run_time=rules.orders_by_run_time,
+                keeps_places=details or as_json or as_csv or folder is not None,
+                progress=progress,
+            )
+        series = None if folder is None else Series()
+        measured.append(report.measure(name, outcome, gpus or procs, wait_bound_s, series))
+        if first is None:
+            first = outcome
+        else:
+            compared.append((chosen[0][0], name, gains(first, outcome)))
+        if series is not None:
+            drawn.append(plots.Drawn(name, outcome, series))
+    if folder is not None:
+        plots.write(folder, drawn)
     if as_json:
-        output.print_json({"trace": trace.name, "dropped": dropped, "notes": trace.notes, "policies": rows})
+        schedules.print_document(trace, measured, compared)
         return
-    output.print_table(_HEADINGS, lines, frozenset(range(1, 8)))
-    for why, one in trace.dropped.items():
-        sys.stderr.write(f"gpusched: {printable(f'left out, {why}: {one}')}\n")
-    for note in trace.notes:
-        sys.stderr.write(f"gpusched: {printable(note)}\n")
+    if as_csv:
+        if with_gains:
+            schedules.print_gains_csv(compared)
+        else:
+            schedules.print_csv(measured)
+    else:
+        if details:
+            schedules.print_details(measured)
+        else:
+            schedules.print_schedules(measured)
+        schedules.print_sentences(compared)
+        if with_gains:
+            schedules.print_gains(compared)
+    schedules.print_remarks(trace)
+
+
+def _check(policies: Sequence[str], with_gains: bool, as_csv: bool, as_json: bool) -> None:
+    if as_csv and as_json:
+        raise UsageError("--csv and --json are two forms of the same", "give one of them")
+    if with_gains and len(policies) < 2:
+        text = f"--gains compares two policies, and {policies[0]} is one"
+        raise UsageError(text, f"--policy {policies[0]},sjf+easy --gains")
 
 
 def _machines(trace: Trace, nodes: str | None, cluster: str | None) -> tuple[NodeView, ...]:
@@ -75,17 +100,3 @@ def _machines(trace: Trace, nodes: str | None, cluster: str | None) -> tuple[Nod
     if trace.procs is not None:
         return processors(trace.procs)
     raise UsageError(f"{trace.name} does not say how large its machine is", "--nodes 8x8xA100")
-
-
-def _progress(name: str) -> Callable[[int, int], None]:
-    """A line that is written over: how far, how fast, how long yet."""
-    began = time.monotonic()
-
-    def tell(done: int, of: int) -> None:
-        rate = done / max(1e-9, time.monotonic() - began)
-        left = format_duration((of - done) / max(1e-9, rate))
-        end = "\r" if done < of else "\033[K\r"
-        sys.stderr.write(f"\033[K{name}: {done:,} of {of:,} jobs, {rate:,.0f} jobs/s, {left} left{end}")
-        sys.stderr.flush()
-
-    return tell

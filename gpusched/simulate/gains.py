@@ -63,24 +63,22 @@ def gains(before: Outcome, after: Outcome) -> Gains:
 
 
 def sentence(found: Gains, before: str, after: str) -> str:
-    """How many gain and lose when `after` takes the place of `before`, and who the most. Names are as in the trace."""
-    count = len(found.listed)
+    """How many gain and lose when `after` takes the place of `before`, with how many of the jobs, and who the most."""
     winners, losers = found.winners, found.losers
-    parts = [f"{after} instead of {before}: of {count} {found.what}s {len(winners)} {_verb('gain', len(winners))}"]
-    if winners:
-        parts.append(f" ({_most(winners[0])})")
-    parts.append(f", {len(losers)} {_verb('lose', len(losers))}")
-    if losers:
-        parts.append(f" ({_most(losers[0])})")
-    same = count - len(winners) - len(losers)
-    parts.append(f", {same} {_verb('see', same)} no difference; by mean bounded slowdown")
-    return "".join(parts)
+    jobs = sum(one.before.jobs for one in found.listed)
+    parts = []
+    for word, some in (("gain", winners), ("lose", losers)):
+        part = f"{len(some)} {word}{'s' if len(some) == 1 else ''}"
+        if some:
+            theirs = sum(one.before.jobs for one in some) / jobs
+            part += f" ({theirs:.0%} of the jobs; most of all {_told(some[0], found.what)})"
+        parts.append(part)
+    same = len(found.listed) - len(winners) - len(losers)
+    parts.append(f"{same} see{'s' if same == 1 else ''} no difference")
+    return f"{after} instead of {before}: of {len(found.listed)} {found.what}s {', '.join(parts)}"
 
 
-def _verb(word: str, count: int) -> str:
-    return f"{word}s" if count == 1 else word
-
-
-def _most(one: Gain) -> str:
-    jobs = f"{one.before.jobs:,} job{'' if one.before.jobs == 1 else 's'}"
-    return f"most {one.name or 'without a name'}, {jobs}: {one.before.slowdown:.2f} to {one.after.slowdown:.2f}"
+def _told(one: Gain, what: str) -> str:
+    count = f"{one.before.jobs:,} job{'' if one.before.jobs == 1 else 's'}"
+    name = f"{what} {one.name}" if one.name else f"those without a {what}"
+    return f"{name} with {count}, mean slowdown {one.before.slowdown:.2f} to {one.after.slowdown:.2f}"

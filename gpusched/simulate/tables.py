@@ -1,6 +1,7 @@
 """Traces as CSV tables, told apart by the names of their columns.
 
-Philly, Muri, Tiresias, Gavel   submit_s, duration_s (duration_v100_s), num_gpus, and what the job is or whose
+Philly, Muri, Tiresias, Gavel   submit_s, duration_s (duration_v100_s), num_gpus, and what the job is or whose;
+                                one's own may have user, queue and deadline_s besides
 Pollux                          several workloads in one table; run times are those it reports for one scheduler
 openb                           tasks of the Alibaba cluster (`read_pods`) and its nodes (`cluster.read_nodes`)
 """
@@ -65,8 +66,19 @@ def read_table(path: Path, workload: int = 1) -> Trace:
             trace.drop("asks for no GPU", name)
         else:
             kind = row.get("model") or row.get("job_type") or row.get("application") or ""
-            queue = row.get("vc", "")
-            trace.jobs.append(TraceJob(name, submit_s, run_s, run_s, gpus=gpus, queue=queue, name=kind))
+            trace.jobs.append(
+                TraceJob(
+                    id=name,
+                    submit_s=submit_s,
+                    run_s=run_s,
+                    estimate_s=run_s,
+                    gpus=gpus,
+                    user=row.get("user", ""),
+                    queue=row.get("queue") or row.get("vc", ""),
+                    name=kind,
+                    deadline_s=whole(row["deadline_s"], "deadline_s", path, number) if row.get("deadline_s") else None,
+                )
+            )
     return finished(trace, path)
 
 

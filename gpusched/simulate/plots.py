@@ -1,0 +1,261 @@
+"""Schedules as pictures: who ran where (Gantt), how full the cluster was, how waits and slowdowns are distributed.
+
+Drawn with matplotlib, which only this needs: `pip install 'gpusched-lab[plot]'`. No display is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop, heappush
+from importlib.util import find_spec
+from math import ceil, inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusched.errors import UserError
+from gpusched.simulate.metrics import party, slowdowns_of
+from gpusched.simulate.metrics_over_time import Series
+from gpusched.simulate.runner import Outcome
+from gpusched.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = 20
+_NAMED = 8
+"""So many users have a line of their own among the shares: those who held most over all."""
+_SHARE_POINTS = 400
+_MOST_POINTS = 4000
+"""Of a line; a picture is not that wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One policy to be drawn."""
+
+    policy: str
+    outcome: Outcome
+    series: Series
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A job on neighbouring cards, or processors, from when until when."""
+
+    job: int
+    begin_s: int
+    end_s: int
+    first: int
+    count: int
+
+
+def folder_of(text: str) -> Path:
+    """The folder for pictures, made if need be, before anything is simulated.
+
+    Raises: UserError where matplotlib is not installed, or where no folder can be.
+    """
+    if find_spec("matplotlib") is None:
+        raise UserError("--plot draws with matplotlib, which is not installed", "pip install 'gpusched-lab[plot]'")
+    folder = Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--plot: {folder} cannot be a folder: {error.strerror}", "--plot pictures") from None
+    return folder
+
+
+def write(folder: Path, drawn: Sequence[Drawn]) -> list[Path]:
+    """Write all pictures of these policies, PNG; one Gantt and one of shares for each, the others of all together."""
+    made = []
+    for one in drawn:
+        name = file_name(one.policy)
+        made.append(_save(folder / f"gantt-{name}.png", partial(_gantt, drawn=one), 6.0))
+        made.append(_save(folder / f"shares-{name}.png", partial(_shares, drawn=one), 4.0))
+    made.append(_save(folder / "utilisation.png", partial(_utilisation, drawn=drawn), 4.0))
+    made.append(_save(folder / "wait-cdf.png", partial(_waits, drawn=drawn), 4.0))
+    made.append(_save(folder / "slowdown-cdf.png", partial(_slowdowns, drawn=drawn), 4.0))
+    return made
+
+
+def file_name(policy: str) -> str:
+    """A policy's name as a part of the name of a file."""
+    return "".join(sign if sign.isalnum() or sign in "+_-" else "-" for sign in policy)
+
+
+def _save(path: Path, draw: Callable[[Axes], None], height: float) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Figure = Figure(figsize=(10.0, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure.add_subplot())
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise UserError(f"--plot: {path} cannot be written: {error.strerror}", "--plot pictures") from None
+    return path
+
+
+# --- who ran where ----------------------------------------------------------------------------------
+
+
+def bars(outcome: Outcome, timeline: Timeline) -> Iterable[Bar]:
+    """Every run on its cards; without cards on processors, which have no names: the lowest that are free."""
+    if timeline.layout.cards:
+        for run in range(len(timeline)):
+            cards = sorted(part.card for piece in timeline.booking(run).pieces() for part in piece.parts)
+            yield from _on(cards, timeline, run)
+        return
+    free = list(range(ceil(sum(timeline.layout.millicpus) / 1000)))
+    heapify(free)
+    held: dict[int, list[int]] = {}
+    for moment in timeline.moments(outcome.jobs):
+        for run in moment.ended:
+            for number in held.pop(run, ()):
+                heappush(free, number)
+        for run in moment.began:
+            count = ceil(sum(piece.millicpus for piece in timeline.booking(run).pieces()) / 1000)
+            held[run] = [heappop(free) for _ in range(min(count, len(free)))]
+            yield from _on(held[run], timeline, run)
+
+
+def _on(numbers: Sequence[int], timeline: Timeline, run: int) -> Iterable[Bar]:
+    """One bar for all that lie side by side."""
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield Bar(timeline.job[run], timeline.begin_s[run], timeline.end_s[run], numbers[first], place - first)
+            first = place
+
+
+def _gantt(axes: Axes, drawn: Drawn) -> None:
+    from matplotlib import colormaps
+    from matplotlib.collections import PolyCollection
+
+    outcome, timeline = drawn.outcome, drawn.outcome.timeline
+    assert timeline is not None  # as `Drawn` has it
+    what, name_of = party(outcome.jobs)
+    names = sorted({name_of(job) for job in outcome.jobs})
+    colour_of = {name: number % _COLOURS for number, name in enumerate(names)}
+    colours = colormaps["tab20"]
+    _, unit_s = _unit(drawn.series)
+    shapes, fills = [], []
+    begin_s = drawn.series.at_s[0]
+    for bar in bars(outcome, timeline):
+        left, right = (bar.begin_s - begin_s) / unit_s, (bar.end_s - begin_s) / unit_s
+        low, high = bar.first, bar.first + bar.count
+        shapes.append(((left, low), (left, high), (right, high), (right, low)))
+        # Where all are of one, job beside job can still be told apart.
+        fills.append(colours(colour_of[name_of(outcome.jobs[bar.job])] if len(names) > 1 else bar.job % _COLOURS))
+    axes.add_collection(PolyCollection(shapes, facecolors=fills, edgecolors="none", rasterized=True))
+    axes.set_ylim(0, len(timeline.layout.cards) or sum(timeline.layout.millicpus) / 1000)
+    _title(axes, f"{drawn.policy}: who ran where, by {what if len(names) > 1 else 'job'}", drawn.series)
+    axes.set_ylabel("GPU" if timeline.layout.cards else "processor")
+
+
+# --- over time --------------------------------------------------------------------------------------
+
+
+def _utilisation(axes: Axes, drawn: Sequence[Drawn]) -> None:
+    longest = max((one.series for one in drawn), key=lambda series: series.at_s[-1])
+    _, unit_s = _unit(longest)
+    begin_s = longest.at_s[0]
+    for one in drawn:
+        at, used = means_over_time(one.series.at_s, one.series.used)
+        axes.plot([(instant - begin_s) / unit_s for instant in at], used, label=one.policy, linewidth=0.9)
+    axes.set_ylim(0, 1.02)
+    _title(axes, "In use", longest)
+    axes.set_ylabel("part of the cluster")
+    axes.legend(loc="lower center", ncols=max(1, len(drawn)))
+
+
+def means_over_time(
+    at_s: Sequence[int], values: Sequence[float], most: int = _MOST_POINTS
+) -> tuple[list[float], list[float]]:
+    """Middle and time-weighted mean of at most so many equal spans; `values` hold from their instant to the next."""
+    begin_s, end_s = at_s[0], at_s[-1]
+    count = min(most, max(1, end_s - begin_s))
+    span_s = max(1.0, (end_s - begin_s) / count)
+    sums = [0.0] * count
+    number = 0
+    for from_s, to_s, value in zip(at_s, at_s[1:], values, strict=False):
+        at = float(from_s)
+        while at < to_s:
+            edge = begin_s + (number + 1) * span_s if number < count - 1 else inf
+            until = min(float(to_s), edge)
+            sums[number] += value * (until - at)
+            at = until
+            number += until >= edge
+    return [begin_s + (number + 0.5) * span_s for number in range(count)], [total / span_s for total in sums]
+
+
+def _shares(axes: Axes, drawn: Drawn) -> None:
+    what, _ = party(drawn.outcome.jobs)
+    _, unit_s = _unit(drawn.series)
+    begin_s, end_s = drawn.series.at_s[0], drawn.series.at_s[-1]
+    lines = []
+    for name, steps in drawn.series.shares.items():
+        at_s = [begin_s, *(at for at, _ in steps), end_s]
+        values = [0.0, *(share for _, share in steps), steps[-1][1]]
+        at, means = means_over_time(at_s, values, _SHARE_POINTS)
+        lines.append((-sum(means), name, at, means))
+    for _, name, at, means in sorted(lines)[:_NAMED]:
+        axes.plot([(instant - begin_s) / unit_s for instant in at], means, label=name or "-", linewidth=0.9)
+    axes.set_ylim(0, 1.02)
+    _title(axes, f"{drawn.policy}: dominant share by {what}", drawn.series)
+    axes.set_ylabel("part of the cluster")
+    axes.legend(loc="upper left", fontsize="small")
+
+
+# --- distributions ----------------------------------------------------------------------------------
+
+
+def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
+    """Values in order, and which part of all is at or below each; of many, enough for a smooth line."""
+    ordered = sorted(values)
+    count = len(ordered)
+    step = max(1, count // _MOST_POINTS)
+    places = [*range(step - 1, count - 1, step), count - 1]
+    return [ordered[place] for place in places], [(place + 1) / count for place in places]
+
+
+def _waits(axes: Axes, drawn: Sequence[Drawn]) -> None:
+    for one in drawn:
+        jobs = one.outcome.jobs
+        waits = [start - job.submit_s for job, start in zip(jobs, one.outcome.start_s, strict=True)]
+        axes.step(*cdf(waits), where="post", label=one.policy)
+    # From a second on by powers of ten, and those who did not wait at all on the left edge.
+    axes.set_xscale("symlog", linthresh=1.0)
+    _distribution(axes, "Waits", "seconds")
+
+
+def _slowdowns(axes: Axes, drawn: Sequence[Drawn]) -> None:
+    for one in drawn:
+        axes.step(*cdf(slowdowns_of(one.outcome)), where="post", label=one.policy)
+    axes.set_xscale("log")
+    _distribution(axes, "Bounded slowdowns", "times the run time")
+
+
+def _distribution(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(unit)
+    axes.set_ylabel("part of the jobs at or below")
+    axes.set_ylim(0, 1.02)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="lower right")
+
+
+def _title(axes: Axes, title: str, series: Series) -> None:
+    unit, unit_s = _unit(series)
+    axes.set_title(title)
+    axes.set_xlabel(f"{unit} since the first submission")
+    axes.set_xlim(0, max(1, series.at_s[-1] - series.at_s[0]) / unit_s)
+
+
+def _unit(series: Series) -> tuple[str, int]:
+    """In what to count the time of a schedule, and how many seconds that is."""
+    for_s = series.at_s[-1] - series.at_s[0]
+    return next((one for one in (("days", 86400), ("hours", 3600)) if for_s > 2 * one[1]), ("seconds", 1))
