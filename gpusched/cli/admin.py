@@ -121,6 +121,12 @@ def simulate(
     gains: Annotated[
         bool, typer.Option("--gains", help="Each user (or queue) under the first policy and each of the others.")
     ] = False,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by", metavar="WHAT", help="user or queue: a table of each, and whom --gains and --plot tell apart."
+        ),
+    ] = None,
     wait_bound: Annotated[
         str | None, typer.Option("--wait-bound", metavar="TIME", help="Count jobs that wait longer, as 30m or 4h.")
     ] = None,
@@ -148,6 +154,7 @@ def simulate(
         wait_bound=wait_bound,
         details=details,
         with_gains=gains,
+        by=by,
         plot=plot,
         as_csv=as_csv,
         as_json=as_json,
@@ -459,6 +466,7 @@ def admin_help() -> dict[str, str]:
         ["doctor"],
         ["adopt"],
         ["snapshots"],
+        ["simulate"],
         ["metrics"],
         ["backup"],
         ["restore"],

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _HEADINGS = ["POLICY", "WAIT", "P95", "COMPLETION", "SLOWDOWN", "MAKESPAN", "UTIL", "FAIRNESS", "STARTS"]
+_PARTIES = ["JOBS", "WAIT", "SLOWDOWN", "SHARE", "MOST"]
 _GAINS = ["JOBS", "WAIT", "WAS", "SLOWDOWN", "WAS", "TIMES"]
 
 Compared = tuple[str, str, Gains]
@@ -50,6 +51,24 @@ def print_details(schedules: Sequence[Schedule]) -> None:
     """A line for each measure, a column for each policy."""
     titles = ["MEASURE", *(printable(one.policy) for one in schedules)]
     output.print_table(titles, report.lines(schedules), frozenset(range(1, len(titles))))
+
+
+def print_parties(schedules: Sequence[Schedule]) -> None:
+    """Each user (or queue) under each policy: mean wait, mean slowdown, and what it held of the cluster."""
+    for one in schedules:
+        shares = {} if one.timed is None else one.timed.dominant_share
+        lines = [
+            [
+                printable(name) or "-",
+                f"{group.jobs:,}",
+                format_duration(group.wait_s),
+                f"{group.slowdown:.2f}",
+                *((f"{shares[name].mean:.1%}", f"{shares[name].most:.1%}") if name in shares else ("-", "-")),
+            ]
+            for name, group in report.parties(one).items()
+        ]
+        sys.stdout.write(f"\n{printable(one.policy)}\n")
+        output.print_table([one.what.upper(), *_PARTIES], lines, frozenset(range(1, 6)))
 
 
 def print_sentences(compared: Sequence[Compared]) -> None:

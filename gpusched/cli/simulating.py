@@ -12,6 +12,7 @@ from gpusched.model.units import parse_duration_s
 from gpusched.simulate import plots, report, runner
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.gains import gains
+from gpusched.simulate.metrics import size_of
 from gpusched.simulate.metrics_over_time import Series
 from gpusched.simulate.rules import rules_of
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
@@ -27,12 +28,13 @@ def show(
     wait_bound: str | None = None,
     details: bool = False,
     with_gains: bool = False,
+    by: str | None = None,
     plot: str | None = None,
     as_csv: bool = False,
     as_json: bool = False,
 ) -> None:
     """Print what each policy makes of a trace; see `gpusched simulate --help`."""
-    _check(policies, with_gains, as_csv, as_json)
+    _check(policies, with_gains, by, as_csv, as_json)
     wait_bound_s = None if wait_bound is None else parse_duration_s(wait_bound)
     folder = None if plot is None else plots.folder_of(plot)
     chosen = [(name, rules_of(name)) for name in policies]
@@ -41,6 +43,7 @@ def show(
     gpus, procs = largest(machines)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
     jobs = with_estimates(trace.jobs, "exact" if exact else "given")
+    size = size_of(machines, jobs)
     measured, compared, drawn = [], [], []
     first = None
     for name, rules in chosen:
@@ -50,17 +53,17 @@ def show(
                 machines,
                 rules.settings(),
                 orders_by_run_time=rules.orders_by_run_time,
-                keeps_places=details or as_json or as_csv or folder is not None,
+                keeps_places=details or by is not None or as_json or as_csv or folder is not None,
                 progress=progress,
             )
         series = None if folder is None else Series()
-        measured.append(report.measure(name, outcome, gpus or procs, wait_bound_s, series))
+        measured.append(report.measure(name, outcome, size, wait_bound_s, series, by))
         if first is None:
             first = outcome
         else:
-            compared.append((chosen[0][0], name, gains(first, outcome)))
+            compared.append((chosen[0][0], name, gains(first, outcome, by)))
         if series is not None:
-            drawn.append(plots.Drawn(name, outcome, series))
+            drawn.append(plots.Drawn(name, outcome, series, by))
     if folder is not None:
         plots.write(folder, drawn)
     if as_json:
@@ -76,13 +79,17 @@ def show(
             schedules.print_details(measured)
         else:
             schedules.print_schedules(measured)
+        if by is not None:
+            schedules.print_parties(measured)
         schedules.print_sentences(compared)
         if with_gains:
             schedules.print_gains(compared)
     schedules.print_remarks(trace)
 
 
-def _check(policies: Sequence[str], with_gains: bool, as_csv: bool, as_json: bool) -> None:
+def _check(policies: Sequence[str], with_gains: bool, by: str | None, as_csv: bool, as_json: bool) -> None:
+    if by not in (None, "user", "queue"):
+        raise UsageError(f"--by {by!r} is neither user nor queue", "--by user")
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", "give one of them")
     if with_gains and len(policies) < 2:

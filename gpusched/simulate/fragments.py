@@ -1,4 +1,4 @@
-"""Which of the GPUs that nobody holds could be used by somebody who waits; of machines without GPUs, which cores.
+"""Which of the GPUs that nobody holds could be used by somebody who waits; where nobody asks for GPUs, which cores.
 
 Nodes in the same state (free cores, memory and room on each card) are one case, and jobs that ask for the same of a
 node are one bit: which bits fit in which state is worked out once, so that a moment costs what it changed.
@@ -61,7 +61,7 @@ class Fragments:
 
     def __init__(self, draft: Draft, needs: Sequence[Need]) -> None:
         self._draft, self._layout = draft, draft.layout
-        self.has_cards = bool(self._layout.cards)
+        self._is_of_cards = any(need.request.gpus for need in needs)
         self._pieces: list[Need] = []
         numbers: dict[object, int] = {}
         self._shapes = [self._shape(need, numbers) for need in needs]
@@ -110,7 +110,7 @@ class Fragments:
         """So many jobs of a kind wait more than before; fewer, when it is below 0."""
         shape = self._shapes[kind]
         need = self._pieces[shape.piece]
-        if not (need.request.gpus if self.has_cards else need.millicpus):
+        if not (need.request.gpus if self._is_of_cards else need.millicpus):
             return
         shape.waiting += count
         if shape.is_gang:
@@ -177,7 +177,7 @@ class Fragments:
             numbers = [number for number in range(len(self._pieces)) if chosen >> number & 1]
             usable = state.usable[chosen] = (
                 sum(card[1] for card in state.cards if any(self._takes_of(number, card) for number in numbers))
-                if self.has_cards
+                if self._is_of_cards
                 else state.idle
             )
         return usable
@@ -204,7 +204,7 @@ class Fragments:
             if len(self._states) >= _MOST_KNOWN:
                 self._states = {mark: one for mark, one in self._states.items() if one.nodes}
             cards = cards or tuple(sorted(self._card_state(card) for card in self._layout.cards_of[node]))
-            idle = sum(room for _, room, _ in cards) if self.has_cards else millicpus
+            idle = sum(room for _, room, _ in cards) if self._is_of_cards else millicpus
             fits = self._fits(self._host_of[node], millicpus, mem_mib, cards)
             state = self._states[mark] = _State(cards, idle, fits)
         return state

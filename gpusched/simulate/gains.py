@@ -54,10 +54,10 @@ class Gains:
         return tuple(reversed([one for one in self.listed if one.is_loss]))
 
 
-def gains(before: Outcome, after: Outcome) -> Gains:
-    """Each user under either schedule of the same jobs; each queue, where the trace names no users."""
-    what, by = party(before.jobs)
-    first, second = groups(before, by), groups(after, by)
+def gains(before: Outcome, after: Outcome, by: str | None = None) -> Gains:
+    """Each user under either schedule of the same jobs, or each queue; None: as `metrics.party` has it."""
+    what, name_of = party(before.jobs, by)
+    first, second = groups(before, name_of), groups(after, name_of)
     listed = [Gain(name, first[name], second[name]) for name in first]
     return Gains(what, tuple(sorted(listed, key=lambda one: (one.times, one.name))))
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpusched.model.cluster import NodeView
 from gpusched.simulate.runner import Outcome
 from gpusched.simulate.trace import TraceJob
 
@@ -84,7 +85,7 @@ class Group:
     """Mean."""
 
 
-def worth(outcome: Outcome, size: int) -> Worth:
+def worth(outcome: Outcome, size: float) -> Worth:
     """The numbers of a schedule on a cluster of so many GPUs (or processors, of a trace without GPUs)."""
     jobs = outcome.jobs
     waits = [start - job.submit_s for job, start in zip(jobs, outcome.start_s, strict=True)]
@@ -153,11 +154,18 @@ def past_deadline(outcome: Outcome) -> Misses:
     return Misses(len(left), len(over), sum(over) / len(over) if over else 0.0)
 
 
-def party(jobs: Sequence[TraceJob]) -> tuple[str, Callable[[TraceJob], str]]:
-    """By whom jobs are told apart: `user`, or `queue` where the trace names no two users; and how."""
-    if len({job.user for job in jobs}) > 1:
+def party(jobs: Sequence[TraceJob], wanted: str | None = None) -> tuple[str, Callable[[TraceJob], str]]:
+    """By whom jobs are told apart, and how: `user` or `queue` as wanted; else `queue` where there are no two users."""
+    if wanted == "user" or (wanted is None and len({job.user for job in jobs}) > 1):
         return "user", lambda job: job.user
     return "queue", lambda job: job.queue
+
+
+def size_of(nodes: Iterable[NodeView], jobs: Iterable[TraceJob]) -> float:
+    """GPUs of the machines; their cores, where no job asks for a GPU."""
+    if any(job.gpus for job in jobs):
+        return sum(len(node.gpus) for node in nodes)
+    return sum(node.cpus for node in nodes)
 
 
 def groups(outcome: Outcome, by: Callable[[TraceJob], str]) -> dict[str, Group]:

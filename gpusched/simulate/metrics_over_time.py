@@ -1,7 +1,7 @@
 """What a schedule is worth from moment to moment: fragments, balance, shares, and each job against a fair share.
 
 Everything is worked out of a `Timeline` in one walk over its moments, from the first submission to the last end. "Room"
-is that of GPUs, of a cluster without GPUs that of cores. `docs/reference/simulation.md` has the formulas.
+is that of GPUs, where no job asks for any that of cores. `docs/reference/simulation.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OverTime:
     fragmentation: float
     """Of the idle room while somebody waited for room, the part that nobody who waited could use."""
     fgd_fragmentation: float | None
-    """Of the idle GPUs, the part that the usual jobs of the trace could not use; None without GPUs."""
+    """Of the idle GPUs, the part that the usual jobs of the trace could not use; None where nobody asks for any."""
     node_spread: float
     """Standard deviation over the nodes of how much each was used in all."""
     node_spread_now: float
@@ -69,16 +69,18 @@ class OverTime:
     """Jain's index of the means."""
 
 
-def over_time(outcome: Outcome, series: Series | None = None) -> OverTime:
+def over_time(outcome: Outcome, series: Series | None = None, by: str | None = None) -> OverTime:
     """The measures of a schedule that knows where its jobs ran (`runner.run(keeps_places=True)`).
 
-    Args: series: to be filled, when that is wanted.
+    Args:
+        series: to be filled, when that is wanted.
+        by: whose shares, `user` or `queue`; None: as `metrics.party` has it.
     Raises: BrokenInvariant for a schedule without a timeline.
     """
     timeline, jobs = outcome.timeline, outcome.jobs
     if timeline is None:
         raise BrokenInvariant("a schedule that does not know where its jobs ran")
-    world = _World(timeline.layout, jobs)
+    world = _World(timeline.layout, jobs, by)
     running: dict[int, Booking] = {}
     for moment in timeline.moments(jobs):
         world.pass_to(moment.at)
@@ -100,7 +102,7 @@ def over_time(outcome: Outcome, series: Series | None = None) -> OverTime:
 class _World:
     """The cluster at one instant of the walk, and what has been summed up until then."""
 
-    def __init__(self, layout: Layout, jobs: Sequence[TraceJob]) -> None:
+    def __init__(self, layout: Layout, jobs: Sequence[TraceJob], by: str | None) -> None:
         self.jobs = jobs
         self.layout = layout
         self.draft = Draft(layout)
@@ -108,9 +110,11 @@ class _World:
         self.uids = [users[job.user] for job in jobs]
         self.kinds, needs, counts = _kinds(jobs, self.uids, layout.nodes)
         self.idle = Fragments(self.draft, needs)
-        self.fgd = _Gradient(layout, self.draft, needs, counts) if layout.cards else None
-        self.balance = _Balance(layout)
-        self.shares = _Shares(layout, jobs)
+        self.is_of_cards = any(need.request.gpus for need in needs)
+        """Whether room is GPUs rather than cores."""
+        self.fgd = _Gradient(layout, self.draft, needs, counts) if self.is_of_cards else None
+        self.balance = _Balance(layout, self.is_of_cards)
+        self.shares = _Shares(layout, jobs, by)
         self.present = 0
         """Jobs that wait or run."""
         self.waiting = 0
@@ -180,7 +184,7 @@ class _World:
         for piece in booking.pieces():
             self._touched.add(piece.node)
             cards = sum(_micros(self.layout, part) for part in piece.parts)
-            self.balance.hold(piece.node, sign * (cards if self.layout.cards else piece.millicpus))
+            self.balance.hold(piece.node, sign * (cards if self.is_of_cards else piece.millicpus))
             self.shares.hold(number, sign * cards, sign * piece.millicpus, sign * piece.mem_mib)
 
     # --- what it comes to -----------------------------------------------------------------------
@@ -212,7 +216,7 @@ class _World:
         A job that is wider than its share runs longer there, in proportion. Source: Mahajan et al., Themis: Fair and
         Efficient GPU Cluster Scheduling (NSDI 2020), section 3: rho = T_shared / T_ideal.
         """
-        size = self.balance.room / (WHOLE_CARD if self.layout.cards else 1000)
+        size = self.balance.room / (WHOLE_CARD if self.is_of_cards else 1000)
         rhos = []
         for number, job in enumerate(self.jobs):
             took_s = outcome.end_s(number) - job.submit_s
@@ -259,8 +263,8 @@ class _Gradient:
 class _Balance:
     """How much of each node is held, and how unequal that is."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._rooms = [len(cards) * WHOLE_CARD for cards in layout.cards_of] if layout.cards else layout.millicpus
+    def __init__(self, layout: Layout, is_of_cards: bool) -> None:
+        self._rooms = [len(cards) * WHOLE_CARD for cards in layout.cards_of] if is_of_cards else layout.millicpus
         self.room = sum(self._rooms)
         self.used = 0
         self._held = [0] * len(self._rooms)
@@ -308,9 +312,9 @@ class _Shares:
     Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
     """
 
-    def __init__(self, layout: Layout, jobs: Sequence[TraceJob]) -> None:
+    def __init__(self, layout: Layout, jobs: Sequence[TraceJob], by: str | None) -> None:
         self._totals = (len(layout.cards) * WHOLE_CARD, sum(layout.millicpus), sum(layout.mem_mib))
-        _, name_of = party(jobs)
+        _, name_of = party(jobs, by)
         self._name_of = [name_of(job) for job in jobs]
         names = sorted(set(self._name_of))
         self._held = {name: [0, 0, 0] for name in names}

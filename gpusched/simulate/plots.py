@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UserError
-from gpusched.simulate.metrics import party, slowdowns_of
+from gpusched.simulate.metrics import party, size_of, slowdowns_of
 from gpusched.simulate.metrics_over_time import Series
 from gpusched.simulate.runner import Outcome
 from gpusched.simulate.timeline import Timeline
@@ -39,6 +39,8 @@ class Drawn:
     policy: str
     outcome: Outcome
     series: Series
+    by: str | None = None
+    """Whose colours and shares, `user` or `queue`; None: as `metrics.party` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _save(path: Path, draw: Callable[[Axes], None], height: float) -> Path:
 
 def bars(outcome: Outcome, timeline: Timeline) -> Iterable[Bar]:
     """Every run on its cards; without cards on processors, which have no names: the lowest that are free."""
-    if timeline.layout.cards:
+    if any(job.gpus for job in outcome.jobs):
         for run in range(len(timeline)):
             cards = sorted(part.card for piece in timeline.booking(run).pieces() for part in piece.parts)
             yield from _on(cards, timeline, run)
@@ -137,7 +139,7 @@ def _gantt(axes: Axes, drawn: Drawn) -> None:
 
     outcome, timeline = drawn.outcome, drawn.outcome.timeline
     assert timeline is not None  # as `Drawn` has it
-    what, name_of = party(outcome.jobs)
+    what, name_of = party(outcome.jobs, drawn.by)
     names = sorted({name_of(job) for job in outcome.jobs})
     colour_of = {name: number % _COLOURS for number, name in enumerate(names)}
     colours = colormaps["tab20"]
@@ -151,9 +153,9 @@ def _gantt(axes: Axes, drawn: Drawn) -> None:
         # Where all are of one, job beside job can still be told apart.
         fills.append(colours(colour_of[name_of(outcome.jobs[bar.job])] if len(names) > 1 else bar.job % _COLOURS))
     axes.add_collection(PolyCollection(shapes, facecolors=fills, edgecolors="none", rasterized=True))
-    axes.set_ylim(0, len(timeline.layout.cards) or sum(timeline.layout.millicpus) / 1000)
+    axes.set_ylim(0, size_of(timeline.layout.nodes, outcome.jobs))
     _title(axes, f"{drawn.policy}: who ran where, by {what if len(names) > 1 else 'job'}", drawn.series)
-    axes.set_ylabel("GPU" if timeline.layout.cards else "processor")
+    axes.set_ylabel("GPU" if any(job.gpus for job in outcome.jobs) else "processor")
 
 
 # --- over time --------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def means_over_time(
 
 
 def _shares(axes: Axes, drawn: Drawn) -> None:
-    what, _ = party(drawn.outcome.jobs)
+    what, _ = party(drawn.outcome.jobs, drawn.by)
     _, unit_s = _unit(drawn.series)
     begin_s, end_s = drawn.series.at_s[0], drawn.series.at_s[-1]
     lines = []

@@ -38,16 +38,24 @@ class Schedule:
 
 
 def measure(
-    policy: str, outcome: Outcome, size: int, wait_bound_s: int | None = None, series: Series | None = None
+    policy: str,
+    outcome: Outcome,
+    size: float,
+    wait_bound_s: int | None = None,
+    series: Series | None = None,
+    by: str | None = None,
 ) -> Schedule:
-    """All measures of an outcome on so many GPUs, or processors where there are none."""
-    what, _ = party(outcome.jobs)
+    """All measures of an outcome on so many GPUs, or processors where no job asks for GPUs (`metrics.size_of`).
+
+    Args: by: whose shares, `user` or `queue`; None: as `metrics.party` has it.
+    """
+    what, _ = party(outcome.jobs, by)
     overdue = past_deadline(outcome)
     return Schedule(
         policy=policy,
         starts_sha=outcome.starts_sha,
         worth=worth(outcome, size),
-        timed=None if outcome.timeline is None else over_time(outcome, series),
+        timed=None if outcome.timeline is None else over_time(outcome, series, by),
         wait_bound_s=wait_bound_s,
         late=None if wait_bound_s is None else late(outcome, wait_bound_s),
         overdue=overdue if overdue.jobs else None,
@@ -133,6 +141,11 @@ def gains_document(before: str, after: str, found: Gains) -> dict[str, Any]:
             {"name": one.name, "before": asdict(one.before), "after": asdict(one.after)} for one in found.listed
         ],
     }
+
+
+def parties(schedule: Schedule) -> Mapping[str, Group]:
+    """The users, or the queues, whichever shares are told of."""
+    return schedule.users if schedule.what == "user" else schedule.queues
 
 
 # --- to read ----------------------------------------------------------------------------------------

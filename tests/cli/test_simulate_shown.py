@@ -52,6 +52,7 @@ BOTH = ("--nodes", "2x4", "--policy", "fcfs+easy,sjf+easy")
         ("simulate.txt", BOTH),
         ("simulate-details.txt", (*BOTH, "--details", "--wait-bound", "10m")),
         ("simulate-gains.txt", (*BOTH, "--gains")),
+        ("simulate-queues.txt", (*BOTH, "--by", "queue", "--gains")),
         ("simulate.csv", (*BOTH, "--csv", "--wait-bound", "10m")),
         ("simulate-gains.csv", (*BOTH, "--csv", "--gains")),
     ],
@@ -86,6 +87,7 @@ def test_the_document_and_the_rows_say_the_same(trace, shown):
         (("--nodes", "2x4", "--csv", "--json"), "--csv and --json are two forms of the same"),
         (("--nodes", "2x4", "--gains"), "--gains compares two policies, and fcfs+easy is one"),
         (("--nodes", "2x4", "--wait-bound", "soon"), "soon"),
+        (("--nodes", "2x4", "--by", "colour"), "--by 'colour' is neither user nor queue"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_a_hint(words, text, trace, shown):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,19 @@ def _shadow(free, held, starts, jobs, head, how, size):
         if is_last and place(then, head.gpus, how, size) is not None:
             return at, then
     raise AssertionError("larger than the cluster")
+
+
+def usable(free: Sequence[int], wanted: Iterable[int], size: int) -> int:
+    """Cards that are idle on nodes that one of the waiting could be on, by trying every choice of nodes."""
+    nodes: set[int] = set()
+    for gpus in wanted:
+        whole, rest = (gpus // size, gpus % size) if gpus > size else (0, gpus)
+        for chosen in combinations(range(len(free)), whole):
+            if any(free[node] < size for node in chosen):
+                continue
+            if not rest:
+                nodes |= set(chosen)
+            for last in set(range(len(free))) - set(chosen):
+                if rest and free[last] >= rest:
+                    nodes |= {*chosen, last}
+    return sum(free[node] for node in nodes)

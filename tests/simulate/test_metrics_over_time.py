@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import usable
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import GpuView, NodeView
@@ -74,6 +75,17 @@ def test_without_gpus_it_is_cores_that_are_idle():
     assert (made.fragmentation, made.fgd_fragmentation, made.node_spread) == (1, None, 0)
 
 
+def test_cores_are_counted_on_machines_with_gpus_that_nobody_wants():
+    nodes = tuple(replace(node, cpus=4.0) for node in cluster.nodes_of("2x2"))
+    jobs = [replace(job(0, 10, 0), cpus=4.0), replace(job(0, 5, 0), cpus=2.0), replace(job(2, 5, 0), cpus=3.0)]
+    made = over_time(
+        schedule(jobs, nodes, (0, 0, 10, on("node0", cpus=4)), (1, 0, 5, on("node1", cpus=2)),
+                 (2, 5, 10, on("node1", cpus=3)))
+    )  # fmt: skip
+    assert (made.fragmentation, made.fgd_fragmentation) == (1, None)
+    assert made.node_spread == pytest.approx((1 - (10 + 15) / 40) / 2)
+
+
 def test_the_fragmentation_of_fgd():
     # One node of two; the usual job is half of the time one of 1, half of the time one of 2.
     # 0-10 one of 1 runs: of one idle GPU half is a fragment. 10-14 the pair runs: nothing is idle.
@@ -91,24 +103,6 @@ def test_the_pieces_of_a_gang_are_what_fgd_takes_for_usual():
     gang = Placement("node0", on("node0", *range(8)).gpus, 0, 0, others=(on("node1", 0, 1, 2, 3),))
     made = over_time(schedule(jobs, cluster.nodes_of("2x8"), (0, 0, 10, gang)))
     assert made.fgd_fragmentation == pytest.approx(0.5 * 4 / 4)
-
-
-def usable_plainly(free, wanted, size):
-    """Cards that are idle on nodes that one of the waiting could be on, by trying every choice of nodes."""
-    from itertools import combinations
-
-    nodes = set()
-    for gpus in wanted:
-        whole, rest = (gpus // size, gpus % size) if gpus > size else (0, gpus)
-        for chosen in combinations(range(len(free)), whole):
-            if any(free[node] < size for node in chosen):
-                continue
-            if not rest:
-                nodes |= set(chosen)
-            for last in set(range(len(free))) - set(chosen):
-                if rest and free[last] >= rest:
-                    nodes |= {*chosen, last}
-    return sum(free[node] for node in nodes)
 
 
 @settings(max_examples=150, deadline=None)
@@ -142,7 +136,7 @@ def test_what_is_usable_is_what_trying_every_choice_finds(data):
         wanted = [kinds[kind] for kind, number in waiting.items() if number]
         assert known.idle == sum(free) * 1_000_000
         assert known.is_wanted == bool(wanted)
-        assert known.usable() == usable_plainly(free, wanted, size) * 1_000_000
+        assert known.usable() == usable(free, wanted, size) * 1_000_000
 
 
 def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
@@ -172,9 +166,12 @@ def test_cores_and_memory_can_strand_a_gpu():
 
 def test_a_job_without_gpus_wants_none():
     draft = Draft(Layout(cluster.nodes_of("1x2"), Settings()))
-    known = Fragments(draft, [Need.of(rules.request_of(job(0, 1, 0, cpus=1.0), draft.layout.nodes), 1)])
+    jobs = job(0, 1, 0, cpus=1.0), job(0, 1)
+    known = Fragments(draft, [Need.of(rules.request_of(one, draft.layout.nodes), 1) for one in jobs])
     known.waits(0, 1)
     assert not known.is_wanted
+    known.waits(1, 1)
+    assert known.is_wanted
 
 
 # --- balance ------------------------------------------------------------------------------------------
@@ -223,6 +220,13 @@ def test_without_users_it_is_queues_that_have_shares():
     jobs = [job(0, 10, 1, "", queue="q"), job(0, 10, 1, "", queue="r")]
     made = over_time(schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1))))
     assert made.dominant_share == {"q": Share(0.25, 0.25), "r": Share(0.25, 0.25)}
+
+
+def test_queues_have_shares_where_that_is_asked():
+    jobs = [job(0, 10, 1, queue="q"), job(0, 10, 1, "bob", queue="q")]
+    ran = schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1)))
+    assert set(over_time(ran).dominant_share) == {"ann", "bob"}
+    assert over_time(ran, by="queue").dominant_share == {"q": Share(0.5, 0.5)}
 
 
 # --- a fair share for each ----------------------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""What it costs to know where jobs ran and to measure it, beside the simulation itself, and how much memory.
+
+`GPUSCHED_TRACES=... pytest -m nightly -s tests/simulate/test_cost_of_measures.py` prints figures of the large traces.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+
+from gpusched.simulate import cluster, examples, report, rules, runner
+from gpusched.simulate.trace import read_trace
+
+MOST_TIMES = 3.0
+"""Measures are a walk over as many events as the simulation had; never more than so many times as dear."""
+
+
+def costs(trace, machines):
+    """Seconds of the processor: simulated without places, with them, measured; and how many jobs."""
+    settings = rules.rules_of("fcfs+easy").settings()
+    gpus, procs = cluster.largest(machines)
+    began = time.process_time()
+    runner.run(trace.jobs, machines, settings)
+    bare = time.process_time()
+    outcome = runner.run(trace.jobs, machines, settings, keeps_places=True)
+    placed = time.process_time()
+    report.measure("fcfs+easy", outcome, gpus or procs, wait_bound_s=3600)
+    return bare - began, placed - bare, time.process_time() - placed, len(trace.jobs)
+
+
+def test_measuring_is_no_dearer_than_simulating():
+    bare, with_places, measured, _ = costs(read_trace(examples.FOLDER / "muri_trace1.csv.gz"), cluster.nodes_of("8x8"))
+    assert with_places < MOST_TIMES * bare
+    assert measured < MOST_TIMES * bare
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "shape"), [("kth_sp2.swf.gz", "100p"), ("hpc2n.swf.gz", "240p"), ("philly_jobs.csv.gz", "64x8")]
+)
+def test_measuring_a_large_trace_is_no_dearer_than_simulating_it(trace_file, name, shape):
+    bare, with_places, measured, jobs = costs(read_trace(trace_file(name)), cluster.nodes_of(shape))
+    print(
+        f"{name}: {jobs / bare:,.0f} jobs/s; keeping places {with_places / bare - 1:+.0%}, "
+        f"measuring {measured / bare:.0%} of the simulation, {jobs / measured:,.0f} jobs/s"
+    )
+    assert with_places < MOST_TIMES * bare
+    assert measured < MOST_TIMES * bare
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_job_of_a_large_trace_takes_less_than_a_kilobyte(trace_file):
+    path = trace_file("philly_jobs.csv.gz")
+    machines, settings = cluster.nodes_of("64x8"), rules.rules_of("fcfs+easy").settings()
+    tracemalloc.start()
+    trace = read_trace(path)
+    del trace.jobs[10_000:]
+    tracemalloc.reset_peak()
+    outcome = runner.run(trace.jobs, machines, settings, keeps_places=True)
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert outcome.timeline is not None
+    print(f"philly_jobs, 10,000 jobs: {kept / 10_000:,.0f} bytes a job with places, at most {most / 10_000:,.0f}")
+    assert kept / 10_000 < 1000
