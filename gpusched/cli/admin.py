@@ -112,10 +112,14 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Order (fcfs, sjf, saf, sjf_exact), +backfill (none, greedy, easy, cons), /placement (best, first, "
-            "spread); several with commas.",
+            help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
+            "(best, first, spread), :prediction (last2, similar, mixed, exact); several with commas.",
         ),
     ] = "fcfs+easy",
+    predict: Annotated[
+        str | None,
+        typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Every measure, a line for each.")] = False,
     gains: Annotated[
@@ -151,6 +155,7 @@ def simulate(
         cluster=cluster,
         policies=policy.split(","),
         exact=exact,
+        predict=predict,
         wait_bound=wait_bound,
         details=details,
         with_gains=gains,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpusched.cli import schedules
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.units import parse_duration_s
-from gpusched.simulate import plots, report, runner
+from gpusched.simulate import plots, predicting, report, runner
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.gains import gains
 from gpusched.simulate.metrics import size_of
 from gpusched.simulate.metrics_over_time import Series
-from gpusched.simulate.rules import rules_of
+from gpusched.simulate.rules import Rules, rules_of
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 
 
@@ -25,6 +26,7 @@ def show(
     cluster: str | None,
     policies: Sequence[str],
     exact: bool,
+    predict: str | None = None,
     wait_bound: str | None = None,
     details: bool = False,
     with_gains: bool = False,
@@ -37,7 +39,7 @@ def show(
     _check(policies, with_gains, by, as_csv, as_json)
     wait_bound_s = None if wait_bound is None else parse_duration_s(wait_bound)
     folder = None if plot is None else plots.folder_of(plot)
-    chosen = [(name, rules_of(name)) for name in policies]
+    chosen = [(name, _rules(name, predict)) for name in policies]
     trace = read_trace(Path(path))
     machines = _machines(trace, nodes, cluster)
     gpus, procs = largest(machines)
@@ -53,6 +55,7 @@ def show(
                 machines,
                 rules.settings(),
                 orders_by_run_time=rules.orders_by_run_time,
+                predict=rules.predict,
                 keeps_places=details or by is not None or as_json or as_csv or folder is not None,
                 progress=progress,
             )
@@ -85,6 +88,15 @@ def show(
         if with_gains:
             schedules.print_gains(compared)
     schedules.print_remarks(trace)
+
+
+def _rules(name: str, predict: str | None) -> Rules:
+    """The rules of a policy; `predict` is for those that name no way to predict of their own."""
+    rules = rules_of(name)
+    if rules.predict is None and predict is not None:
+        rules = replace(rules, predict=predict)
+    predicting.check(rules)
+    return rules
 
 
 def _check(policies: Sequence[str], with_gains: bool, by: str | None, as_csv: bool, as_json: bool) -> None:

@@ -61,7 +61,7 @@ class PrioritySettings:
     )
     backfill_order: str = setting(
         "line",
-        "Who fills gaps first: `line`, as they stand in it, or `shortest`, who is planned "
+        "Who fills gaps first: `line`, as they stand in it, or `shortest`, who is expected "
         "to run shortest. The line itself, and for whom room is kept, stays as it is.",
     )
     predict: bool = setting(

@@ -210,8 +210,7 @@ class Ranking:
 
     def by_prediction(self, key: ClassKey, job: PendingJob) -> Measure:
         """Shortest predicted job first, whatever its time limit; by that where nothing was predicted."""
-        length_s = key.planned_s if key.predicted_s is None else key.predicted_s
-        return (inf if length_s is None else float(length_s),)
+        return (_expected_s(key),)
 
     def by_area(self, key: ClassKey, job: PendingJob) -> Measure:
         """Smallest area first: planned time times GPUs, then times cores. Without GPUs or length: first and last."""
@@ -266,7 +265,12 @@ def tier_of(qos: str, settings: Settings) -> int:
 
 def by_length(key: ClassKey, rank: Rank) -> Rank:
     """The rank of a job among those that may start in the gaps, where the shortest go first."""
-    return inf if key.planned_s is None else float(key.planned_s), rank
+    return _expected_s(key), rank
+
+
+def _expected_s(key: ClassKey) -> float:
+    length_s = key.planned_s if key.predicted_s is None else key.predicted_s
+    return inf if length_s is None else float(length_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +302,7 @@ class Line:
         return by_length(waiting.key, rank) if self._is_by_length else rank, position, waiting
 
     def shortest_first(self) -> None:
-        """From here on those that are planned to run shortest come first, whatever their rank."""
+        """From here on those that are expected to run shortest come first, whatever their rank."""
         if not self._is_by_length:
             self._is_by_length = True
             self._heap = [self._entry(waiting, position) for _, position, waiting in self._heap]

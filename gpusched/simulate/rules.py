@@ -3,7 +3,8 @@
     swf    rigid jobs on identical processors
     gang   jobs of whole GPUs on nodes with 8 each: whole nodes, and one more for what is left
 
-A policy is named `ORDER[+BACKFILL][/PLACEMENT]`: `fcfs`, `sjf+easy`, `fcfs+greedy/spread`.
+A policy is named `ORDER[+BACKFILL][/PLACEMENT][:PREDICTION]`: `fcfs`, `sjf+easy`, `fcfs+greedy/spread`,
+`spf+sjbf:mixed`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, PrioritySettings, Settings
 from gpusched.simulate.trace import TraceJob
 
-ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "sjf_exact": "spf"}
+ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "spf": "spf", "sjf_exact": "spf"}
 """Names of the literature and ours."""
 
-BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "cons": (True, 1_000_000)}
-"""Whether others pass the first that is blocked, and for how many something is kept."""
+BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "sjbf": (True, 1), "cons": (True, 1_000_000)}
+"""Whether others pass the first that is blocked, and for how many something is kept; with sjbf the shortest first."""
 
 PLACEMENTS = {"best": "pack", "first": "first", "spread": "spread"}
 
@@ -34,6 +35,8 @@ class Rules:
     order: str = "fcfs"
     backfill: str = "none"
     placement: str = "best"
+    predict: str | None = None
+    """How run times are guessed, by a name of `predicting`; None: they are not."""
 
     @property
     def orders_by_run_time(self) -> bool:
@@ -48,6 +51,7 @@ class Rules:
                 order=ORDERS[self.order],
                 backfill=is_on,
                 backfill_depth=depth,
+                backfill_order="shortest" if self.backfill == "sjbf" else "line",
                 backfill_elsewhere=False,
                 max_age_s=inf,
             ),
@@ -57,9 +61,10 @@ class Rules:
 
 def rules_of(text: str) -> Rules:
     """The rules of a name. Raises: UsageError for a part that is not known, naming those that are."""
-    rest, _, placement = text.partition("/")
+    whole, _, predict = text.partition(":")
+    rest, _, placement = whole.partition("/")
     order, _, backfill = rest.partition("+")
-    rules = Rules(order, backfill or "none", placement or "best")
+    rules = Rules(order, backfill or "none", placement or "best", predict or None)
     for what, name, known in (
         ("order", rules.order, ORDERS),
         ("backfill", rules.backfill, BACKFILLS),
