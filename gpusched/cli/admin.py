@@ -96,8 +96,9 @@ def snapshots(
 @app.command()
 def simulate(
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="A log in SWF, a table (CSV) of GPU jobs, or what sacct -P prints.")
-    ],
+        str | None,
+        typer.Argument(metavar="[TRACE]", help="A log in SWF, a table (CSV) of GPU jobs, or what sacct -P prints."),
+    ] = None,
     nodes: Annotated[
         str | None,
         typer.Option(
@@ -108,19 +109,44 @@ def simulate(
         str | None, typer.Option("--cluster", metavar="FILE", help="Nodes from a file, JSON or the table of openb.")
     ] = None,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--policy",
             metavar="NAMES",
             help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
-            "(best, first, spread), :prediction (last2, similar, mixed, exact); several with commas.",
+            "(best, first, spread), :prediction (last2, similar, mixed, exact); default, present: with the settings "
+            "of --config, of this machine; several with commas.",
         ),
-    ] = "fcfs+easy",
+    ] = None,
     predict: Annotated[
         str | None,
         typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="A config file, as the policy default.")
+    ] = None,
+    from_history: Annotated[
+        bool, typer.Option("--from-history", help="The jobs that gpusched itself has run here; goes by --tick.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="WHEN", help="Of the history, those submitted since: 30d, a date.")
+    ] = None,
+    tick: Annotated[
+        bool,
+        typer.Option(
+            "--tick", help="Let all that the daemon does happen: admission, failures, retries, preemption. Slower."
+        ),
+    ] = False,
+    fail_rate: Annotated[
+        float, typer.Option("--fail-rate", metavar="PART", help="So many runs of 1 fail whose end is not known.")
+    ] = 0.0,
+    retries: Annotated[
+        int, typer.Option("--retries", metavar="N", help="How often a failed job of a trace is tried again.")
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Which runs fail; the same again for the same N.")
+    ] = 0,
     details: Annotated[bool, typer.Option("--details", help="Every measure, a line for each.")] = False,
     gains: Annotated[
         bool, typer.Option("--gains", help="Each user (or queue) under the first policy and each of the others.")
@@ -148,14 +174,24 @@ def simulate(
     example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
     """
     from gpusched.cli.simulating import show  # nothing that the other commands need
+    from gpusched.cli.simulation import Asked
+    from gpusched.simulate.whole import Mishaps
 
-    show(
-        trace,
+    asked = Asked(
+        trace=trace,
         nodes=nodes,
         cluster=cluster,
-        policies=policy.split(","),
-        exact=exact,
+        policies=() if policy is None else tuple(policy.split(",")),
+        is_exact=exact,
         predict=predict,
+        from_history=from_history,
+        since=since,
+        config=config,
+        tick=tick,
+        mishaps=Mishaps(fail_rate, seed, retries),
+    )
+    show(
+        asked,
         wait_bound=wait_bound,
         details=details,
         with_gains=gains,

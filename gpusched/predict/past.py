@@ -3,7 +3,7 @@
 A job comes with a chain of marks, from those of jobs very much like it (same user, limit and size) to wide ones (same
 user). Two numbers are guessed, since planning and ordering want different ones:
 
-    plan_s      what a run is planned with: the mean of the last two under the narrowest mark that has any
+    plan_s      what a run is planned with: the mean of the last two that were alike
     expected_s  what the order goes by: long runs count by their mean, short ones by what waiting costs them
 
 The second is the geometric mean of the arithmetic and the harmonic mean. Of jobs that cannot be interrupted, those with
@@ -94,8 +94,8 @@ def by_last_two_of_user(past: Past, marks: Marks, limit_s: int | None) -> Guess 
 
 
 def by_all_alike(past: Past, marks: Marks, limit_s: int | None) -> Guess | None:
-    """Planned as the last two; ordered by a mixture of all that are alike."""
-    plan = by_last_two(past, marks, limit_s)
+    """Planned as the last two, of any size; ordered by a mixture of all that are alike."""
+    plan = by_last_two(past, marks[1:] or marks, limit_s)
     if plan is None:
         return None
     return Guess(plan.plan_s, in_steps(_mixed_s(past.known(marks), limit_s), limit_s))

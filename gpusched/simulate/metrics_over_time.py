@@ -21,6 +21,7 @@ from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics import Spread, jain, party, spread, width
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.runner import Outcome
+from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 
 
@@ -82,11 +83,12 @@ def over_time(outcome: Outcome, series: Series | None = None, by: str | None = N
         raise BrokenInvariant("a schedule that does not know where its jobs ran")
     world = _World(timeline.layout, jobs, by)
     running: dict[int, Booking] = {}
+    last = _last_runs(timeline, len(jobs))
     for moment in timeline.moments(jobs):
         world.pass_to(moment.at)
         for run in moment.ended:
             number = timeline.job[run]
-            world.end(number, running.pop(run), is_last=timeline.end_s[run] >= outcome.end_s(number))
+            world.end(number, running.pop(run), is_last=last[number] == run)
         for number in moment.arrived:
             world.arrive(number)
         for run in moment.began:
@@ -369,6 +371,16 @@ class _Shares:
             name: Share(self._share_s[name] / self._there_s[name] if self._there_s[name] else 0.0, most)
             for name, most in self._most.items()
         }
+
+
+def _last_runs(timeline: Timeline, jobs: int) -> list[int]:
+    """Per job the run after which it was over."""
+    last = [-1] * jobs
+    for run, number in enumerate(timeline.job):
+        before = last[number]
+        if before < 0 or timeline.begin_s[run] >= timeline.begin_s[before]:
+            last[number] = run
+    return last
 
 
 def _kinds(

@@ -13,7 +13,6 @@ from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.standing import Kind, Standing
 from gpusched.predict.past import METHODS, Guess, Past
-from gpusched.simulate.rules import Rules
 from gpusched.simulate.trace import TraceJob
 
 EXACT = "exact"
@@ -22,17 +21,16 @@ EXACT = "exact"
 NAMES = (*METHODS, EXACT)
 
 
-def check(rules: Rules) -> None:
-    """Whether these rules can go by what they ask to be predicted. Raises: UsageError when not."""
-    name = rules.predict
+def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
+    """Whether an order can go by what is predicted in this way; None: by nothing. Raises: UsageError when not."""
     if name is not None and name not in NAMES:
         text = f"{name!r} is no way to predict that is known: {', '.join(NAMES)}"
         raise UsageError(text, "--policy fcfs+sjbf --predict similar")
-    if name is None and rules.order == "spf":
+    if name is None and order == "spf" and not orders_by_run_time:
         raise UsageError("the order spf goes by predictions, and none were asked for", "--predict mixed")
-    if name is not None and rules.orders_by_run_time:
+    if name is not None and orders_by_run_time:
         text = f"sjf_exact knows every run time, and {name} is a way to guess them"
-        raise UsageError(text, f"--policy spf+{rules.backfill} --predict {name}")
+        raise UsageError(text, f"--policy spf+easy --predict {name}")
 
 
 class Foresight:
@@ -64,7 +62,7 @@ class Foresight:
         whose = job.user or job.queue
         size = job.procs, job.gpus
         if self.has_limits:
-            return (whose, job.name, job.estimate_s), (whose,)
+            return (whose, job.name, job.estimate_s, size), (whose, job.name, job.estimate_s), (whose,)
         return (whose, job.name, size), (whose, job.name), (size,), ()
 
     def guess(self, job: TraceJob) -> Guess | None:

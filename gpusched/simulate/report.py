@@ -154,7 +154,8 @@ def parties(schedule: Schedule) -> Mapping[str, Group]:
 def lines(schedules: Sequence[Schedule]) -> list[list[str]]:
     """Every measure as a line: its name and a cell for each policy.
 
-    Left out is what no policy has, and what says nothing: fairness among one, work preempted where nothing was.
+    Left out is what no policy has, and what says nothing: fairness among one, balance of one node, work preempted
+    where nothing was.
     """
     rows = [row(schedule) for schedule in schedules]
     needless = set()
@@ -164,6 +165,8 @@ def lines(schedules: Sequence[Schedule]) -> list[list[str]]:
         needless.add("queue_fairness")
     if needless == {"user_fairness", "queue_fairness"}:
         needless.add("dominant_fairness")
+    if not any(schedule.timed is not None and schedule.timed.node_spread_now for schedule in schedules):
+        needless |= {"node_spread", "node_spread_now"}
     if not any(schedule.worth.preemptions for schedule in schedules):
         needless |= {"preemptions", "preempted_gpu_s"}
     made = []

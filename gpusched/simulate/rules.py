@@ -3,8 +3,7 @@
     swf    rigid jobs on identical processors
     gang   jobs of whole GPUs on nodes with 8 each: whole nodes, and one more for what is left
 
-A policy is named `ORDER[+BACKFILL][/PLACEMENT][:PREDICTION]`: `fcfs`, `sjf+easy`, `fcfs+greedy/spread`,
-`spf+sjbf:mixed`.
+A policy is named `ORDER[+BACKFILL][/PLACEMENT]`: `fcfs`, `sjf+easy`, `fcfs+greedy/spread`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ class Rules:
     order: str = "fcfs"
     backfill: str = "none"
     placement: str = "best"
-    predict: str | None = None
-    """How run times are guessed, by a name of `predicting`; None: they are not."""
 
     @property
     def orders_by_run_time(self) -> bool:
@@ -61,10 +58,9 @@ class Rules:
 
 def rules_of(text: str) -> Rules:
     """The rules of a name. Raises: UsageError for a part that is not known, naming those that are."""
-    whole, _, predict = text.partition(":")
-    rest, _, placement = whole.partition("/")
+    rest, _, placement = text.partition("/")
     order, _, backfill = rest.partition("+")
-    rules = Rules(order, backfill or "none", placement or "best", predict or None)
+    rules = Rules(order, backfill or "none", placement or "best")
     for what, name, known in (
         ("order", rules.order, ORDERS),
         ("backfill", rules.backfill, BACKFILLS),

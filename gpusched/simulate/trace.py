@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpusched.errors import NotFound, UserError
+from gpusched.model.job import JobSpec
 
 _NAMED = 5
 """So many jobs of one kind that was left out are named; the rest is counted."""
@@ -51,6 +52,10 @@ class TraceJob:
     """Models it accepts; none: all."""
     outcome: str = ""
     """How it ended, in the trace's own words; empty when nobody knows."""
+    spec: JobSpec | None = None
+    """All that was asked, of a job that gpusched itself has run."""
+    attempts: tuple[tuple[int, str], ...] = ()
+    """Seconds and end of each run that ended by itself, first to last, where that is known; none: one, of `run_s`."""
     deadline_s: int | None = None
     """When it was to be over at the latest."""
 

@@ -8,10 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from gpusched.errors import GpuschedError
+from gpusched import __version__
+from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady
 from gpusched.store import failures
 from gpusched.store.migrations import MIGRATIONS
-from gpusched.store.sqlite import BUSY_TIMEOUT_S
+from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,49 @@ def look(path: str, *, thoroughly: bool) -> Look | None:
             return _look(db, path, thoroughly)
     except (sqlite3.Error, OSError) as error:
         return _problem(failures.explain(error, path))
+
+
+def open_to_read(path: str) -> SqliteStore:
+    """The table for questions alone: whatever would write is refused by SQLite, whether or not the daemon runs.
+
+    Raises: NotFound when there is none; Forbidden when the file is not the caller's to read; StoreBroken; NotReady.
+    """
+    try:
+        is_there = os.stat(path).st_size > 0
+    except FileNotFoundError:
+        is_there = False
+    except PermissionError:
+        raise _not_yours(path) from None
+    if not is_there:
+        raise NotFound(f"there is no history: {path} does not exist", "submit a first job: gsub --wrap 'hostname'")
+    if not os.access(path, os.R_OK):
+        raise _not_yours(path)
+    db = None
+    try:
+        db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
+        found = _look(db, path, thoroughly=False)
+        if found.problem is not None:
+            raise failures.foreign(path, ["other tables"])
+        if found.is_older:
+            raise NotReady(
+                f"the database {path} is of an older release",
+                "have the daemon of this one bring it up to date: gpusched daemon start",
+            )
+        if found.schema is not None and found.schema > len(MIGRATIONS):
+            raise failures.newer(path, found.schema, len(MIGRATIONS), __version__)
+        return SqliteStore(db, path)
+    except (sqlite3.Error, OSError) as error:
+        raise failures.explain(error, path) from error
+    except BaseException:
+        if db is not None:
+            db.close()
+        raise
+
+
+def _not_yours(path: str) -> Forbidden:
+    return Forbidden(
+        f"the history in {path} is not yours to read", "ask whoever it belongs to: an admin may copy it, or use sudo"
+    )
 
 
 def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> Look:

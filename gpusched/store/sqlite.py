@@ -286,6 +286,10 @@ class SqliteStore(SqliteArchive):
                 }
                 db.execute(sql.SEE_GPU, seen)
 
+    def last_gpus(self) -> list[tuple[str, int, str, int | None]]:
+        """UUID, index, model and memory (MiB) of the cards that were there at the last look, by index."""
+        return self._rows(lambda row: (row[0], row[1], packing.unpack_text(row[2]), row[3]), sql.LAST_GPUS)
+
     def check(self) -> str | None:
         """Look for damage; None when the table is sound, else a sentence."""
         try:

@@ -123,6 +123,11 @@ USAGE_JOBS = """
     GROUP BY {by}
 """
 
+LAST_GPUS = """
+    SELECT uuid, "index", gpus.name, vram_total_mib FROM gpus JOIN nodes ON node = nodes.name
+    WHERE gpus.last_seen_at = nodes.last_seen_at AND nodes.last_seen_at = (SELECT max(last_seen_at) FROM nodes)
+    ORDER BY "index"
+"""
 SEE_NODE = """
     INSERT INTO nodes (name, driver_version, first_seen_at, last_seen_at) VALUES (:name, :driver, :at, :at)
     ON CONFLICT (name) DO UPDATE SET driver_version = excluded.driver_version, last_seen_at = excluded.last_seen_at

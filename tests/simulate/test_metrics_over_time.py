@@ -271,6 +271,14 @@ def test_a_job_that_made_room_waits_again():
     assert made.finish_time_fairness.most == pytest.approx(16 / 10)
 
 
+def test_a_job_that_is_over_a_little_after_its_last_run_waits_no_longer():
+    jobs = [job(0, 10), job(0, 20)]
+    ran = schedule(jobs, cluster.nodes_of("1x2"), (0, 0, 10, on("node0", 0)), (1, 0, 20, on("node0", 1)))
+    series = Series()
+    over_time(replace(ran, ends_s=[12, 20]), series)
+    assert list(series.waiting) == [0, 0, 0]
+
+
 def test_the_series_of_a_schedule():
     jobs = [job(0, 10), job(0, 20, 1, "bob"), job(4, 5, 2)]
     series = Series()

@@ -131,6 +131,9 @@ def test_lines_leave_out_what_says_nothing():
     alone = dict(one[:2] for one in report.lines([report.measure("fcfs", simulated([job(0, 100), job(0, 5)]), 8)]))
     assert alone["jobs"] == "2"
     assert not {title for title in alone if "fairness" in title or "preempted" in title or "deadline" in title}
+    assert "nodes, spread of their use" in alone
+    one_node = report.lines([report.measure("fcfs", simulated([job(0, 100)], shape="1x4"), 4)])
+    assert not {title for title, _ in one_node if title.startswith("nodes")}
     jobs = [job(0, 40, 2, deadline_s=10), job(40, 20, 4, "bob")]
     attempts = [Attempt(0, 0, 40, "preempted"), Attempt(1, 40, 60, "completed"), Attempt(0, 60, 100, "completed")]
     told = report.lines([report.measure("a", Outcome(jobs, [0, 40], 3, [100, 60], attempts), 4, wait_bound_s=0)])

@@ -51,7 +51,9 @@ ALLOWED: dict[str, frozenset[str]] = {
         }
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
-    "simulate": frozenset({"policy", "predict", "store", "ports", "model", "errors"}),
+    "simulate": frozenset(
+        {"daemon", "engine", "gpu", "config", "paths", "policy", "predict", "store", "ports", "model", "errors"}
+    ),
     "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
         {

@@ -1,0 +1,88 @@
+"""Policies by name: those of the literature, gpusched's own, and that of the settings that are in force here.
+
+fcfs, sjf+easy, ...   the rules of the literature, see `rules`
+default               gpusched as it comes, or with the settings of a file
+present               with the settings that the daemon of this machine reads
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpusched import paths
+from gpusched.config import load_settings
+from gpusched.config.reading import CONFIG_VARIABLE
+from gpusched.errors import NotFound, UsageError
+from gpusched.model.settings import Settings
+from gpusched.simulate import predicting
+from gpusched.simulate.rules import rules_of
+from gpusched.simulate.whole import may_preempt
+
+DEFAULT, PRESENT = "default", "present"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One policy to be simulated."""
+
+    name: str
+    settings: Settings
+    orders_by_run_time: bool = False
+    """It is told how long each job will run."""
+    predict: str | None = None
+    """How run times are guessed, by a name of `predicting`; None: they are not."""
+
+
+def choices_of(names: Sequence[str], config: Path | None = None, predict: str | None = None) -> list[Choice]:
+    """The policies of these names, `NAME[:PREDICTION]`; `config` is the file of `default`.
+
+    Args: predict: how run times are guessed under those that say nothing of it.
+
+    Raises: UsageError for a name that is none; SettingsError for settings that cannot be used.
+    """
+    if config is not None and DEFAULT not in [name.partition(":")[0] for name in names]:
+        raise UsageError(
+            f"no policy goes by {config}: it says what the policy default is", f"--policy {DEFAULT},{','.join(names)}"
+        )
+    return [_choice(name, config, predict) for name in names]
+
+
+def _choice(text: str, config: Path | None, predict: str | None) -> Choice:
+    name, _, own = text.partition(":")
+    found = replace(_named(name, config), name=text, predict=own or predict)
+    predicting.check(found.predict, found.settings.priority.order, orders_by_run_time=found.orders_by_run_time)
+    return found
+
+
+def _named(name: str, config: Path | None) -> Choice:
+    if name == DEFAULT:
+        if config is None:
+            return Choice(name, Settings())
+        if not config.is_file():
+            raise NotFound(f"there is no config file {config}", "see what is in force: gpusched config show")
+        return Choice(name, load_settings(None, {CONFIG_VARIABLE: str(config)}).settings)
+    if name == PRESENT:
+        return Choice(name, load_settings(paths.config_file(), os.environ).settings)
+    rules = rules_of(name)
+    return Choice(name, rules.settings(), rules.orders_by_run_time)
+
+
+def refuse_fast(choice: Choice) -> None:
+    """Raises: UsageError for settings under which more happens than a policy that is asked alone can do."""
+    settings = choice.settings
+    why = None
+    if may_preempt(settings):
+        why = "runs make room for others"
+    else:
+        tables = (("queues", settings.queue), ("QOS", settings.qos), ("accounts", settings.account))
+        named = [f"{what} ({', '.join(sorted(table))})" for what, table in tables if table]
+        if named:
+            why = f"{' and '.join(named)} decide who may submit what"
+    if why is not None:
+        raise UsageError(
+            f"under the policy {choice.name} {why}, which the fast simulation does not do",
+            "let all that the daemon does happen: --tick",
+        )

@@ -1,0 +1,176 @@
+"""Jobs that gpusched itself has run, read from its table, and the machine that they ran on.
+
+A job arrives when nothing but the scheduler kept it from starting any more: at its submission or the begin time that it
+asked for, when it was released, when the last job that it waited for had ended. What it asked for, its time limit and
+retries, its user, account, queue and QOS are those of the record. Each of its runs that ended by itself says how long
+one takes and how it ends; those that made room or were lost with the machine say nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import floor
+
+from gpusched.gpu.host import PsutilHost
+from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
+from gpusched.policy.life.dependencies import parse_dependency
+from gpusched.ports import JobFilter
+from gpusched.simulate.trace import BadTrace, Trace, TraceJob
+from gpusched.store.look import open_to_read
+from gpusched.store.sqlite import SqliteStore
+
+_NAME = "the history"
+_NOT_ITS_OWN = frozenset({JobState.PREEMPTED, JobState.NODE_FAIL})
+"""Ends of runs that say nothing of how long the job takes."""
+
+
+def read_history(path: str, since_at: float | None = None) -> Trace:
+    """The jobs of a table that were submitted since an instant (UTC epoch seconds) and have ended.
+
+    Raises: NotFound, Forbidden and NotReady as `open_to_read`; BadTrace when none of them can be replayed.
+    """
+    store = open_to_read(path)
+    try:
+        trace = _read(store, since_at)
+    finally:
+        store.close()
+    if not trace.jobs:
+        why = "; ".join(f"{reason}: {one}" for reason, one in trace.dropped.items())
+        raise BadTrace(
+            f"{path} holds no job to replay{f' ({why})' if why else ''}", "look further back: --since 365d; see: ghist"
+        )
+    return trace
+
+
+def read_machine(path: str, settings: Settings) -> NodeView:
+    """This machine, with the cards that its daemon saw last.
+
+    Raises: NotFound, Forbidden and NotReady as `open_to_read`.
+    """
+    store = open_to_read(path)
+    try:
+        cards = store.last_gpus()
+    finally:
+        store.close()
+    host = PsutilHost(settings.node).read()
+    node = settings.node
+    return NodeView(
+        name=host.name,
+        cpus=float(host.cpus) if node.cpus is None else node.cpus,
+        mem_mib=host.mem_total_mib if node.mem_mib is None else node.mem_mib,
+        gpus=tuple(GpuView(uuid, index, name, total_mib) for uuid, index, name, total_mib in cards),
+    )
+
+
+def _read(store: SqliteStore, since_at: float | None) -> Trace:
+    jobs = [
+        job
+        for job in store.jobs(JobFilter(since=since_at))
+        if not job.is_array and (since_at is None or job.submit_at >= since_at)
+    ]
+    runs: dict[int, list[Run]] = {}
+    for run in store.runs(job.id for job in jobs):
+        runs.setdefault(run.job_id, []).append(run)
+    ends = _ends_of_others(store, jobs)
+    trace = Trace(_NAME, [])
+    found: list[tuple[float, TraceJob]] = []
+    for job in jobs:
+        if not job.state.is_final:
+            trace.drop("had not ended yet", job.shown_id)
+            continue
+        attempts = tuple(_attempts(runs.get(job.id, ())))
+        if not attempts:
+            trace.drop("did not run", job.shown_id)
+            continue
+        arrives_at = _arrives_at(store, job, runs[job.id][0], ends)
+        found.append((arrives_at, _of(job, attempts)))
+    first_at = floor(min((at for at, _ in found), default=0.0))
+    trace.jobs = [replace(job, submit_s=floor(at) - first_at) for at, job in found]
+    trace.notes.append(
+        "the machine is empty when the first of them comes; dependencies let jobs go when they really did"
+    )
+    return trace
+
+
+def _of(job: Job, attempts: tuple[tuple[int, str], ...]) -> TraceJob:
+    spec, request = job.spec, job.spec.request
+    run_s, outcome = attempts[-1]
+    return TraceJob(
+        id=job.shown_id,
+        submit_s=0,
+        run_s=run_s,
+        estimate_s=max(run_s, spec.time_limit_s or 0),
+        gpus=request.gpus * request.nodes,
+        cpus=request.cpus,
+        mem_mib=request.mem_mib,
+        user=job.user,
+        queue=spec.queue,
+        name=spec.name,
+        gpu_fraction=request.gpu_fraction,
+        outcome=outcome,
+        spec=_alone(spec),
+        attempts=attempts,
+    )
+
+
+def _alone(spec: JobSpec) -> JobSpec:
+    """What was asked, without what names instants, other jobs, files or people."""
+    return replace(
+        spec,
+        begin_at=None,
+        deadline_at=None,
+        dependency=None,
+        hold=False,
+        reservation=None,
+        array=None,
+        fallback=None,
+        fallback_of=None,
+        alerting=None,
+        interactive=None,
+        adopted=None,
+        key=None,
+        snapshot=None,
+        pipeline=None,
+        step=None,
+    )
+
+
+def _attempts(runs: Iterable[Run]) -> Iterable[tuple[int, str]]:
+    """Seconds and end of each run that ended by itself; of a job that was lost for good, of the last one."""
+    ended = [run for run in runs if run.start_at is not None and run.end_at is not None and run.outcome is not None]
+    own = [run for run in ended if run.outcome not in _NOT_ITS_OWN] or ended[-1:]
+    for run in own:
+        moved_s = (run.end_at or 0.0) - (run.start_at or 0.0) - run.suspended_s
+        yield max(1, round(moved_s)), str(run.outcome).lower()
+
+
+def _ends_of_others(store: SqliteStore, jobs: Iterable[Job]) -> dict[int, float]:
+    """When the jobs ended that any of these waited for."""
+    wanted = {job_id for job in jobs for job_id in _named(job)}
+    if not wanted:
+        return {}
+    found = store.jobs(JobFilter(ids=frozenset(wanted)))
+    return {job.id: job.end_at for job in found if job.end_at is not None}
+
+
+def _named(job: Job) -> tuple[int, ...]:
+    if not job.spec.dependency:
+        return ()
+    try:
+        return tuple(one.job_id for one in parse_dependency(job.spec.dependency).conditions if one.job_id)
+    except ValueError:
+        return ()  # of a release that wrote them in another way
+
+
+def _arrives_at(store: SqliteStore, job: Job, first: Run, ends: dict[int, float]) -> float:
+    """When nothing but the scheduler kept it any more, and never after it started."""
+    at = [job.submit_at, job.queued_at]
+    at += [ends[job_id] for job_id in _named(job) if job_id in ends]
+    if job.spec.hold:
+        at += [event.at for event in store.events(job.id) if event.kind == "released"]
+    start_at = first.intent_at if first.start_at is None else first.start_at
+    return max(one for one in at if one <= max(start_at, job.submit_at))

@@ -1,0 +1,424 @@
+"""The daemon itself on a virtual clock: jobs go through `daemon.tick`, with its table in memory and simulated runs.
+
+Where `runner` asks the policy alone, here everything happens that the tick does: queues, accounts and QOS admit or
+refuse, runs fail and are tried again after a backoff, reach their limits, make room for others and wait once more. The
+clock goes from event to event:
+
+    arrivals     of the trace, and of submissions made again that had been refused
+    ends         of runs, as `engine.simulated` has them
+    due          begin times, backoffs, deadlines: what the daemon sets timers for
+    protection   from when on a run may be preempted, and a waiting job goes before younger ones
+
+Between those the daemon would look again at every poll; here nothing has changed by then but ages and past usage.
+Cards are in nobody else's use, and free at the instant at which a run ends. A run that made room begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+from typing import Any
+
+from gpusched.daemon.access import Caller
+from gpusched.daemon.commands import Submit
+from gpusched.daemon.launch import Site
+from gpusched.daemon.tick import Reply, Scheduler
+from gpusched.engine import simulated
+from gpusched.engine.simulated import SimulatedEngine
+from gpusched.errors import GpuschedError, UsageError, UserError
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, NodeView
+from gpusched.model.execution import Ticket
+from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
+from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.snapshot import Placement
+from gpusched.model.states import JobState
+from gpusched.ports import Changes
+from gpusched.simulate.rules import request_of
+from gpusched.simulate.runner import Attempt, Outcome, Progress
+from gpusched.simulate.timeline import Timeline
+from gpusched.simulate.trace import TraceJob
+from gpusched.store.memory import MemoryStore
+
+FAILED = frozenset({"failed", "node_fail", "boot_fail"})
+"""Words of traces for a job that did not end well."""
+OUT_OF_MEMORY, TIMEOUT = "out_of_memory", "timeout"
+
+_AGAIN_S = 600
+"""Who was refused because of how many jobs there are asks again after so long."""
+_FIRST_UID = 2_000_000_000
+"""Nobody's, so that no user of a trace has rights on this machine."""
+_NO_TEXT = "none"
+_ADMINS = "simulated-admins"
+_TOLD_EVERY = 256
+_FORGOTTEN_AT = 1024
+"""So many ended jobs are kept before the table lets go of them."""
+_JUST_AFTER_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Mishaps:
+    """What goes wrong, and how often it is tried again, where the trace does not say."""
+
+    fail_rate: float = 0.0
+    """Of all runs of jobs whose end is not known, so many fail, each somewhere on its way."""
+    seed: int = 0
+    retries: int = 0
+    """After a failure, with the usual backoff."""
+
+
+class VirtualClock:
+    """Time that goes where it is sent."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        """Seconds of the trace."""
+        return self.at
+
+
+class _WellCards(GpuTracker):
+    """Cards that are always well, nobody else's, and free as soon as a run has ended."""
+
+    def __init__(self, settings: Settings, cards: tuple[GpuView, ...]) -> None:
+        super().__init__(settings.gpu)
+        self._well = cards
+
+    def views(self, now: float) -> tuple[GpuView, ...]:
+        return self._well
+
+    def begin_release(self, uuid: str, run: str, now: float) -> None:
+        pass  # there is no driver that would take its time
+
+
+def run(
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[NodeView],
+    settings: Settings,
+    *,
+    mishaps: Mishaps | None = None,
+    keeps_places: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """The schedule of these jobs on this node, with every run of each.
+
+    Args: keeps_places: put down where each ran.
+    Raises: UsageError for what the daemon, or a simulation of it, cannot do; UserError when jobs are left that nothing
+    lets start.
+    """
+    refuse(nodes, settings)
+    simulation = _Whole(jobs, nodes[0], settings, mishaps or Mishaps())
+    if keeps_places:
+        simulation.timeline = Timeline(nodes, settings)
+    return simulation.run(progress)
+
+
+def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
+    """Raises: UsageError for clusters that the daemon cannot run, and settings that go by what no trace has."""
+    if len(nodes) > 1:
+        raise UsageError(
+            f"the daemon runs one machine, and so does its tick: the cluster has {len(nodes)} nodes",
+            "give one node (--nodes 1x8), or leave --tick out",
+        )
+    if settings.priority.order == "utilisation":
+        raise UsageError(
+            "the order utilisation goes by measured load, which is in no trace", "choose another [priority] order"
+        )
+
+
+def as_simulated(settings: Settings, node: NodeView) -> Settings:
+    """The settings on this node, without what depends on measurements or on people who put things right."""
+    over = settings.oversubscribe
+    needs_ceilings = max(over.cpus, over.mem, over.vram) > 1
+    return replace(
+        settings,
+        node=replace(settings.node, name=node.name, cpus=node.cpus, mem_mib=node.mem_mib),
+        ceiling=CeilingSettings(cpu_fraction=inf, mem_fraction=inf, gpu_fraction=inf)
+        if needs_ceilings
+        else CeilingSettings(),
+        gpu=replace(settings.gpu, mps_dir=None),
+        idle=replace(settings.idle, after_s=0.0),
+        # Nobody is there who would take a card back in that failures of the jobs themselves spoke against.
+        fault=replace(settings.fault, early_users=0),
+        access=replace(settings.access, admin_group=_ADMINS),
+        isolation=replace(settings.isolation, enforce=False),
+        plugins=(),
+    )
+
+
+class _Whole:
+    """One simulation; it is run once."""
+
+    def __init__(self, jobs: Sequence[TraceJob], node: NodeView, settings: Settings, mishaps: Mishaps) -> None:
+        self._jobs = jobs
+        self._node = node
+        self._mishaps = mishaps
+        self._clock = VirtualClock()
+        self._store = MemoryStore()
+        self._engine = SimulatedEngine(self._clock, self._end_of)
+        self._settings = as_simulated(settings, node)
+        cards = tuple(replace(card, utilisation=0.0) for card in node.gpus)
+        scripts = {job.spec.launch.script_sha for job in jobs if job.spec is not None}
+        texts = {sha: b"" for sha in (_NO_TEXT, *scripts) if sha is not None}
+        self._store.commit(Changes(payloads=texts))
+        self._scheduler = Scheduler(
+            store=self._store,
+            engine=self._engine,
+            tracker=_WellCards(self._settings, cards),
+            settings=self._settings,
+            clock=self._clock,
+            site=Site(node.name, ""),
+            boot_id=self._engine.boot_id,
+            host=self._host(),
+        )
+        self._scheduler.history.load()
+        self._scheduler.observe_gpus(GpuReading(0.0, "simulated", tuple(map(_sample, cards))))
+        self._scheduler.listeners.append(self._take_in)
+        self._callers: dict[str, Caller] = {}
+        self._specs: dict[object, JobSpec] = {}
+        self._numbers: dict[int, int] = {}
+        """By id in the table, of unfinished jobs."""
+        self._runs: dict[int, int] = {}
+        """The last run of each, by id."""
+        self._starts = [-1] * len(jobs)
+        self._ends = [-1] * len(jobs)
+        self._attempts: list[Attempt] = []
+        self._ended: list[int] = []
+        self._wakes: list[tuple[float, int]] = []
+        """When something is to be looked at again; and the job that must still wait then, 0 for any."""
+        self._again: list[tuple[float, int]] = []
+        self._refusals: dict[int, GpuschedError] = {}
+        self._refused_at = -inf
+        self._protected_s = _protected_s(self._settings)
+        self.timeline: Timeline | None = None
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def run(self, progress: Progress | None) -> Outcome:
+        """Let all of it happen."""
+        jobs, clock, scheduler = self._jobs, self._clock, self._scheduler
+        arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
+        coming, last = 0, len(arrivals)
+        while True:
+            arrives_at = jobs[arrivals[coming]].submit_s if coming < last else inf
+            now = self._next_at(arrives_at)
+            if now == inf:
+                break
+            clock.at = max(clock.at, now)
+            must_tick = self._wake()
+            while coming < last and jobs[arrivals[coming]].submit_s <= clock.at:
+                self._submit(arrivals[coming])
+                coming += 1
+            while self._again and self._again[0][0] <= clock.at:
+                self._submit(heappop(self._again)[1])
+            if must_tick:
+                scheduler.observe_host(self._host())
+            scheduler.tick()
+            self._forget()
+            if self._refused_at == clock.at and not scheduler.world.jobs:
+                self._give_up_refused()
+            if progress is not None and scheduler.ticks % _TOLD_EVERY == 0:
+                progress(coming, last)
+        self._check_done()
+        self._attempts.sort(key=lambda one: (one.start_s, one.job))
+        return Outcome(jobs, self._starts, scheduler.ticks, self._ends, self._attempts, self.timeline)
+
+    def _next_at(self, arrives_at: float) -> float:
+        """When something happens next; infinite when nothing does any more."""
+        event_at = self._engine.next_event_at()
+        due_at = self._scheduler.next_due()
+        if due_at is not None and due_at <= self._clock.at:
+            # It has been looked at: the daemon would look again at its next poll.
+            due_at = None
+        awaited = (arrives_at, event_at, due_at, self._again[0][0] if self._again else None)
+        first_at = min(at for at in awaited if at is not None)
+        wakes = self._wakes
+        while wakes and wakes[0][0] <= first_at and not self._still_waits(wakes[0][1]):
+            # Nothing happens until then by which anybody could come to wait for it.
+            heappop(wakes)
+        return min(first_at, wakes[0][0]) if wakes else first_at
+
+    def _wake(self) -> bool:
+        """Whether it is time to look at everything again."""
+        found = False
+        while self._wakes and self._wakes[0][0] <= self._clock.at:
+            found |= self._still_waits(heappop(self._wakes)[1])
+        return found
+
+    def _still_waits(self, job_id: int) -> bool:
+        world = self._scheduler.world
+        if not job_id:
+            return world.census.pending > 0
+        job = world.jobs.get(job_id)
+        return job is not None and job.state is JobState.PENDING
+
+    def _host(self) -> HostSample:
+        node = self._node
+        return HostSample(
+            self._clock.now(), node.name, max(1, int(node.cpus)), node.mem_mib, node.mem_mib, 0.0, 0.0, 0.0
+        )
+
+    # --- what is submitted ----------------------------------------------------------------------
+
+    def _submit(self, number: int) -> None:
+        job = self._jobs[number]
+        user = job.user or "nobody"
+        is_urgent = job.spec is not None and job.spec.nice < 0
+        mark = f"{user}\0" if is_urgent else user
+        caller = self._callers.get(mark)
+        if caller is None:
+            uid = self._callers[user].uid if user in self._callers else _FIRST_UID + len(self._callers)
+            caller = self._callers[mark] = Caller(uid, user, groups={_ADMINS: is_urgent})
+        self._scheduler.submit(Submit(caller, [self._spec_of(job)], {}), self._answer(number))
+
+    def _answer(self, number: int) -> Reply:
+        def take(answer: dict[str, Any] | GpuschedError) -> None:
+            if isinstance(answer, GpuschedError):
+                self._refusals[number], self._refused_at = answer, self._clock.at
+                heappush(self._again, (self._clock.at + _AGAIN_S, number))
+                return
+            self._refusals.pop(number, None)
+            job_id = int(answer["ids"][0])
+            self._numbers[job_id] = number
+            max_age_s = self._settings.priority.max_age_s
+            if max_age_s < inf and self._settings.priority.order != "fifo":
+                heappush(self._wakes, (self._clock.at + max_age_s + _JUST_AFTER_S, job_id))
+
+        return take
+
+    def _spec_of(self, job: TraceJob) -> JobSpec:
+        """What is submitted; equal submissions are one object."""
+        if job.spec is not None:
+            found = self._specs.get(job.spec)
+            if found is None:
+                launch = replace(job.spec.launch, env_sha=_NO_TEXT)
+                found = self._specs[job.spec] = replace(job.spec, launch=launch)
+            return found
+        mark = (
+            *(job.procs, job.gpus, job.cpus, job.mem_mib, job.gpu_fraction),
+            *(job.estimate_s, job.queue, job.name),
+        )
+        found = self._specs.get(mark)
+        if found is None:
+            name = job.name or "job"
+            found = self._specs[mark] = JobSpec(
+                name=name,
+                request=request_of(job, (self._node,)),
+                launch=Launch((name,), None, None, _NO_TEXT, "/"),
+                retry=RetryRule(retries=self._mishaps.retries),
+                queue=job.queue or self._settings.default.queue,
+                time_limit_s=job.estimate_s,
+            )
+        return found
+
+    # --- what becomes of it -----------------------------------------------------------------------
+
+    def _end_of(self, ticket: Ticket) -> simulated.Outcome:
+        """What a run will do that starts now."""
+        job_id, _ = split_run_id(ticket.run)
+        job = self._jobs[self._numbers[job_id]]
+        failures = self._scheduler.world.jobs[job_id].failures
+        run_s, how = job.run_s, job.outcome
+        if job.attempts:
+            run_s, how = job.attempts[min(failures, len(job.attempts) - 1)]
+        elif not how and self._mishaps.fail_rate:
+            chance = Random(f"{self._mishaps.seed}:{job.id}:{failures}")
+            if chance.random() < self._mishaps.fail_rate:
+                return simulated.Outcome(runs_s=chance.randint(1, max(1, run_s)), exit_code=1)
+        if how in FAILED:
+            return simulated.Outcome(runs_s=run_s, exit_code=1)
+        if how == OUT_OF_MEMORY:
+            return simulated.Outcome(runs_s=run_s, exit_code=1, gpu_oom=True)
+        if how == TIMEOUT and ticket.time_limit_s is not None:
+            return simulated.Outcome(runs_s=inf)
+        return simulated.Outcome(runs_s=run_s)
+
+    def _take_in(self, changed: Mapping[int, Job]) -> None:
+        for job in changed.values():
+            number = self._numbers.get(job.id)
+            if number is None:
+                continue
+            if job.state is JobState.RUNNING:
+                if self._runs.get(job.id) == job.run:
+                    continue  # a start that is confirmed
+                self._runs[job.id] = job.run
+                if self._starts[number] < 0:
+                    self._starts[number] = round(self._clock.at)
+                self._wake_when_unprotected(job)
+            elif job.state.is_final:
+                self._ends[number] = round(self._clock.at)
+                for run in self._store.runs([job.id]):
+                    self._put_down(number, run)
+                del self._numbers[job.id]
+                self._runs.pop(job.id, None)
+                self._ended.append(job.id)
+
+    def _wake_when_unprotected(self, job: Job) -> None:
+        if self._protected_s is not None:
+            qos = self._settings.qos.get(job.spec.qos)
+            safe_s = self._protected_s if qos is None or qos.min_run_s is None else qos.min_run_s
+            heappush(self._wakes, (self._clock.at + safe_s + _JUST_AFTER_S, 0))
+
+    def _put_down(self, number: int, run: Run) -> None:
+        start_at = run.intent_at if run.start_at is None else run.start_at
+        begin_s, end_s = round(start_at), round(start_at if run.end_at is None else run.end_at)
+        how = "" if run.outcome is None else run.outcome.value.lower()
+        self._attempts.append(Attempt(number, begin_s, end_s, how))
+        if self.timeline is not None:
+            placement = Placement(run.node, run.gpus, run.cpus, run.mem_mib)
+            self.timeline.add(number, begin_s, end_s, placement, how)
+
+    def _forget(self) -> None:
+        if len(self._ended) >= _FORGOTTEN_AT:
+            self._store.prune(self._ended)
+            self._ended.clear()
+
+    def _give_up_refused(self) -> None:
+        """Nobody else is there, so that asking again would not help."""
+        number, error = min(self._refusals.items())
+        count = len(self._refusals)
+        raise UserError(
+            f"{_jobs(count)} refused to the end, the first of them {self._jobs[number].id}: {error.message}",
+            "change the settings, or leave those jobs out",
+        )
+
+    def _check_done(self) -> None:
+        world = self._scheduler.world
+        if not world.jobs:
+            return
+        first = world.jobs[min(world.jobs)]
+        reason = self._scheduler.reason_for(first)
+        why = "" if reason is None else f": {reason.text}"
+        name = self._jobs[self._numbers[first.id]].id
+        raise UserError(
+            f"{_jobs(len(world.jobs))} left that nothing lets start, the first of them {name}{why}",
+            "change the settings, or give a larger cluster with --nodes",
+        )
+
+
+def _protected_s(settings: Settings) -> float | None:
+    """For how long a run is safe; None where no run ever makes room for another."""
+    return settings.preempt.min_run_s if may_preempt(settings) else None
+
+
+def may_preempt(settings: Settings) -> bool:
+    """Whether runs can be ended for others: a QOS preempts another, or a queue takes back what it has lent."""
+    if settings.preempt.mode == "off":
+        return False
+    lends = settings.preempt.reclaim and any(
+        queue.guaranteed_gpus or queue.guaranteed_cpus or queue.guaranteed_mem_mib or queue.cells
+        for queue in settings.queue.values()
+    )
+    return lends or any(qos.preempts for qos in settings.qos.values())
+
+
+def _jobs(count: int) -> str:
+    return "1 job is" if count == 1 else f"{count} jobs are"
+
+
+def _sample(card: GpuView) -> GpuSample:
+    return GpuSample(card.uuid, card.index, card.name, vram_total_mib=card.vram_total_mib, vram_used_mib=0)

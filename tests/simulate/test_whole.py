@@ -1,0 +1,244 @@
+"""The daemon's tick on a virtual clock: the starts of the policy alone, and all that the policy alone does not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.errors import UsageError, UserError
+from gpusched.model.job import RetryRule
+from gpusched.model.settings import (
+    LimitSettings,
+    PreemptSettings,
+    PrioritySettings,
+    QosSettings,
+    QueueSettings,
+    Settings,
+)
+from gpusched.simulate import examples, runner, whole
+from gpusched.simulate.cluster import nodes_of, processors
+from gpusched.simulate.rules import rules_of
+from gpusched.simulate.trace import TraceJob, read_trace
+from gpusched.simulate.whole import Mishaps
+from gpusched.testing import spec
+
+ONE = nodes_of("1x4xA100-80GiB:64")
+
+
+def gpu_job(name: str, submit_s: int, run_s: int, gpus: int = 1, **parts) -> TraceJob:
+    return TraceJob(name, submit_s, run_s, parts.pop("estimate_s", run_s), gpus=gpus, cpus=1.0, **parts)
+
+
+def both(jobs, nodes, name: str):
+    rules = rules_of(name)
+    fast = runner.run(jobs, nodes, rules.settings(), orders_by_run_time=rules.orders_by_run_time)
+    return fast, whole.run(jobs, nodes, rules.settings())
+
+
+POLICIES = ("fcfs", "fcfs+easy", "fcfs+greedy", "sjf+easy", "saf+cons", "sjf+easy/first")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_shipped_trace_starts_alike_by_the_tick_and_by_the_policy_alone(policy):
+    jobs = read_trace(examples.FOLDER / "tiresias_60jobs.csv.gz").jobs
+    fast, slow = both(jobs, nodes_of("1x8"), policy)
+    assert slow.start_s == fast.start_s
+    assert slow.ends_s == [fast.end_s(number) for number in range(len(jobs))]
+    assert {one.how for one in slow.attempts} == {"completed"}
+
+
+RIGID = st.builds(
+    lambda submit, run, more, procs: (submit, run, run + more, procs),
+    st.integers(0, 40),
+    st.integers(1, 30),
+    st.integers(0, 20),
+    st.integers(1, 8),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES[:5]))
+def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
+    jobs = [TraceJob(str(n), one[0], one[1], one[2], procs=one[3]) for n, one in enumerate(rows)]
+    fast, slow = both(jobs, processors(8), policy)
+    assert slow.start_s == fast.start_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES))
+def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
+    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2]) for n, one in enumerate(rows)]
+    fast, slow = both(jobs, nodes_of("1x8"), policy)
+    assert slow.start_s == fast.start_s
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", ["fcfs+easy", "sjf+easy"])
+def test_a_thousand_jobs_of_a_real_log_start_alike(trace_file, policy):
+    trace = read_trace(trace_file("kth_sp2.swf.gz"))
+    fast, slow = both(trace.jobs[:1000], processors(trace.procs), policy)
+    assert slow.starts_sha == fast.starts_sha
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------
+
+
+def ends_of(outcome, number: int) -> list[tuple[int, int, str]]:
+    return [(one.start_s, one.end_s, one.how) for one in outcome.attempts if one.job == number]
+
+
+def test_a_job_that_failed_in_the_trace_fails_each_time_it_is_tried():
+    jobs = [gpu_job("a", 0, 100, outcome="failed"), gpu_job("b", 0, 50, outcome="completed")]
+    once = whole.run(jobs, ONE, Settings())
+    assert ends_of(once, 0) == [(0, 100, "failed")]
+    outcome = whole.run(jobs, ONE, Settings(), mishaps=Mishaps(retries=2))
+    first, second, third = ends_of(outcome, 0)
+    assert (first, [how for *_, how in (second, third)]) == ((0, 100, "failed"), ["failed", "failed"])
+    # The backoff of 10 s and then 20 s, each a quarter more or less, as the daemon has it.
+    assert 107 <= second[0] <= 113
+    assert 15 <= third[0] - second[1] <= 25
+    assert outcome.ends_s[0] == third[1]
+    assert ends_of(outcome, 1) == [(0, 50, "completed")]
+
+
+def test_runs_fail_by_seed_alone_and_only_where_the_end_is_not_known():
+    known = [gpu_job(f"k{n}", n, 40, outcome="completed") for n in range(30)]
+    jobs = [gpu_job(f"u{n}", n, 40) for n in range(60)] + known
+    runs = [
+        whole.run(jobs, ONE, Settings(), mishaps=Mishaps(fail_rate=0.3, seed=seed, retries=1)) for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].attempts != runs[2].attempts
+    failed = [one for one in runs[0].attempts if one.how == "failed"]
+    assert {one.job for one in failed} <= set(range(60))
+    assert 8 <= len({one.job for one in failed}) <= 32
+    assert all(1 <= one.end_s - one.start_s <= 40 for one in failed)
+
+
+def test_a_run_ends_at_its_time_limit():
+    jobs = [gpu_job("a", 0, 90, estimate_s=60, outcome="timeout"), gpu_job("b", 0, 20, gpus=4, estimate_s=30)]
+    outcome = whole.run(jobs, ONE, Settings())
+    assert ends_of(outcome, 0) == [(0, 60, "timeout")]
+    assert ends_of(outcome, 1) == [(60, 80, "completed")]
+
+
+def test_each_recorded_run_of_a_job_of_the_history_is_repeated():
+    asked = spec(retry=RetryRule(retries=3, backoff_s=0.0), time_limit_s=500)
+    job = replace(gpu_job("a", 0, 70), spec=asked, attempts=((5, "failed"), (6, "out_of_memory"), (70, "completed")))
+    outcome = whole.run([job], ONE, Settings())
+    assert [(end - start, how) for start, end, how in ends_of(outcome, 0)] == [
+        (5, "failed"),
+        (6, "out_of_memory"),
+        (70, "completed"),
+    ]
+
+
+LAB = Settings(
+    queue={"theory": QueueSettings("theory", guaranteed_gpus=2), "vision": QueueSettings("vision")},
+    preempt=PreemptSettings(min_run_s=300),
+)
+
+
+def test_a_queue_takes_back_what_it_has_lent_and_the_lost_work_is_counted():
+    jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
+    outcome = whole.run(jobs, ONE, LAB)
+    assert ends_of(outcome, 0) == [(0, 1000, "preempted"), (1600, 6600, "completed")]
+    assert ends_of(outcome, 1) == [(1000, 1600, "completed")]
+    assert (outcome.start_s, outcome.ends_s) == ([0, 1000], [6600, 1600])
+
+
+def test_a_run_is_safe_for_as_long_as_the_settings_say_and_no_longer():
+    jobs = [gpu_job("big", 900, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
+    outcome = whole.run(jobs, ONE, LAB)
+    assert ends_of(outcome, 0)[0] == (900, 1200, "preempted")
+    assert outcome.start_s[1] == 1200
+
+
+def test_without_preemption_who_is_promised_gpus_waits_for_them():
+    jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
+    outcome = whole.run(jobs, ONE, replace(LAB, preempt=PreemptSettings(mode="off")))
+    assert outcome.start_s == [0, 5000]
+
+
+def test_a_higher_qos_takes_the_place_of_a_lower_one():
+    levels = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",), min_run_s=0.0)}
+    asked = [spec(request=replace(spec().request, gpus=4), time_limit_s=900, qos=qos) for qos in ("low", "high")]
+    jobs = [replace(gpu_job(str(n), 400 * n, 900, 4), spec=one) for n, one in enumerate(asked)]
+    outcome = whole.run(jobs, ONE, Settings(qos=levels))
+    assert ends_of(outcome, 0)[0] == (0, 400, "preempted")
+    assert outcome.start_s == [0, 400]
+
+
+def test_who_may_have_no_more_jobs_asks_again_later():
+    queue = QueueSettings("default", max_jobs_per_user=1)
+    jobs = [gpu_job("a", 0, 700, user="ann"), gpu_job("b", 10, 5, user="ann"), gpu_job("c", 10, 5, user="bob")]
+    outcome = whole.run(jobs, ONE, Settings(queue={"default": queue}))
+    assert outcome.start_s == [0, 1210, 10]
+
+
+def test_who_has_waited_for_too_long_goes_first_without_any_other_event():
+    order = PrioritySettings(order="sjf", max_age_s=1000, backfill=False)
+    jobs = [gpu_job("now", 0, 2000, 4), gpu_job("long", 1, 900, 4)]
+    jobs += [gpu_job(f"s{n}", 10 + n, 50, 4) for n in range(3)]
+    overdue = whole.run(jobs, ONE, Settings(priority=order))
+    assert overdue.start_s[1] == 2000
+    patient = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1e9)))
+    assert patient.start_s[1] == 2150
+
+
+def test_many_ended_jobs_are_forgotten_on_the_way_and_none_in_the_result(monkeypatch):
+    monkeypatch.setattr(whole, "_FORGOTTEN_AT", 3)
+    jobs = [gpu_job(str(n), n, 7, 1 + n % 4) for n in range(20)]
+    outcome = whole.run(jobs, ONE, Settings())
+    assert sorted(one.job for one in outcome.attempts) == list(range(20))
+    assert min(outcome.ends_s) > 0
+
+
+def test_where_each_run_was_is_put_down_when_that_is_asked_for():
+    jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
+    assert whole.run(jobs, ONE, LAB).timeline is None
+    kept = whole.run(jobs, ONE, LAB, keeps_places=True).timeline
+    assert sorted((kept.job[n], kept.begin_s[n], kept.how(n)) for n in range(len(kept))) == [
+        (0, 0, "preempted"),
+        (0, 1600, "completed"),
+        (1, 1000, "completed"),
+    ]
+
+
+# --- what cannot be simulated ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rules", "text"),
+    [
+        (nodes_of("2x4"), Settings(), "the cluster has 2 nodes"),
+        (ONE, Settings(priority=PrioritySettings(order="utilisation")), "the order utilisation goes by measured load"),
+    ],
+)
+def test_what_the_daemon_or_a_trace_does_not_have_is_refused(nodes, rules, text):
+    with pytest.raises(UsageError, match=text) as caught:
+        whole.run([gpu_job("a", 0, 1)], nodes, rules)
+    assert caught.value.hint
+
+
+def test_jobs_that_are_refused_to_the_end_are_named_with_the_reason():
+    queue = QueueSettings("default", max_gpus=2)
+    jobs = [gpu_job("a", 0, 10, 2), gpu_job("wide", 0, 10, 3)]
+    with pytest.raises(UserError, match="1 job is refused to the end, the first of them wide: asked for 3 GPUs; queue"):
+        whole.run(jobs, ONE, Settings(queue={"default": queue}))
+
+
+def test_jobs_that_nothing_lets_start_are_named_with_the_reason():
+    jobs = [gpu_job("a", 0, 10), gpu_job("b", 0, 10)]
+    with pytest.raises(UserError, match="2 jobs are left that nothing lets start, the first of them a: .*0 jobs"):
+        whole.run(jobs, ONE, Settings(limit=LimitSettings(running_per_user=0)))
+
+
+def test_a_job_that_was_lost_with_the_machine_for_good_fails():
+    asked = spec(time_limit_s=100, retry=RetryRule(requeue=False))
+    job = replace(gpu_job("a", 0, 30), spec=asked, attempts=((30, "node_fail"),))
+    outcome = whole.run([job], ONE, Settings())
+    assert ends_of(outcome, 0) == [(0, 30, "failed")]
