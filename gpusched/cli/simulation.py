@@ -15,6 +15,7 @@ from gpusched.simulate.choices import DEFAULT, PRESENT, Choice, choices_of, refu
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
 from gpusched.simulate.metrics import size_of
+from gpusched.simulate.rows import pick, rows_of
 from gpusched.simulate.runner import Outcome, Progress
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 from gpusched.simulate.whole import Mishaps
@@ -36,6 +37,8 @@ class Asked:
     since: str | None = None
     config: str | None = None
     tick: bool = False
+    rows: Sequence[str] = ()
+    """Parts of the trace, `FIRST:COUNT`; none: all of it."""
     mishaps: Mishaps = field(default_factory=Mishaps)
 
 
@@ -84,6 +87,8 @@ def prepare(asked: Asked) -> Simulation:
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
     choices = choices_of(names, None if asked.config is None else Path(asked.config), asked.predict)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
+    if asked.rows:
+        pick(trace, rows_of(asked.rows))
     nodes = _machines(asked, trace)
     for choice in choices:
         if is_whole:

@@ -46,6 +46,11 @@ class PrioritySettings:
     )
     weight_fit: float = setting(0.0, "Weight of the fit factor: 1 less the dominant share of the cluster asked for.")
     half_life_s: float = setting(7 * 86400.0, "Time after which past usage counts half, in seconds.")
+    calc_period_s: float = setting(
+        60.0,
+        "Age and past use count as of the last whole multiple of this time, in seconds; between two of them the order "
+        "does not change by itself. 0: as of now, in every cycle. It is never more than a hundredth of half_life_s.",
+    )
     backfill: bool = setting(
         True, "Let later jobs start in the gaps when they cannot delay those that have a reservation."
     )

@@ -135,6 +135,9 @@ class Snapshot:
     usage: tuple[Usage, ...] = ()
     windows: tuple[Window, ...] = ()
     """What the calendar holds from now on, as far as it is looked ahead, by start and name."""
+    used: tuple[Usage, ...] | None = None
+    """What everybody had used when ranks were last worked out, open runs included, where the caller keeps that; None:
+    it is worked out from `usage` and `allocations`."""
     name_of: Callable[[int], str] = str
     """What people call the job with this id: a task of an array `42_7`."""
 

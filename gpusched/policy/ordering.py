@@ -10,6 +10,10 @@ A rank is a tuple that sorts smaller first:
     then      the instant it waits from, and its id
 
 The order of the whole is the setting `priority.order`; a queue may have its own inside.
+
+What time and past use do to ranks is worked out as of the last whole `calc_period_s`, as with Slurm's
+PriorityCalcPeriod. Between two such instants the rank of a waiting job stays what it is, so that a line can be kept
+in order.
 """
 
 from __future__ import annotations
@@ -68,6 +72,52 @@ Rank = tuple[object, ...]
 Measure = tuple[float, ...]
 
 
+def ranked_at(now: float, settings: Settings) -> float:
+    """As of when ranks are worked out: the last whole period up to this instant.
+
+    Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
+    """
+    period_s = min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
+    return now - now % period_s if period_s > 0 and -inf < now < inf else now
+
+
+def weighs_use(settings: Settings) -> bool:
+    """Whether any order goes by what users have used."""
+    orders = _orders(settings)
+    by_weight = settings.priority.weight_fairshare > 0 and not orders.isdisjoint({"multifactor", "hybrid"})
+    return by_weight or "fairshare" in orders
+
+
+def _orders(settings: Settings) -> set[str | None]:
+    return {settings.priority.order, *(queue.order for queue in settings.queue.values())}
+
+
+@dataclass(frozen=True, slots=True)
+class Ageing:
+    """How the age factor grows, as a measure that only those change whose age counts no more.
+
+    What ranks is `slope` times the instant a job waits from: two jobs that both grow older keep their places, whatever
+    the time.
+    """
+
+    slope: float
+    """Points a second."""
+    floor_at: float
+    """Waiting since before this instant adds nothing."""
+
+    @classmethod
+    def of(cls, settings: Settings, at: float) -> Ageing:
+        """As of this instant."""
+        priority = settings.priority
+        if not 0 < priority.max_age_s < inf:
+            return cls(0.0, -inf)
+        return cls(priority.weight_age / priority.max_age_s, at - priority.max_age_s)
+
+    def measure(self, queued_at: float, points: float) -> Measure:
+        """What ranks a job that waits since then and has so many points beside its age; less is sooner."""
+        return (self.slope * (queued_at if queued_at > self.floor_at else self.floor_at) - points,)
+
+
 class Ranking:
     """Ranks waiting jobs by the settings, the usage so far, and what has started in this cycle."""
 
@@ -80,6 +130,9 @@ class Ranking:
         extensions: Extensions = NO_EXTENSIONS,
     ) -> None:
         self.now = snapshot.now
+        self.as_of = ranked_at(snapshot.now, settings)
+        """Age and use count as of then."""
+        self.ageing = Ageing.of(settings, self.as_of)
         self.settings = settings
         self.layout = Layout(snapshot.nodes, settings) if layout is None else layout
         self.capacity = capacity_of(self.layout)
@@ -88,9 +141,9 @@ class Ranking:
         self._held: dict[str, Resources] = {}
         """Of each user, kept for the order `drf` alone."""
         self._fixed: dict[ClassKey, tuple[tuple[str, float], ...]] = {}
+        self._points: dict[ClassKey, float] = {}
         self._wanted: dict[ClassKey, Resources] = {}
-        orders = {settings.priority.order, *(queue.order for queue in settings.queue.values())}
-        self._tracks_held = "drf" in orders
+        self._tracks_held = "drf" in _orders(settings)
         self.is_dynamic = self._tracks_held or (quotas is not None and quotas.is_capacity)
         """Whether a start changes the ranks of others; it never makes one better."""
         if self._tracks_held:
@@ -98,25 +151,32 @@ class Ranking:
                 booking = self.layout.booking(held.uid, held)
                 if booking is not None:
                     self._hold(held.user, booking)
-        self._accounts = self._account_tree(snapshot, orders)
+        self._accounts = self._account_tree(snapshot)
 
-    def _account_tree(self, snapshot: Snapshot, orders: Iterable[str | None]) -> AccountTree | None:
-        weighs = self.settings.priority.weight_fairshare > 0 and {"multifactor", "hybrid"} & set(orders)
-        if not weighs and "fairshare" not in orders:
+    def _account_tree(self, snapshot: Snapshot) -> AccountTree | None:
+        if not weighs_use(self.settings):
             return None
         seen = {(waiting.key.account, waiting.key.user) for waiting in snapshot.pending}
         if len(seen) <= 1:
             # Nobody to be compared with: a tree would give all of them the same.
             return None
-        usage = usage_now(snapshot, self.layout, self.settings)
+        if snapshot.used is not None:
+            usage = {(one.account, one.user): one.used for one in snapshot.used}
+        else:
+            usage = usage_now(snapshot, self.layout, self.settings, self.as_of)
         return AccountTree(self.settings.account, usage, self.capacity, seen)
+
+    def move_to(self, as_of: float) -> None:
+        """Have age count as of another instant; what has been used is for the caller to look after."""
+        self.as_of = as_of
+        self.ageing = Ageing.of(self.settings, as_of)
 
     # --- what a rank is made of -----------------------------------------------------------------
 
     def rank(self, key: ClassKey, job: PendingJob) -> Rank:
         """Where this job stands; smaller is sooner, and no two jobs are equal."""
         order = self.order_of(key.queue)
-        is_overdue = order in _AGELESS and self.now - job.queued_at > self.settings.priority.max_age_s
+        is_overdue = order in AGELESS and self.as_of - job.queued_at > self.settings.priority.max_age_s
         measure = () if is_overdue else _MEASURES[order](self, key, job)
         queue = self._quotas.rank(key.queue, self.wanted(key)) if self._quotas and self._quotas.is_capacity else ()
         return queue, -self.tier(key), not key.is_front, not is_overdue, measure, job.queued_at, job.id
@@ -149,17 +209,32 @@ class Ranking:
         parts = (("age", age), *self._parts_of_class(key))
         return Priority(sum(value for _, value in parts), parts)
 
+    def points(self, key: ClassKey) -> float:
+        """All but age, of the order by weighted sum."""
+        found = self._points.get(key)
+        if found is None:
+            share = self.settings.priority.weight_fairshare * self.fairshare(key)
+            found = self._points[key] = share + self.own_points(key)
+        return found
+
+    def own_points(self, key: ClassKey) -> float:
+        """What age and fair share add nothing to; it stays the same but for jobs with a deadline."""
+        return sum(value for _, value in self._own_parts(key))
+
     def _parts_of_class(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
         known = self._fixed.get(key)
-        if known is not None:
-            return known
+        if known is None:
+            share = self.settings.priority.weight_fairshare * self.fairshare(key)
+            known = self._fixed[key] = (("fairshare", share), *self._own_parts(key))
+        return known
+
+    def _own_parts(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
         weights, wanted = self.settings.priority, self.wanted(key)
         queue, qos = self.settings.queue.get(key.queue), self.settings.qos.get(key.qos)
         nice = min(key.nice, key.inherited.nice) if key.inherited else key.nice
         size = factors.size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
-        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.now, weights.max_age_s)
-        made = (
-            ("fairshare", weights.weight_fairshare * self.fairshare(key)),
+        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_age_s)
+        return (
             ("size", weights.weight_size * size),
             ("queue", weights.weight_queue * (queue.factor if queue else 0.0)),
             ("qos", weights.weight_qos * (qos.factor if qos else 0.0)),
@@ -168,8 +243,6 @@ class Ranking:
             ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
             *self._extensions.queue_sort(key),
         )
-        self._fixed[key] = made
-        return made
 
     # --- what starts change ---------------------------------------------------------------------
 
@@ -185,7 +258,7 @@ class Ranking:
 
     def by_multifactor(self, key: ClassKey, job: PendingJob) -> Measure:
         """Weighted sum of all factors."""
-        return (-self.priority(key, job.queued_at).total,)
+        return self.ageing.measure(job.queued_at, self.points(key))
 
     def by_arrival(self, key: ClassKey, job: PendingJob) -> Measure:
         """First come, first served: the instant that follows in the rank decides."""
@@ -253,7 +326,7 @@ _MEASURES: Mapping[str, Callable[[Ranking, ClassKey, PendingJob], Measure]] = {
     "fairshare": Ranking.by_fairshare,
 }
 
-_AGELESS = frozenset(_MEASURES) - {"multifactor", "fifo"}
+AGELESS = frozenset(_MEASURES) - {"multifactor", "fifo"}
 """Orders in which endless arrivals could keep a job waiting for ever."""
 
 

@@ -261,7 +261,7 @@ class Profile:
     def reserve_first(
         self, job_id: int, need: Need, duration_s: float, by_end: Sequence[tuple[float, float, int, Ending]]
     ) -> Kept | None:
-        """`reserve` where nothing is kept yet, with the running jobs in the order of their ends, all known.
+        """`reserve` where nothing is kept yet, with the running jobs in the order of their ends.
 
         Free cores and cards are counted first, so that only instants with enough of both are looked at.
         """
@@ -269,13 +269,15 @@ class Profile:
         state = self._draft.copy()
         millicpus = need.millicpus * need.request.nodes - sum(state.free_millicpus)
         cards = 0 if need.is_slice else need.request.gpus * need.request.nodes - sum(state.free_cards)
-        ended, at = 0, now
+        ended, at, must_go_on = 0, now, False
         give_back, free_cards = state.release, state.free_cards
         whole = 0 if need.is_slice else need.request.gpus
         # Nodes with as many free cards as one node needs; there are only ever more of them.
         ready = {node for node, free in enumerate(free_cards) if free >= whole}
         while True:
-            while ended < count and (millicpus > 0 or cards > 0 or by_end[ended][0] <= at):
+            # Of ends that nobody knows each is an instant of its own.
+            while ended < count and (millicpus > 0 or cards > 0 or must_go_on or by_end[ended][0] <= at < inf):
+                must_go_on = False
                 end_at, _, _, ending = by_end[ended]
                 at = max(at, end_at)
                 booking = ending.booking
@@ -292,14 +294,14 @@ class Profile:
                 break
             if ended == count:
                 return None
-            at = max(at, by_end[ended][0])
+            must_go_on = True
         place = find(state, need)
         if place is None:
             return None
         state.book(place)
-        start: Instant = (at, 0)
         gone = [one[3] for one in by_end[:ended]]
-        made = Kept(job_id, need, place, start, _after(start, duration_s), state, at, gone)
+        start: Instant = (at, sum(one.end_at == inf for one in gone) if at == inf else 0)
+        made = Kept(job_id, need, place, start, _after(start, duration_s), state, _pass_until(start, gone, now), gone)
         self.kept.append(made)
         return made
 
@@ -386,11 +388,12 @@ def _after(start: Instant, duration_s: float) -> Instant:
 def _in_order(running: Iterable[Ending], now: float) -> list[tuple[Instant, Ending]]:
     """Running jobs by their ends. One past its time limit is being stopped: it counts as ending now."""
     by_end = sorted(running, key=lambda job: (max(job.end_at, now), job.start_at, job.job_id))
-    endless = 0
+    endless, last = 0, None
     order = []
     for ending in by_end:
-        if ending.end_at == inf:
-            endless += 1
+        # What a gang holds on its nodes becomes free at once.
+        if ending.end_at == inf and ending.job_id != last:
+            endless, last = endless + 1, ending.job_id
         order.append(((max(ending.end_at, now), endless), ending))
     return order
 

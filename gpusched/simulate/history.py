@@ -90,9 +90,7 @@ def _read(store: SqliteStore, since_at: float | None) -> Trace:
         found.append((arrives_at, _of(job, attempts)))
     first_at = floor(min((at for at, _ in found), default=0.0))
     trace.jobs = [replace(job, submit_s=floor(at) - first_at) for at, job in found]
-    trace.notes.append(
-        "the machine is empty when the first of them comes; dependencies let jobs go when they really did"
-    )
+    trace.notes.append("the machine is empty when the first job comes; dependencies let jobs go when they really did")
     return trace
 
 

@@ -125,7 +125,7 @@ def run(
 
 
 class _Keys:
-    """What each job of a trace is to the policy."""
+    """What each job of a trace is to the policy. Where it tells no users, it is queues among which use is shared."""
 
     def __init__(self, nodes: Sequence[NodeView], orders_by_run_time: bool) -> None:
         self._nodes = nodes
@@ -141,7 +141,7 @@ class _Keys:
             nice=0,
             time_limit_s=job.estimate_s,
             request=request_of(job, self._nodes),
-            user=job.user,
+            user=job.user or job.queue,
             predicted_s=job.run_s if self._orders_by_run_time else None,
         )
 

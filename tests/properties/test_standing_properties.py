@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.job import Request
-from gpusched.model.settings import PlacementSettings, PrioritySettings, QueueSettings, Settings
+from gpusched.model.settings import AccountSettings, PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.cycle import decide
 from gpusched.policy.standing import Standing
@@ -38,18 +38,33 @@ def some_request(dice: Random) -> Request:
     return Request(cpus=1.0, mem_mib=dice.choice([1024, 40 * 1024]))
 
 
+def some_accounts(dice: Random) -> dict[str, AccountSettings]:
+    """None, as in most labs, or one above another."""
+    if dice.random() < 0.5:
+        return {}
+    return {"lab": AccountSettings("lab", shares=2.0), "vision": AccountSettings("vision", parent="lab")}
+
+
 def some_settings(dice: Random) -> Settings:
     """Under which it decides by itself, and now and then a limit of a queue, under which it does not."""
     queues = {"default": QueueSettings("default", max_running_per_user=2)} if dice.random() < 0.1 else {}
     return Settings(
         priority=PrioritySettings(
-            order=dice.choice(["fifo", "sjf", "saf", "spf"]),
+            order=dice.choice(["fifo", "sjf", "saf", "spf", "multifactor", "multifactor", "multifactor", "fairshare"]),
+            weight_age=dice.choice([0.0, 1000.0]),
+            weight_fairshare=dice.choice([0.0, 100.0, 10000.0]),
+            weight_size=dice.choice([0.0, 100.0]),
+            weight_fit=dice.choice([0.0, 30.0]),
+            weight_deadline=dice.choice([0.0, 0.0, 100.0]),
+            half_life_s=dice.choice([0.5, 20.0, 1e9]),
+            calc_period_s=dice.choice([0.0, 1.0, 7.0, 60.0]),
             backfill=dice.random() < 0.8,
             backfill_depth=dice.choice([0, 1, 1, 3, 50]),
             backfill_elsewhere=dice.random() < 0.5,
             backfill_order=dice.choice(["line", "shortest"]),
-            max_age_s=float("inf"),
+            max_age_s=dice.choice([float("inf"), float("inf"), 3.0, 25.0]),
         ),
+        account=some_accounts(dice),
         placement=PlacementSettings(strategy=dice.choice(["pack", "spread", "first", "best_fit"])),
         queue=queues,
     )
@@ -63,7 +78,8 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
     dice = Random(seed)
     chosen = some_settings(dice)
     is_of_cores = cluster == "one node of cores" and dice.random() < 0.5
-    limits_s = [1, 2, 5, 10, 30] * 3 + ([None] if dice.random() < 0.1 else [])
+    limits_s = [1, 2, 5, 10, 30] * 3 + ([None] * dice.choice([1, 15]) if dice.random() < 0.3 else [])
+    users = dice.choice([1, 2, 4])
     standing = Standing(CLUSTERS[cluster], chosen)
     now, last = NOW, 0
     waiting: set[int] = set()
@@ -74,11 +90,18 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
             last += 1
             limit_s = dice.choice(limits_s)
             request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else some_request(dice)
-            predicted_s = dice.choice([None, 1, 4]) if limit_s else None
-            user = f"u{last % 2}"
-            plan_s = dice.choice([None, 1, 3]) if limit_s else None
+            number = dice.randrange(users)
             key = ClassKey(
-                *(1000 + last % 2, "", "default", 0, limit_s, request, user), predicted_s=predicted_s, plan_s=plan_s
+                uid=1000 + number,
+                account=dice.choice(["", "lab", "vision"]) if chosen.account else "",
+                queue="default",
+                nice=dice.choice([0, 0, 1]),
+                time_limit_s=limit_s,
+                request=request,
+                user=f"u{number}",
+                deadline_at=now + 50.0 if dice.random() < 0.03 else None,
+                predicted_s=dice.choice([None, 1, 4, 12]),
+                plan_s=dice.choice([None, None, 1, 3, 12]),
             )
             standing.arrived(standing.kind_of(key), PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
             waiting.add(last)
@@ -90,6 +113,9 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
             gone = dice.choice(sorted(waiting))
             standing.left(gone)
             waiting.remove(gone)
+        guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
+        for job_id in guessed:
+            standing.expect(job_id, dice.choice([now + 3.0, float("inf")]))
         expected = decide(standing.snapshot(now), chosen)
         plan = standing.decide(now)
         assert plan.starts == expected.starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -137,6 +138,72 @@ def test_what_is_usable_is_what_trying_every_choice_finds(data):
         assert known.idle == sum(free) * 1_000_000
         assert known.is_wanted == bool(wanted)
         assert known.usable() == usable(free, wanted, size) * 1_000_000
+
+
+def parts_of(need, cards):
+    """What a job would take of these cards."""
+    if not need.is_slice:
+        return tuple(Part(card.number, True) for card in cards)
+    return tuple(
+        Part(card.number, False, card.slice_total_mib * need.micros // 1_000_000, need.micros) for card in cards
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_usable_is_what_could_be_booked(data):
+    """Cores, memory, slices and two kinds of nodes, against every booking that has room."""
+    node = NodeView("a", 4.0, 100, tuple(GpuView(f"a{index}", index, "A100", 10_000) for index in range(3)))
+    other = NodeView("b", 2.0, 200, tuple(GpuView(f"b{index}", index, "T4", 5_000) for index in range(2)))
+    layout = Layout((node, other), Settings())
+    draft = Draft(layout)
+    asked = st.tuples(
+        st.integers(1, 3),
+        st.sampled_from((None, 0.25, 0.5)),
+        st.sampled_from((0.0, 1.0, 2.0)),
+        st.sampled_from((0, 60)),
+    )
+    jobs = [
+        job(0, 1, 1 if part else gpus, gpu_fraction=part, cpus=cpus, mem_mib=mem_mib)
+        for gpus, part, cpus, mem_mib in data.draw(st.lists(asked, min_size=1, max_size=4))
+    ]
+    needs = [Need.of(rules.request_of(one, layout.nodes), number % 2) for number, one in enumerate(jobs)]
+    known = Fragments(draft, needs)
+    waiting = set()
+    held = []
+    for _ in range(data.draw(st.integers(1, 14))):
+        kind = data.draw(st.integers(0, len(needs) - 1))
+        if data.draw(st.booleans()):
+            known.waits(kind, -1 if kind in waiting else 1)
+            waiting ^= {kind}
+        elif held and data.draw(st.booleans()):
+            booking = held.pop()
+            draft.release(booking)
+            known.changed(booking.node)
+        else:
+            able = list(bookings(draft, needs[kind]))
+            if able:
+                held.append(data.draw(st.sampled_from(able)))
+                draft.book(held[-1])
+                known.changed(held[-1].node)
+        of_use = {part.card for kind in waiting for booking in bookings(draft, needs[kind]) for part in booking.parts}
+        assert known.usable() == sum(room_on(draft, layout.cards[card]) for card in of_use)
+        assert known.idle == sum(room_on(draft, card) for card in layout.cards)
+
+
+def bookings(draft, need):
+    """Every way to book this on one node now."""
+    for node, cards in enumerate(draft.layout.cards_of):
+        for chosen in combinations(cards, need.request.gpus):
+            booking = Booking(node, need.uid, need.millicpus, need.request.mem_mib, parts_of(need, chosen))
+            if draft.has_room(booking):
+                yield booking
+
+
+def room_on(draft, card):
+    if draft.wholes[card.number]:
+        return 0
+    return 1_000_000 - draft.micros[card.number]
 
 
 def test_a_part_of_a_card_is_of_use_to_its_own_user_only():

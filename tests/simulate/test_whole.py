@@ -19,8 +19,8 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.simulate import examples, runner, whole
+from gpusched.simulate.choices import choices_of
 from gpusched.simulate.cluster import nodes_of, processors
-from gpusched.simulate.rules import rules_of
 from gpusched.simulate.trace import TraceJob, read_trace
 from gpusched.simulate.whole import Mishaps
 from gpusched.testing import spec
@@ -33,12 +33,11 @@ def gpu_job(name: str, submit_s: int, run_s: int, gpus: int = 1, **parts) -> Tra
 
 
 def both(jobs, nodes, name: str):
-    rules = rules_of(name)
-    fast = runner.run(jobs, nodes, rules.settings(), orders_by_run_time=rules.orders_by_run_time)
-    return fast, whole.run(jobs, nodes, rules.settings())
+    (choice,) = choices_of([name])
+    return runner.run(jobs, nodes, choice.settings), whole.run(jobs, nodes, choice.settings)
 
 
-POLICIES = ("fcfs", "fcfs+easy", "fcfs+greedy", "sjf+easy", "saf+cons", "sjf+easy/first")
+POLICIES = ("fcfs", "fcfs+easy", "fcfs+greedy", "sjf+easy", "saf+cons", "default", "sjf+easy/first")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -60,7 +59,7 @@ RIGID = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES[:5]))
+@given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES[:6]))
 def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
     jobs = [TraceJob(str(n), one[0], one[1], one[2], procs=one[3]) for n, one in enumerate(rows)]
     fast, slow = both(jobs, processors(8), policy)
@@ -70,13 +69,13 @@ def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES))
 def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
-    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2]) for n, one in enumerate(rows)]
+    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
     fast, slow = both(jobs, nodes_of("1x8"), policy)
     assert slow.start_s == fast.start_s
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("policy", ["fcfs+easy", "sjf+easy"])
+@pytest.mark.parametrize("policy", ["fcfs+easy", "sjf+easy", "default"])
 def test_a_thousand_jobs_of_a_real_log_start_alike(trace_file, policy):
     trace = read_trace(trace_file("kth_sp2.swf.gz"))
     fast, slow = both(trace.jobs[:1000], processors(trace.procs), policy)

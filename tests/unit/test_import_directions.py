@@ -52,7 +52,20 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
     "simulate": frozenset(
-        {"daemon", "engine", "gpu", "config", "paths", "policy", "predict", "store", "ports", "model", "errors"}
+        {
+            "daemon",
+            "engine",
+            "gpu",
+            "config",
+            "paths",
+            "quickjson",
+            "policy",
+            "predict",
+            "store",
+            "ports",
+            "model",
+            "errors",
+        }
     ),
     "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(

@@ -174,12 +174,15 @@ def charged(
     return Usage(account, user, used, now)
 
 
-def usage_now(snapshot: Snapshot, layout: Layout, settings: Settings) -> dict[tuple[str, str], Resources]:
+def usage_now(
+    snapshot: Snapshot, layout: Layout, settings: Settings, as_of: float | None = None
+) -> dict[tuple[str, str], Resources]:
     """Decayed use per (account, user) in amounts times seconds, with what open runs have used so far.
 
-    A run that stands still uses no cores. What its QOS does not count (usage_factor 0) is not in it.
+    A run that stands still uses no cores. What its QOS does not count (usage_factor 0) is not in it. With `as_of`, an
+    instant before that of the snapshot, what open runs have used since then is not in it either.
     """
-    now, half_life_s = snapshot.now, settings.priority.half_life_s
+    now, half_life_s = snapshot.now if as_of is None else as_of, settings.priority.half_life_s
     total: dict[tuple[str, str], Resources] = {}
     for usage in snapshot.usage:
         mark = (usage.account, usage.user)

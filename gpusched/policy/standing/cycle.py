@@ -1,112 +1,30 @@
-"""The policy kept standing between cycles: what changes goes in, and each cycle looks only at what that can concern.
-
-`decide` builds the world anew from a snapshot, which costs as much as there are machines, runs and classes. Here the
-machines, the order of the line and the ends of the running jobs are kept from one cycle to the next, and
-
-    a shape   jobs that ask for the same have one line; when the first finds no place, none of them does
-    screens   whole numbers (free cores, free cards) turn most shapes away before any place is looked at
-    arrivals  while nothing has become free, who waited goes on waiting: only those that are new are looked at
-
-The plan is that of `decide`, start for start: the same line, places, reservations and rule of who may pass, from the
-same modules. A test lets both run side by side. Where ranks change by themselves or limits are shared (queues, QOS,
-fair shares, plug-ins, jobs of unknown length), `decide` itself is called. Calendars are not known here.
-"""
+"""The machines, the runs, and one cycle after another."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.cluster import Allocation, NodeView
+from gpusched.model.cluster import NodeView
+from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement, Plan, Reservation, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.need import Need
-from gpusched.policy.ordering import Rank, Ranking, by_length
-from gpusched.policy.placement import find, fits, options, pool
+from gpusched.policy.ordering import Rank
+from gpusched.policy.placement import find, fits, options
 from gpusched.policy.profile import NO_JOB, Ending, Profile
+from gpusched.policy.sharing.usage import footprint
+from gpusched.policy.standing.kinds import Kind, Running, Shape, Waiting
+from gpusched.policy.standing.lines import ORDERS, Lines
 from gpusched.policy.steps import Steps
 
-_STATIC = frozenset({"fifo", "sjf", "spf", "saf"})
-"""Orders in which two waiting jobs never change places, but for one that has waited for too long."""
-
 _NOTHING = Plan()
-
-
-class Kind:
-    """A class of jobs that waits here, with what is worked out once for all of them."""
-
-    __slots__ = ("is_of_cores", "is_plain", "key", "planned_s", "shape")
-
-    def __init__(self, key: ClassKey, shape: Shape, is_of_cores: bool) -> None:
-        request = key.request
-        self.is_of_cores = is_of_cores
-        """Whether free cores of the only node are all that it takes."""
-        self.key = key
-        self.shape = shape
-        self.planned_s: float = inf if key.planned_s is None else key.planned_s
-        self.is_plain = not (
-            self.planned_s == inf
-            or request.licenses
-            or request.resources
-            or request.is_exclusive
-            or key.reservation
-            or key.throttle
-            or key.qos
-            or key.inherited
-            or key.is_front
-        )
-
-
-class Shape:
-    """All waiting jobs that fit in exactly the same places, first in line first."""
-
-    __slots__ = (
-        *("booking", "by_length", "can_fit", "cards", "epoch", "line", "millicpus", "need"),
-        *("only", "passes", "placement"),
-    )
-
-    def __init__(self, need: Need) -> None:
-        request = need.request
-        self.need = need
-        self.line: list[Waiting] = []
-        self.by_length: list[Waiting] = self.line
-        """The same jobs as they fill gaps: another list where the shortest do so first."""
-        self.millicpus = need.millicpus
-        self.cards = 0 if need.is_slice else request.gpus
-        self.epoch = -1
-        """Of which `booking` and `passes` are; both hold until somebody starts or ends."""
-        self.booking: Booking | None = None
-        """The best place now."""
-        self.only: Booking | None = None
-        """Where there can be no more than one place, that one, once it was found."""
-        self.placement: Placement | None = None
-        """As the rest of the program knows it."""
-        self.can_fit: bool | None = None
-        """Whether it fits when nobody else is there; None before that was asked."""
-        self.passes: bool | None = None
-        """Whether one that goes there may run past what is kept; None before anybody has asked."""
-
-
-Waiting = tuple[Rank, PendingJob, Kind]
-"""Ranks end in the job's id, so that no comparison goes beyond them."""
-
-
-class Running:
-    """A job that runs."""
-
-    __slots__ = ("ending", "kind", "placement")
-
-    def __init__(self, kind: Kind, ending: Ending, placement: Placement) -> None:
-        self.kind = kind
-        self.ending = ending
-        self.placement = placement
 
 
 class Standing:
@@ -121,19 +39,12 @@ class Standing:
         self.extensions = extensions
         self.layout = Layout(self.nodes, settings)
         self._draft = Draft(self.layout)
-        self._ranking = Ranking(Snapshot(-inf, self.nodes), settings, self.layout)
-        self._kinds: dict[ClassKey, Kind] = {}
-        self._shapes: dict[object, Shape] = {}
-        self._lines: dict[Shape, None] = {}
-        """Shapes of which somebody waits."""
+        self._lines = Lines(self.layout, settings)
         self._running: dict[int, Running] = {}
-        self._waiting: dict[int, Waiting] = {}
+        self._gone: list[Running] = []
+        """Who has ended since the last cycle, and is yet to be charged."""
         self._ends: list[tuple[float, float, int, Ending]] = []
         """Running jobs by their planned ends."""
-        self._complex = 0
-        """How many jobs, waiting or running, only `decide` can deal with."""
-        self._others = 0
-        """How many take more than cores."""
         self._is_flat = len(self.nodes) == 1 and not self.layout.cards
         """One node without cards: there is one place or none."""
         self._is_plain = self._has_one_line()
@@ -142,8 +53,6 @@ class Standing:
         self._has_backfill = priority.backfill or not priority.backfill_depth
         self._depth = priority.backfill_depth if priority.backfill else min(1, priority.backfill_depth)
         self._has_one_place = not priority.backfill_elsewhere
-        self._is_by_length = self._has_backfill and self._depth > 0 and priority.backfill_order == "shortest"
-        """Whether the shortest fill gaps first."""
         self._profile = Profile(self._draft, (), 0.0)
         self._epoch = 0
         self._most_free = -1, 0
@@ -160,22 +69,14 @@ class Standing:
         """Where everybody has a reservation on the only node: free cores from the last cycle on, all of those taken."""
         self._planned: list[tuple[int, Booking, float]] = []
         """Those reservations: job, place, start."""
-        self._last: Rank = ()
-        """No job has come yet that ranks behind this."""
-        self._is_amid = False
-        """Whether one of the new ones may stand in line before others that were looked at."""
-        self._new: list[Waiting] = []
         self._is_stale = True
         """Whether who was passed over in the last cycle has to be looked at again."""
 
     def _has_one_line(self) -> bool:
         settings, over = self.settings, self.settings.oversubscribe
         ceilings = ceilings_of(settings)
-        is_static = settings.priority.order in _STATIC
-        is_ageless = settings.priority.order != "fifo" and settings.priority.max_age_s < inf
         return (
-            is_static
-            and not is_ageless
+            settings.priority.order in ORDERS
             and self.extensions == NO_EXTENSIONS
             and settings.placement.strategy != "fgd"
             and settings.limit.running_per_user is None
@@ -189,105 +90,73 @@ class Standing:
 
     def kind_of(self, key: ClassKey) -> Kind:
         """The kind of all jobs with this key, to be handed in with each of them."""
-        found = self._kinds.get(key)
-        if found is None:
-            need = Need.of(key.request, key.uid)
-            shape = self._shapes.get(need.signature)
-            if shape is None:
-                shape = self._shapes[need.signature] = Shape(need)
-                if self._is_by_length:
-                    shape.by_length = []
-            request = key.request
-            is_of_cores = (
-                self._is_flat
-                and not (request.mem_mib or request.gpus or request.tail_gpus)
-                and request.nodes == 1
-                and bool(pool(self.layout, need).places)
-            )
-            found = self._kinds[key] = Kind(key, shape, is_of_cores)
-        return found
+        return self._lines.kind_of(key)
 
     def arrived(self, kind: Kind, job: PendingJob) -> None:
         """A job waits from now on."""
-        entry = self._ranking.rank(kind.key, job), job, kind
-        line = kind.shape.line
-        if not line:
-            self._lines[kind.shape] = None
-            line.append(entry)
-        elif entry < line[-1]:
-            insort(line, entry)
-        else:
-            line.append(entry)
-        if self._is_by_length:
-            insort(kind.shape.by_length, self._in_gaps(entry))
-        self._waiting[job.id] = entry
-        self._new.append(entry)
-        if entry[0] < self._last:
-            self._is_amid = True
-        else:
-            self._last = entry[0]
-        self._complex += not kind.is_plain
-        self._others += not kind.is_of_cores
+        self._lines.add(kind, job)
 
     def left(self, job_id: int) -> None:
         """A waiting job waits no longer: it was cancelled, held or changed."""
-        entry = self._waiting.pop(job_id)
-        self._take_off(entry)
-        self._complex -= not entry[2].is_plain
-        self._others -= not entry[2].is_of_cores
+        entry = self._lines.entry(job_id)
+        self._lines.take_off(entry)
+        self._lines.forget(entry[2])
         self._is_stale = True
 
     def ended(self, job_id: int) -> None:
-        """A running job is over, and what it held is free."""
+        """A running job is over, and what it held is free. It is charged until the next cycle."""
         one = self._running.pop(job_id)
         ending = one.ending
         self._draft.release(ending.booking)
         self._draft.settle()
-        ends, mark = self._ends, (ending.end_at, ending.start_at, job_id)
-        del ends[bisect_left(ends, mark)]
-        self._complex -= not one.kind.is_plain
-        self._others -= not one.kind.is_of_cores
+        del self._ends[self._number_of(ending)]
+        self._lines.forget(one.kind)
+        if self._lines.shares.weigh:
+            self._gone.append(one)
         self._epoch += 1
         self._is_stale = True
 
-    def _take_off(self, entry: Waiting) -> None:
-        shape = entry[2].shape
-        line = shape.line
-        del line[0 if line[0] is entry else bisect_left(line, entry)]
-        if self._is_by_length:
-            del shape.by_length[bisect_left(shape.by_length, self._in_gaps(entry))]
-        if not line:
-            del self._lines[shape]
+    def expect(self, job_id: int, end_at: float) -> None:
+        """A running job that may run on is taken to end then, or at its limit; infinite: nobody knows when."""
+        one = self._running[job_id]
+        before = one.ending
+        if one.kind.is_limited:
+            if one.kind.key.plan_s is None:
+                return
+            end_at = min(end_at, before.start_at + one.kind.limit_s)
+        if before.end_at == end_at:
+            return
+        del self._ends[self._number_of(before)]
+        one.ending = ending = Ending(job_id, before.start_at, end_at, before.booking)
+        insort(self._ends, (end_at, before.start_at, job_id, ending))
+        self._is_stale = True
 
-    def _in_gaps(self, entry: Waiting) -> Waiting:
-        """The same job as it stands among those that may fill gaps."""
-        rank, job, kind = entry
-        return (by_length(kind.key, rank), job, kind) if self._is_by_length else entry
+    def _number_of(self, ending: Ending) -> int:
+        return bisect_left(self._ends, (ending.end_at, ending.start_at, ending.job_id))
 
-    def _correct(self, now: float) -> None:
-        """Who has run on for longer than was planned is taken to end at its limit."""
-        ends = self._ends
-        late = 0
-        while late < len(ends) and ends[late][0] <= now:
-            job_id, before = ends[late][2], ends[late][3]
-            one = self._running[job_id]
-            limit_at = before.start_at + (one.kind.key.time_limit_s or inf)
-            if limit_at <= before.end_at:
-                late += 1
-                continue
-            del ends[late]
-            one.ending = Ending(job_id, before.start_at, limit_at, before.booking)
-            insort(ends, (limit_at, before.start_at, job_id, one.ending))
+    def _move_to(self, now: float) -> None:
+        """Count the time that has passed."""
+        lines, shares = self._lines, self._lines.shares
+        if lines.rank_as_of(now):
             self._is_stale = True
+        for one in self._gone:
+            shares.ended(one.kind.sharer, one.rate, now)
+        self._gone.clear()
+        # What was predicted and has not come true says nothing of what is to come.
+        late = 0
+        while late < len(self._ends) and self._ends[late][0] <= now:
+            end_at, start_at, job_id, _ = self._ends[late]
+            if end_at >= start_at + self._running[job_id].kind.limit_s:
+                late += 1
+            else:
+                self.expect(job_id, inf)
 
     def snapshot(self, now: float) -> Snapshot:
         """The same world as `decide` wants it."""
-        allocations = tuple(held for job_id, one in sorted(self._running.items()) for held in _allocations(job_id, one))
-        classes: dict[ClassKey, list[PendingJob]] = {}
-        for _, job, kind in sorted(self._waiting.values(), key=lambda entry: (entry[1].queued_at, entry[1].id)):
-            classes.setdefault(kind.key, []).append(job)
-        pending = tuple(PendingClass(key, tuple(jobs), len(jobs)) for key, jobs in classes.items())
-        return Snapshot(now, self.nodes, allocations, pending)
+        self._move_to(now)
+        allocations = tuple(held for _, one in sorted(self._running.items()) for held in one.allocations())
+        used = self._lines.shares.used() if self._lines.shares.weigh else None
+        return Snapshot(now, self.nodes, allocations, self._lines.classes(), used=used)
 
     # --- a cycle --------------------------------------------------------------------------------
 
@@ -296,10 +165,10 @@ class Standing:
 
         For the rest there are `reservations`, and `decide` with `snapshot` for the reasons: it starts nothing more.
         """
-        if not self._is_plain or self._complex:
+        self._move_to(now)
+        lines = self._lines
+        if not self._is_plain or lines.complex:
             return self._decide_anew(now)
-        if self._ends and self._ends[0][0] <= now:
-            self._correct(now)
         self._anew, self._now = None, now
         starts: list[Start] = []
         if self._can_plan_in_steps(now):
@@ -307,12 +176,11 @@ class Standing:
         elif self._must_look_at_all(now):
             self._look_at_all(now, starts)
         elif self._has_backfill:
-            if len(self._new) > 1:
-                self._new.sort(key=self._in_gaps)
-            for entry in self._new:
+            if len(lines.new) > 1:
+                lines.new.sort(key=lines.in_gaps)
+            for entry in lines.new:
                 self._look_at(entry, now, starts)
-        self._new.clear()
-        self._is_amid = False
+        lines.seen()
         return Plan(starts=tuple(starts)) if starts else _NOTHING
 
     def reservations(self) -> tuple[Reservation, ...]:
@@ -336,20 +204,20 @@ class Standing:
         if plan.preempts or plan.resumes:
             raise BrokenInvariant("a plan that preempts was made where nobody follows it up")
         for start in plan.starts:
-            entry = self._waiting[start.job_id]
+            entry = self._lines.entry(start.job_id)
             booking = self.layout.booking(entry[2].key.uid, start.placement)
             if booking is None:
                 raise BrokenInvariant(f"job {start.job_id} was to start on a node that is not there")
-            self._take_off(entry)
+            self._lines.take_off(entry)
             self._book(entry, booking, start, now)
-        self._new.clear()
+        self._lines.seen()
         self._is_stale = True
         return plan
 
     # --- a reservation for everybody, on one node -----------------------------------------------
 
     def _can_plan_in_steps(self, now: float) -> bool:
-        can = self._depth > 1 and self._is_flat and not self._others and len(self._waiting) <= self._depth
+        can = self._depth > 1 and self._is_flat and not self._lines.others and len(self._lines) <= self._depth
         if not can or (self._ends and self._ends[0][0] <= now):
             self._steps = None
             return False
@@ -358,14 +226,14 @@ class Standing:
     def _plan_in_steps(self, now: float, starts: list[Start]) -> None:
         """Conservative backfill by planning anew; for jobs at the end of the line alone, by going on."""
         steps = self._steps
-        if steps is None or self._is_stale or self._is_amid or any(at <= now for _, _, at in self._planned):
+        if steps is None or self._is_stale or self._lines.is_amid or any(at <= now for _, _, at in self._planned):
             free = self._draft.free_millicpus[0]
             steps = self._steps = Steps(now, free, ((end[0], end[3].booking.millicpus) for end in self._ends))
             self._planned.clear()
-            entries = sorted(self._waiting.values())
+            entries = self._lines.in_order()
         else:
             steps.move_on(now)
-            entries = sorted(self._new)
+            entries = sorted(self._lines.new)
         for entry in entries:
             shape = entry[2].shape
             at = steps.take(shape.millicpus, entry[2].planned_s)
@@ -375,10 +243,10 @@ class Standing:
                 booking = self._find(shape)
                 if booking is None:
                     raise BrokenInvariant(f"job {entry[1].id} was planned for now on a node that has no room")
-                self._take_off(entry)
+                self._lines.take_off(entry)
                 self._start(entry, booking, now, starts)
             else:
-                self._planned.append((entry[1].id, shape.only or _on_the_node(shape), at))
+                self._planned.append((entry[1].id, shape.on_the_only_node(), at))
         self._is_stale = False
 
     # --- a reservation for the first --------------------------------------------------------------
@@ -390,29 +258,32 @@ class Standing:
         if not self._depth:
             return False
         blocked = self._blocked
-        if blocked is None or any(entry[0] < blocked for entry in self._new):
+        if blocked is None or any(entry[0] < blocked for entry in self._lines.new):
             return True
         if not self._has_backfill:
             return False
-        if self._profile.kept[0].start[0] <= now:
+        start_at = self._profile.kept[0].start[0]
+        if start_at <= now or start_at == inf:
+            # For a start that nobody can tell, others are let pass the longer, the longer that has been so.
             return True
         # Where those behind it go best changes with where it goes.
-        is_other_place = (self._is_amid or self._is_by_length) and self._has_one_place and not self._is_flat
-        return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._new)
+        is_amid = self._lines.is_amid or self._lines.is_by_length
+        is_other_place = is_amid and self._has_one_place and not self._is_flat
+        return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._lines.new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
         endings = [end[3] for end in self._ends] if self._depth > 1 else ()
         profile = self._profile = Profile(self._draft, endings, now)
         self._is_stale, self._blocked, self._first = False, None, None
         self._epoch += 1
-        heap = [(shape.line[0], 0, shape) for shape in self._lines]
+        heap = [(shape.line[0], 0, shape) for shape in self._lines.shapes]
         heapify(heap)
         left = self._depth
         while heap and left:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
             if booking is not None:
-                self._take_off(entry)
+                self._lines.take_off(entry)
                 self._start(entry, booking, now, starts)
             else:
                 if self._keep(entry, now):
@@ -434,18 +305,19 @@ class Standing:
 
     def _let_pass(self, heap: list[tuple[Waiting, int, Shape]], now: float, starts: list[Start]) -> None:
         """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is."""
-        if self._is_by_length:
-            shapes = [(0, shape) for shape in self._lines]
+        lines, reserved = self._lines, frozenset[int | None]()
+        if lines.is_by_length:
+            shapes = [(0, shape) for shape in lines.shapes]
+            reserved = frozenset(kept.job_id for kept in self._profile.kept)
         else:
             shapes = [(first, shape) for _, first, shape in heap]
         heap = self._heads(shapes, now)
-        reserved = {kept.job_id for kept in self._profile.kept} if self._is_by_length else ()
         while heap:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
             if booking is not None and entry[1].id not in reserved:
-                waiting = self._waiting[entry[1].id]
-                self._take_off(waiting)
+                waiting = lines.entry(entry[1].id) if lines.is_by_length else entry
+                lines.take_off(waiting)
                 self._start(waiting, booking, now, starts)
                 if self._has_one_place and not self._is_flat:
                     # Others are put elsewhere from here on, and may pass there, those of its own shape included.
@@ -499,7 +371,7 @@ class Standing:
             return
         booking = self._place(shape, now + entry[2].planned_s)
         if booking is not None:
-            self._take_off(entry)
+            self._lines.take_off(entry)
             self._start(entry, booking, now, starts)
             self._is_stale = self._has_one_place and not self._is_flat and bool(self._profile.kept)
 
@@ -564,15 +436,24 @@ class Standing:
 
     def _book(self, entry: Waiting, booking: Booking, start: Start, now: float) -> Ending:
         job_id, kind = start.job_id, entry[2]
-        del self._waiting[job_id]
         self._draft.book(booking)
         self._draft.settle()
         end_at = now + kind.planned_s
         ending = Ending(job_id, now, end_at, booking)
         insort(self._ends, (end_at, now, job_id, ending))
-        self._running[job_id] = Running(kind, ending, start.placement)
+        rate = NOTHING
+        if self._lines.shares.weigh:
+            rate = self._rate(kind, booking)
+            self._lines.shares.began(kind.sharer, rate, now)
+        self._running[job_id] = Running(kind, ending, start.placement, rate)
         self._epoch += 1
         return ending
+
+    def _rate(self, kind: Kind, booking: Booking) -> Resources:
+        """What its user is charged for, a second."""
+        qos = self.settings.qos.get(kind.key.qos)
+        held = footprint(self.layout, booking)
+        return held if qos is None else held.times(max(0.0, qos.usage_factor))
 
     def _keep(self, entry: Waiting, now: float) -> bool:
         """Keep room for the first job that is blocked; False when it never fits."""
@@ -586,32 +467,3 @@ class Standing:
         if self._depth > 1:
             return self._profile.reserve(job_id, need, planned_s) is not None
         return self._profile.reserve_first(job_id, need, planned_s, self._ends) is not None
-
-
-def _on_the_node(shape: Shape) -> Booking:
-    """The only place that cores of one node can be taken from."""
-    return Booking(0, shape.need.uid, shape.millicpus, 0, ())
-
-
-def _allocations(job_id: int, one: Running) -> Iterator[Allocation]:
-    """What a job holds on each of its nodes."""
-    key, ending = one.kind.key, one.ending
-    for place in (one.placement, *one.placement.others):
-        yield Allocation(
-            job_id,
-            key.uid,
-            place.node,
-            place.gpus,
-            place.cpus,
-            place.mem_mib,
-            ending.start_at,
-            None if key.time_limit_s is None else ending.start_at + key.time_limit_s,
-            ending.start_at + one.kind.planned_s if key.plan_s is not None or key.time_limit_s is None else None,
-            user=key.user,
-            account=key.account,
-            queue=key.queue,
-            qos=key.qos,
-            resources=place.resources,
-            licenses=place.licenses,
-            is_exclusive=place.is_exclusive,
-        )

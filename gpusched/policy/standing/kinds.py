@@ -1,0 +1,121 @@
+"""Jobs that are alike, and what is worked out once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import ClassKey, PendingJob, Placement
+from gpusched.policy.draft import Booking
+from gpusched.policy.need import Need
+from gpusched.policy.ordering import Rank
+from gpusched.policy.profile import Ending
+from gpusched.policy.standing.shares import Sharer
+
+
+class Kind:
+    """A class of jobs that waits here, with what is worked out once for all of them."""
+
+    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s", "points", "shape", "sharer")
+
+    def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
+        request = key.request
+        self.key = key
+        self.shape = shape
+        self.sharer = sharer
+        self.points = points
+        """Of the weighted sum, all but those for age and fair share."""
+        self.planned_s: float = inf if key.planned_s is None else key.planned_s
+        self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
+        self.is_limited = key.time_limit_s is not None
+        """Whether it is ended at some time, as planned or later."""
+        self.is_of_cores = is_of_cores and self.is_limited
+        """Whether free cores of the only node are all that it takes, and until when is known."""
+        self.is_plain = not (
+            request.licenses
+            or request.resources
+            or request.is_exclusive
+            or key.reservation
+            or key.throttle
+            or key.qos
+            or key.inherited
+            or key.is_front
+            or key.deadline_at is not None
+        )
+
+
+class Shape:
+    """All waiting jobs that fit in exactly the same places, first in line first."""
+
+    __slots__ = (
+        *("booking", "by_length", "can_fit", "cards", "epoch", "line", "millicpus", "need"),
+        *("only", "passes", "placement"),
+    )
+
+    def __init__(self, need: Need, *, is_by_length: bool = False) -> None:
+        request = need.request
+        self.need = need
+        self.line: list[Waiting] = []
+        self.by_length: list[Waiting] = [] if is_by_length else self.line
+        """The same jobs in the order in which they may fill gaps."""
+        self.millicpus = need.millicpus
+        self.cards = 0 if need.is_slice else request.gpus
+        self.epoch = -1
+        """Of which `booking` and `passes` are; both hold until somebody starts or ends."""
+        self.booking: Booking | None = None
+        """The best place now."""
+        self.only: Booking | None = None
+        """Where there can be no more than one place, that one, once it was found."""
+        self.placement: Placement | None = None
+        """As the rest of the program knows it."""
+        self.can_fit: bool | None = None
+        """Whether it fits when nobody else is there; None before that was asked."""
+        self.passes: bool | None = None
+        """Whether one that goes there may run past what is kept; None before anybody has asked."""
+
+    def on_the_only_node(self) -> Booking:
+        """The only place that cores of one node can be taken from."""
+        return self.only or Booking(0, self.need.uid, self.millicpus, 0, ())
+
+
+Waiting = tuple[Rank, PendingJob, Kind]
+"""Ranks end in the job's id, so that no comparison goes beyond them."""
+
+
+class Running:
+    """A job that runs."""
+
+    __slots__ = ("ending", "kind", "placement", "rate")
+
+    def __init__(self, kind: Kind, ending: Ending, placement: Placement, rate: Resources) -> None:
+        self.rate = rate
+        """What its user is charged for, a second."""
+        self.kind = kind
+        self.ending = ending
+        self.placement = placement
+
+    def allocations(self) -> Iterator[Allocation]:
+        """What it holds on each of its nodes."""
+        key, ending = self.kind.key, self.ending
+        end_at = None if ending.end_at == inf else ending.end_at
+        for place in (self.placement, *self.placement.others):
+            yield Allocation(
+                ending.job_id,
+                key.uid,
+                place.node,
+                place.gpus,
+                place.cpus,
+                place.mem_mib,
+                ending.start_at,
+                None if key.time_limit_s is None else ending.start_at + key.time_limit_s,
+                user=key.user,
+                account=key.account,
+                queue=key.queue,
+                qos=key.qos,
+                resources=place.resources,
+                licenses=place.licenses,
+                is_exclusive=place.is_exclusive,
+                predicted_end_at=end_at if ending.end_at < ending.start_at + self.kind.limit_s else None,
+            )
