@@ -113,9 +113,14 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Order (fcfs, sjf, saf, sjf_exact), +backfill (none, greedy, easy, cons), /placement (best, first, "
-            "spread); default, present: with the settings of --config, of this machine; several with commas.",
+            help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
+            "(best, first, spread), :prediction (last2, similar, mixed, exact); default, present: with the settings "
+            "of --config, of this machine; several with commas.",
         ),
+    ] = None,
+    predict: Annotated[
+        str | None,
+        typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
     rows: Annotated[
@@ -184,6 +189,7 @@ def simulate(
         cluster=cluster,
         policies=() if policy is None else tuple(policy.split(",")),
         is_exact=exact,
+        predict=predict,
         from_history=from_history,
         since=since,
         config=config,
