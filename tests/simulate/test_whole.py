@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from gpusched.model.settings import (
 )
 from gpusched.simulate import examples, runner, whole
 from gpusched.simulate.choices import choices_of
-from gpusched.simulate.cluster import nodes_of, processors
+from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.trace import TraceJob, read_trace
 from gpusched.simulate.whole import Mishaps
 from gpusched.testing import spec
@@ -80,6 +81,26 @@ def test_a_thousand_jobs_of_a_real_log_start_alike(trace_file, policy):
     trace = read_trace(trace_file("kth_sp2.swf.gz"))
     fast, slow = both(trace.jobs[:1000], processors(trace.procs), policy)
     assert slow.starts_sha == fast.starts_sha
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "nodes", "count", "most"),
+    [("kth_sp2.swf.gz", "100p", 1500, 200), ("philly_jobs.csv.gz", "1x48", 400, 2000)],
+)
+def test_how_many_times_as_long_the_tick_takes_as_the_policy_alone(trace_file, name, nodes, count, most):
+    machines = nodes_of(nodes)
+    gpus, procs = largest(machines)
+    trace = read_trace(trace_file(name))
+    trace.keep_those_that_fit(gpus=gpus, procs=procs)
+    jobs, (choice,) = trace.jobs[:count], choices_of(["fcfs+easy"])
+    at = [time.process_time()]
+    for simulate in (runner.run, whole.run):
+        simulate(jobs, machines, choice.settings)
+        at.append(time.process_time())
+    ratio = (at[2] - at[1]) / (at[1] - at[0])
+    print(f"{name}: {len(jobs)} jobs, {ratio:.0f} times, {len(jobs) / (at[2] - at[1]):.0f} jobs/s by the tick")
+    assert ratio < most
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------
