@@ -7,19 +7,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpusched import quickjson
 from gpusched.cli import output
 from gpusched.client import connect
-from gpusched.config import load_settings
 from gpusched.config.known import SETTINGS
-from gpusched.config.reading import CONFIG_VARIABLE
 from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, gpu_label, printable
 from gpusched.policy.words import about, plural
+from gpusched.simulate.choices import DEFAULT, PRESENT, choices_of
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 
 RECORDED = "recorded"
@@ -90,14 +90,15 @@ def show(
 
 
 def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> list[tuple[str, Settings]]:
-    settings, name = recorded, ""
-    if config is not None:
-        if not os.path.exists(config):
-            raise NotFound(f"there is no config file {printable(config)}", "give the path of one after --config")
-        settings, name = load_settings(None, {CONFIG_VARIABLE: config}).settings, config
-    if not policies:
-        return [] if config is None else [(name, settings)]
-    return [(f"{policy} on {name}" if name else policy, under(settings, policy)) for policy in policies]
+    """Settings by name, as `gpusched simulate` names them; rules of the literature on top of what was recorded."""
+    file = None if config is None else Path(config)
+    names = policies or ([] if file is None else [DEFAULT])
+    if not names:
+        return []
+    return [
+        (one.name, one.settings if one.name in (DEFAULT, PRESENT) else under(recorded, one.name))
+        for one in choices_of(names, file)
+    ]
 
 
 def _check_settings(settings: Settings, file: str) -> None:
