@@ -43,6 +43,14 @@ def test_a_job_is_as_it_was_asked_for_and_each_of_its_runs_as_it_was(path, lab):
     assert not trace.dropped
 
 
+def test_a_deadline_is_known_and_not_kept_to(path, lab):
+    lab.ran(100, 30.0, deadline_at=AT + 400)
+    lab.ran(110, 30.0)
+    kept, free = read_history(str(path)).jobs
+    assert (kept.submit_s, kept.deadline_s, kept.spec.deadline_at) == (0, 300, None)
+    assert free.deadline_s is None
+
+
 def test_runs_that_made_room_or_were_lost_say_nothing_of_how_long_it_takes(path, lab):
     lab.ran(0, 77.0, 20.0, 300.0, ends=("PREEMPTED", "NODE_FAIL", "COMPLETED"))
     lab.ran(0, 44.0, ends=("NODE_FAIL",))
