@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusched.model.cluster import NodeView
-from gpusched.model.job import JobSpec, Launch, Request
+from gpusched.model.job import JobSpec, Launch
 from gpusched.model.settings import Settings
 from gpusched.policy.capacity import refusal
 from gpusched.policy.sharing.admission import Tally, default_account, qos_of, time_limit, why_refused
@@ -55,21 +55,22 @@ def _why_not(choice: Choice, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeV
         return f"does not fit: {found.text}"
     if not is_admitted:
         return None
-    found = why_refused(_completed(spec, job.user, choice.settings), job.user, choice.settings, _NOBODY)
+    asked = _completed(spec, job.user, choice.settings)
+    found = why_refused(asked, job.user, choice.settings, _NOBODY)
     return None if found is None else f"refused by the policy {choice.name}: {found.text}"
 
 
 def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
     account = spec.account or default_account(user, settings) or user
+    spec = replace(spec, queue=spec.queue or settings.default.queue)
     return replace(spec, account=account, qos=qos_of(spec, settings), time_limit_s=time_limit(spec, settings))
 
 
 def _spec(job: TraceJob, nodes: Sequence[NodeView]) -> JobSpec:
     if job.spec is not None:
         return job.spec
-    request: Request = request_of(job, nodes)
-    queue = job.queue or "default"
-    return JobSpec(job.name or "job", request, _LAUNCH, queue=queue, time_limit_s=job.estimate_s)
+    # Without a queue it goes to that of the settings, which each policy may have in another way.
+    return JobSpec(job.name or "job", request_of(job, nodes), _LAUNCH, queue=job.queue, time_limit_s=job.estimate_s)
 
 
 _LAUNCH = Launch(("job",), None, None, "", "/")

@@ -236,6 +236,7 @@ def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, 
         (("x.csv", "--retries", "1"), "only with --tick"),
         (("--from-history", "--config", "none.toml"), "there is no config file none.toml"),
         (("x.csv", "--config", "new.toml", "--policy", "fcfs"), "no policy goes by new.toml"),
+        (("x.csv", "--wait-bound", "soon"), "'soon' is not a time"),
     ],
 )
 def test_words_that_do_not_go_together(typed, tmp_path, words, text):
@@ -283,6 +284,16 @@ def test_the_tick_says_what_it_cannot_do(typed, tmp_path, words, text):
     code, _, err = typed("jobs.csv", "--tick", *words)
     assert code == 2
     assert text in err
+
+
+def test_jobs_of_a_trace_without_queues_go_to_the_one_that_the_settings_name(typed, tmp_path):
+    (tmp_path / "jobs.csv").write_text("job_id,submit_s,duration_s,num_gpus\na,0,500,2\n")
+    (tmp_path / "new.toml").write_text(CONFIG)
+    code, out, _ = typed(
+        "jobs.csv", "--nodes", "1x2", "--tick", "--config", "new.toml", "--policy", "default", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["policies"][0]["jobs"] == 1
 
 
 def test_failures_by_seed_are_told_by_queue(typed, tmp_path):
