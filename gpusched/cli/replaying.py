@@ -46,7 +46,12 @@ def write(file: str | None) -> None:
     snapshot = found["snapshot"]
     waiting = sum(one["total"] for one in snapshot["pending"])
     running = len({held["job_id"] for held in snapshot["allocations"]})
-    sys.stdout.write(f"wrote {printable(file)}: {running} jobs run, {waiting} wait\n")
+    sys.stdout.write(f"wrote {printable(file)}: {_how_many(running, waiting)}\n")
+
+
+def _how_many(running: int, waiting: int) -> str:
+    """`1 job runs, 3 wait`."""
+    return f"{plural(running, 'job')} run{'s' if running == 1 else ''}, {waiting} wait{'s' if waiting == 1 else ''}"
 
 
 def _replace(path: str, text: str) -> None:
@@ -140,7 +145,7 @@ def _print(base: Replay, others: Sequence[Replay], job: str | None) -> None:
     found = summary(recording)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found["now"]))
     counts = f"{plural(found['nodes'], 'node')}, {plural(found['gpus'], 'GPU')}"
-    jobs = f"{found['running']} jobs run, {found['waiting']} wait in {found['classes']} classes"
+    jobs = _how_many(found["running"], found["waiting"])
     _say(f"snapshot of {at} by gpusched {found['release']}: {counts}; {jobs}")
     for text in notes(recording):
         output.note("gpusched", text)

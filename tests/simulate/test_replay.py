@@ -320,7 +320,7 @@ def test_for_people(file, monkeypatch, capsys):
     code, shown = typed(monkeypatch, capsys, file, "--policy", "fcfs,fcfs+easy")
     assert code == 0
     lines = shown.out.splitlines()
-    assert lines[0].endswith("by gpusched 0.1.0: 1 node, 4 GPUs; 1 jobs run, 5 wait in 4 classes")
+    assert lines[0].endswith("by gpusched 0.1.0: 1 node, 4 GPUs; 1 job runs, 5 wait")
     words = [line.split() for line in lines]
     assert ["6", "bob", "default", "1", "GPU", "and", "1", "CPU", "n1", "GPU", "1"] in words
     assert [
