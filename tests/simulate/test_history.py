@@ -213,12 +213,12 @@ def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, 
     code, out, err = typed("--from-history", "--config", "new.toml")
     assert code == 1
     assert "no job of the history can be replayed" in err
-    assert "refused by the policy default: there is no queue 'theory': 2 (7, 8)" in err
+    assert "refused by the policy default, there is no queue 'theory': 2 (7, 8)" in err
     (tmp_path / "new.toml").write_text('[default]\nqueue = "vision"\n[queue.vision]\n')
     code, out, err = typed("--from-history", "--config", "new.toml", "--json")
     made = json.loads(out)
     assert [one["jobs"] for one in made["policies"]] == [6, 6]
-    assert made["dropped"]["refused by the policy default: there is no queue 'theory'"]["count"] == 2
+    assert made["dropped"]["refused by the policy default, there is no queue 'theory'"]["count"] == 2
 
 
 @pytest.mark.parametrize(
