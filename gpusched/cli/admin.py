@@ -13,7 +13,9 @@ import typer
 
 from gpusched import __version__, paths
 from gpusched.cli import output
+from gpusched.cli import simulation_options as options
 from gpusched.cli.system import app as system_app
+from gpusched.cli.tuning import tune
 from gpusched.client import connect, start_daemon
 from gpusched.errors import DaemonUnreachable, NotReady, Refused, UsageError, UserError
 from gpusched.model.units import format_duration, printable
@@ -95,19 +97,9 @@ def snapshots(
 
 @app.command()
 def simulate(
-    trace: Annotated[
-        str | None,
-        typer.Argument(metavar="[TRACE]", help="A log in SWF, a table (CSV) of GPU jobs, or what sacct -P prints."),
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            "--nodes", metavar="SHAPE", help="8x8xA100: nodes, GPUs of each, model; 100p: that many processors."
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="FILE", help="Nodes from a file, JSON or the table of openb.")
-    ] = None,
+    trace: options.Trace = None,
+    nodes: options.Nodes = None,
+    cluster: options.Cluster = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -118,38 +110,17 @@ def simulate(
             "of --config, of this machine; several with commas.",
         ),
     ] = None,
-    predict: Annotated[
-        str | None,
-        typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
-    rows: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rows", metavar="FIRST:COUNT", help="Of the trace so many jobs from this one on; again for further parts."
-        ),
-    ] = None,
+    predict: options.Predict = None,
+    exact: options.Exact = False,
+    rows: options.Rows = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="A config file, as the policy default.")
     ] = None,
-    from_history: Annotated[
-        bool, typer.Option("--from-history", help="The jobs that gpusched itself has run here; goes by --tick.")
-    ] = False,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="WHEN", help="Of the history, those submitted since: 30d, a date.")
-    ] = None,
-    tick: Annotated[
-        bool,
-        typer.Option(
-            "--tick", help="Let all that the daemon does happen: admission, failures, retries, preemption. Slower."
-        ),
-    ] = False,
-    fail_rate: Annotated[
-        float, typer.Option("--fail-rate", metavar="PART", help="So many runs of 1 fail whose end is not known.")
-    ] = 0.0,
-    retries: Annotated[
-        int, typer.Option("--retries", metavar="N", help="How often a failed job of a trace is tried again.")
-    ] = 0,
+    from_history: options.FromHistory = False,
+    since: options.Since = None,
+    tick: options.Tick = False,
+    fail_rate: options.FailRate = 0.0,
+    retries: options.Retries = 0,
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Which runs fail; the same again for the same N.")
     ] = 0,
@@ -207,6 +178,9 @@ def simulate(
         as_csv=as_csv,
         as_json=as_json,
     )
+
+
+app.command()(tune)
 
 
 @app.command()
@@ -578,6 +552,7 @@ def admin_help() -> dict[str, str]:
         ["system", "guard", "off"],
         ["system", "guard", "status"],
         ["replay"],
+        ["tune"],
         ["demo"],
         ["version"],
     ):

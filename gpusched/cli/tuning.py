@@ -1,0 +1,305 @@
+"""gpusched tune: which weights serve a goal best, and whether they do on jobs that the search has not seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpusched.cli import output
+from gpusched.cli import simulation_options as options
+from gpusched.errors import UsageError
+from gpusched.model.units import printable
+
+if TYPE_CHECKING:
+    from gpusched.cli.simulation import Asked, Simulation
+    from gpusched.model.settings import PrioritySettings, Settings
+    from gpusched.simulate.goal import Goal, Score
+    from gpusched.simulate.runner import Outcome
+    from gpusched.simulate.trace import TraceJob
+
+TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"
+
+
+def tune(
+    trace: options.Trace = None,
+    nodes: options.Nodes = None,
+    cluster: options.Cluster = None,
+    goal: Annotated[
+        str,
+        typer.Option(
+            "--goal",
+            metavar="TEXT",
+            help="A measure to make small, and others with a limit: 'wait_p95 of small, slowdown_mean of wide <= 20'.",
+        ),
+    ] = "",
+    tries: Annotated[int, typer.Option("--tries", metavar="N", help="How many settings are tried.")] = 40,
+    hold_out: Annotated[
+        float, typer.Option("--hold-out", metavar="PART", help="Part of the jobs, the last ones, to report on.")
+    ] = 0.3,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Today's settings; else those that are in force on this machine."
+        ),
+    ] = None,
+    predict: options.Predict = None,
+    exact: options.Exact = False,
+    rows: options.Rows = None,
+    from_history: options.FromHistory = False,
+    since: options.Since = None,
+    tick: options.Tick = False,
+    fail_rate: options.FailRate = 0.0,
+    retries: options.Retries = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed", metavar="N", help="Which settings are tried, and which runs fail; the same for the same N."
+        ),
+    ] = 0,
+    write: Annotated[
+        str | None,
+        typer.Option("--write", metavar="FILE", help="Put the section [priority] there, if it is better than today's."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")] = False,
+) -> None:
+    """Search the weights of [priority] for a goal on the first part of a trace, and report on the rest.
+
+    example: gpusched tune kth_sp2.swf.gz --rows 0:3000 --goal 'slowdown_mean of width<=4, wait_p95 of wide <= 12h'
+    """
+    from gpusched.cli.simulation import Asked
+    from gpusched.simulate.choices import DEFAULT, PRESENT
+    from gpusched.simulate.goal import EXAMPLE, goal_of
+    from gpusched.simulate.whole import Mishaps
+
+    if not goal:
+        raise UsageError("nothing says what the settings are to be good for", EXAMPLE)
+    if tries < 1:
+        raise UsageError(f"--tries {tries} tries nothing", "--tries 40")
+    file = None if write is None else _writable(write)
+    asked = Asked(
+        trace=trace,
+        nodes=nodes,
+        cluster=cluster,
+        policies=(PRESENT if config is None else DEFAULT,),
+        is_exact=exact,
+        predict=predict,
+        from_history=from_history,
+        since=since,
+        config=config,
+        tick=tick,
+        rows=rows or (),
+        mishaps=Mishaps(fail_rate, seed, retries),
+    )
+    _tune(asked, goal_of(goal), tries, hold_out, seed, file, as_json)
+
+
+def _writable(path: str) -> Path:
+    file = Path(path)
+    if file.exists():
+        raise UsageError(
+            f"{path} is there already, and nothing is written over", "name a new file: --write priority.toml"
+        )
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder for {path}", f"mkdir -p {file.parent}")
+    return file
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a search has found."""
+
+    goal: Goal
+    tries: int
+    seed: int
+    jobs: tuple[int, int]
+    """Searched on, and held out."""
+    priority: PrioritySettings
+    today: PrioritySettings
+    searched: Mapping[str, Score]
+    held_out: Mapping[str, Score]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether what was found is worth a change: on jobs that the search has not seen."""
+        from gpusched.simulate.tuning import is_better
+
+        return is_better(self.held_out[FOUND], self.held_out[TODAY])
+
+
+def _tune(asked: Asked, goal: Goal, tries: int, hold_out: float, seed: int, file: Path | None, as_json: bool) -> None:
+    from gpusched.cli import schedules
+    from gpusched.cli.simulation import prepare
+    from gpusched.simulate.rules import rules_of
+    from gpusched.simulate.tuning import Search, split
+
+    simulation = prepare(asked)
+    (present,) = simulation.choices
+    settings = present.settings
+    first, later = split(simulation.trace.jobs, goal, hold_out)
+    with schedules.progress("tune") as progress:
+        counted = _Counted(simulation, progress)
+        search = Search(first, goal, settings, counted, tries, seed)
+        counted.of = search.cost() + 3 * len(later) + len(first)
+        priority, score = search.find()
+        rules = rules_of(PLAIN).settings()
+        plain = replace(settings, priority=rules.priority, placement=rules.placement)
+        searched = {
+            TODAY: goal.score(counted(settings, first)),
+            FOUND: score,
+        }
+        held_out = {
+            TODAY: goal.score(counted(settings, later)),
+            PLAIN: goal.score(counted(plain, later)),
+            FOUND: goal.score(counted(replace(settings, priority=priority), later)),
+        }
+    sizes = len(first), len(later)
+    report = _Report(goal, tries, seed, sizes, priority, settings.priority, searched, held_out)
+    written = file is not None and report.is_better
+    if file is not None and report.is_better:
+        _write(file, report, simulation)
+    if as_json:
+        _print_document(report, simulation, str(file) if written else None)
+        return
+    _print(report)
+    if file is not None:
+        text = f"wrote {file}; check it with GPUSCHED_CONFIG={file} gpusched config check"
+        output.note("gpusched", text if written else f"{file} was not written")
+    schedules.print_remarks(simulation.trace)
+
+
+class _Counted:
+    """Runs schedules, and tells how many jobs of all have been replayed."""
+
+    def __init__(self, simulation: Simulation, tell: Any) -> None:
+        self._simulation = simulation
+        self._tell = tell
+        self._done = 0
+        self.of = 1
+
+    def __call__(self, settings: Settings, jobs: Sequence[TraceJob]) -> Outcome:
+        simulation = self._simulation
+        part = replace(simulation, trace=replace(simulation.trace, jobs=list(jobs)))
+        outcome = part.run(replace(simulation.choices[0], settings=settings), progress=self._tell and self._told)
+        self._done += len(jobs)
+        if self._tell is not None:
+            self._tell(self._done, max(self.of, self._done))
+        return outcome
+
+    def _told(self, done: int, of: int) -> None:
+        self._tell(self._done + done, max(self.of, self._done + done))
+
+
+def _print(report: _Report) -> None:
+    from gpusched.simulate.tuning import section_of
+
+    titles = ["JOBS", "SETTINGS", *(printable(str(term)) for term in report.goal.terms)]
+    lines = [
+        [part, name, *_shown(report.goal, score)]
+        for part, scores in (("searched", report.searched), ("held out", report.held_out))
+        for name, score in scores.items()
+    ]
+    sys.stdout.write(
+        f"{report.tries} settings on the first {report.jobs[0]:,} jobs; held out: the {report.jobs[1]:,} after them\n\n"
+    )
+    output.print_table(titles, lines, frozenset(range(2, len(titles))))
+    sys.stdout.write(f"\n{printable(_verdict(report))}\n")
+    if report.is_better:
+        sys.stdout.write(f"\n{section_of(report.priority)}")
+
+
+def _shown(goal: Goal, score: Score) -> list[str]:
+    values = (score.value, *score.limited)
+    return [
+        f"{term.shown(value)}{' (!)' if term.limit is not None and value > term.limit else ''}"
+        for term, value in zip(goal.terms, values, strict=True)
+    ]
+
+
+def _verdict(report: _Report) -> str:
+    """What to do, in a sentence or two."""
+    from gpusched.simulate.tuning import is_better
+
+    goal, scores = report.goal, report.held_out
+    found, today, plain = scores[FOUND], scores[TODAY], scores[PLAIN]
+
+    def told(score: Score) -> str:
+        values = (score.value, *score.limited)
+        was = (today.value, *today.limited)
+        return ", ".join(
+            f"{term.title} {term.shown(value)} instead of {term.shown(before)}"
+            for term, value, before in zip(goal.terms, values, was, strict=True)
+        )
+
+    broken = [
+        str(term)
+        for term, value in zip(goal.limits, found.limited, strict=True)
+        if term.limit is not None and value > term.limit
+    ]
+    if report.priority == report.today:
+        text = "Keep what you have: nothing that was tried is better, even on the jobs of the search."
+    elif report.is_better:
+        text = f"Better than today's on the jobs held out: {told(found)}."
+    else:
+        text = f"Keep what you have: on the jobs held out what was found is not better: {told(found)}."
+    if broken:
+        text += f" Not kept there: {', '.join(broken)}."
+    if is_better(plain, found) and is_better(plain, today):
+        text += f" Plain {PLAIN} serves the goal better than both: {told(plain)}."
+    return text
+
+
+def _write(file: Path, report: _Report, simulation: Simulation) -> None:
+    from gpusched.simulate.tuning import section_of
+
+    text = (
+        f"# found by gpusched tune for: {printable(str(report.goal))}\n"
+        f"# {report.tries} settings, seed {report.seed}, on the first {report.jobs[0]} jobs of "
+        f"{printable(simulation.trace.name)}\n"
+        f"# {printable(_verdict(report))}\n"
+        "# In place of the section [priority] of your config file:\n"
+        f"{section_of(report.priority)}"
+    )
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be written: {(error.strerror or str(error)).lower()}", "name another"
+        ) from None
+
+
+def _print_document(report: _Report, simulation: Simulation, written: str | None) -> None:
+    from gpusched.simulate.tuning import changes_of
+
+    def told(score: Score) -> dict[str, Any]:
+        values = (score.value, *score.limited)
+        return {
+            "value": score.value,
+            "limits": [
+                {"term": term.title, "limit": term.limit, "value": value, "kept": value <= (term.limit or 0)}
+                for term, value in zip(report.goal.limits, values[1:], strict=True)
+            ],
+        }
+
+    trace = simulation.trace
+    output.print_json(
+        {
+            "trace": trace.name,
+            "dropped": {why: {"count": one.count, "first": one.named} for why, one in trace.dropped.items()},
+            "notes": trace.notes,
+            "goal": str(report.goal),
+            "tries": report.tries,
+            "seed": report.seed,
+            "jobs": {"searched": report.jobs[0], "held_out": report.jobs[1]},
+            "changes": changes_of(report.priority, report.today),
+            "searched": {name: told(score) for name, score in report.searched.items()},
+            "held_out": {name: told(score) for name, score in report.held_out.items()},
+            "advice": "change" if report.is_better else "keep",
+            "said": _verdict(report),
+            "written": written,
+        }
+    )

@@ -1,0 +1,286 @@
+"""Searches [priority] for what serves a goal best: settings drawn at random, then small steps from the best of them.
+
+drawn     evenly over the ranges, weights by their logarithm, since few of many settings matter and a grid would try
+          the others again and again (Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012)
+halved    all are tried on the first ninth of the jobs, the best third of them on the first third, the best third of
+          those on all (successive halving: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and
+          Hyperparameter Optimization, AISTATS 2016)
+refined   one or two settings of the best are changed, by less and less
+
+What is in force today is tried as well, so that what is found is never worse than that on the jobs of the search.
+Whether it is better on others only other jobs can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import exp, log
+from random import Random
+from typing import Any
+
+from gpusched.errors import Refused, UsageError
+from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.simulate.goal import Goal, Score
+from gpusched.simulate.metrics import width
+from gpusched.simulate.runner import Outcome
+from gpusched.simulate.trace import TraceJob
+
+LEAST_JOBS = 20
+"""Of fewer jobs nothing can be learned, and nothing be said."""
+MARGIN = 0.01
+"""What is better by less than this part is not better."""
+
+_ETA = 3
+"""So many times as many jobs, and one of so many settings, in the next round."""
+_LEAST_FIRST = 200
+"""No round has fewer jobs: on so few hardly anybody waits."""
+_DAY_S = 86400.0
+
+Run = Callable[[Settings, Sequence[TraceJob]], Outcome]
+"""The schedule of these jobs under these settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A number whose size matters, not its last digit."""
+
+    name: str
+    low: float
+    high: float
+    may_be_none: bool = False
+    """0, which leaves it out, is a value too."""
+
+    def draw(self, random: Random) -> float:
+        """Any value."""
+        if self.may_be_none and random.random() < 0.25:
+            return 0.0
+        return _rounded(exp(random.uniform(log(self.low), log(self.high))))
+
+    def step(self, random: Random, value: Any, far: float) -> float:
+        """A value near this one; `far` is the part of the range that a step has on average."""
+        if not self.low <= value <= self.high or (self.may_be_none and random.random() < 0.1):
+            return self.draw(random)
+        moved = log(value) + random.gauss(0.0, far * log(self.high / self.low))
+        return _rounded(exp(min(log(self.high), max(log(self.low), moved))))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One of a few values."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    def draw(self, random: Random) -> Any:
+        """Any value."""
+        return random.choice(self.values)
+
+    def step(self, random: Random, value: Any, far: float) -> Any:
+        """Another value."""
+        return random.choice([one for one in self.values if one != value])
+
+
+Knob = Scale | Pick
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
+    """The settings of [priority] that can make a difference to these jobs.
+
+    Greedy backfill is not among them: under it a wide job may wait for ever.
+    """
+    made: list[Knob] = [Scale("weight_age", 10, 1e5, True), Scale("max_age_s", 3600, 60 * _DAY_S)]
+    if len({job.user or job.queue for job in jobs}) > 1:
+        made += [Scale("weight_fairshare", 10, 1e5, True), Scale("half_life_s", 3600, 60 * _DAY_S)]
+    if len({width(job) for job in jobs}) > 1:
+        made += [Scale("weight_size", 10, 1e5, True), Pick("favor_small", (False, True))]
+    if any(job.spec is not None or job.cpus or job.mem_mib for job in jobs):
+        # Where jobs ask for GPUs or processors alone it says the same as the size.
+        made.append(Scale("weight_fit", 10, 1e5, True))
+    if len({queue.factor for queue in settings.queue.values()}) > 1:
+        made.append(Scale("weight_queue", 10, 1e5, True))
+    if len({qos.factor for qos in settings.qos.values()}) > 1:
+        made.append(Scale("weight_qos", 10, 1e5, True))
+    return (*made, Pick("backfill_depth", (1, 2, 4, 8, 16)), Pick("backfill_order", ("line", "shortest")))
+
+
+def split(jobs: Sequence[TraceJob], goal: Goal, hold_out: float) -> tuple[list[TraceJob], list[TraceJob]]:
+    """The jobs to search on, and those that were submitted later, to report on.
+
+    Args: hold_out: which part of all jobs the later ones are, 0 to 1.
+    Raises: UsageError when either are too few, or a group of the goal has no job among them.
+    """
+    if not 0 < hold_out < 1:
+        raise UsageError(f"--hold-out {hold_out:g} is no part of all jobs, above 0 and below 1", "--hold-out 0.3")
+    ordered = sorted(jobs, key=lambda job: job.submit_s)
+    held = round(len(ordered) * hold_out)
+    parts = ordered[: len(ordered) - held], ordered[len(ordered) - held :]
+    for part, use in zip(parts, ("to search on", "to report on"), strict=True):
+        if len(part) < LEAST_JOBS:
+            text = (
+                f"of {len(ordered)} jobs --hold-out {hold_out:g} leaves {len(part)} {use}, and {LEAST_JOBS} are needed"
+            )
+            raise UsageError(text, "give a longer trace, or another --hold-out")
+        missing = goal.missing_in(part)
+        if missing is not None:
+            text = f"none of the {len(part)} jobs {use} is of the group {missing!r} of the goal"
+            raise UsageError(text, "name another group, or another --hold-out")
+    return parts
+
+
+@dataclass(slots=True)
+class Search:
+    """One search. The same `seed` finds the same settings.
+
+    Args: run: what makes a schedule of jobs. tries: how many settings are tried beside those of today.
+    """
+
+    jobs: Sequence[TraceJob]
+    goal: Goal
+    settings: Settings
+    """Today's; all but [priority] stays."""
+    run: Run
+    tries: int
+    seed: int = 0
+    _random: Random = field(init=False)
+    _knobs: tuple[Knob, ...] = field(init=False)
+    _seen: set[PrioritySettings] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise UsageError(f"--tries {self.tries} tries nothing", "--tries 40")
+        self._random = Random(self.seed)
+        self._knobs = knobs_of(self.jobs, self.settings)
+        self._seen = {self.settings.priority}
+
+    @property
+    def steps(self) -> int:
+        """So many of the tries are small steps from the best."""
+        return self.tries // 3
+
+    def rounds(self) -> list[tuple[int, int]]:
+        """How many settings are drawn, or left, in each round, and on how many jobs they are tried."""
+        settings, sizes = self.tries - self.steps, [len(self.jobs)]
+        while settings > 1 and len(sizes) < 3:
+            count = sizes[0] // _ETA
+            if count < _LEAST_FIRST or self.goal.missing_in(self.jobs[:count]):
+                break
+            sizes.insert(0, count)
+        found = []
+        for count in sizes:
+            found.append((settings, count))
+            settings = -(-settings // _ETA)
+        return found
+
+    def cost(self) -> int:
+        """How many jobs are replayed in all, today's settings included."""
+        return sum(settings * jobs for settings, jobs in self.rounds()) + (self.steps + 1) * len(self.jobs)
+
+    def find(self) -> tuple[PrioritySettings, Score]:
+        """The best settings for these jobs, and what they are worth there.
+
+        Raises: Refused when none of all keeps the limits of the goal, with the nearest.
+        """
+        best = self.settings.priority
+        score = self._score(best, self.jobs)
+        left = [*self._drawn()]
+        for _, count in self.rounds():
+            # Equal ones stay in the order in which they were drawn.
+            scored = [(one, self._score(one, self.jobs[:count])) for one in left]
+            scored.sort(key=lambda pair: pair[1].rank)
+            left = [one for one, _ in scored[: -(-len(scored) // _ETA)]]
+        if scored and scored[0][1].rank < score.rank:
+            best, score = scored[0]
+        for number in range(self.steps):
+            near = self._near(best, 0.25 * (1 - number / self.steps) + 0.02)
+            if near is None:
+                break
+            found = self._score(near, self.jobs)
+            if found.rank < score.rank:
+                best, score = near, found
+        if score.excess > 0:
+            raise self._unmet(best, score)
+        return best, score
+
+    def _score(self, priority: PrioritySettings, jobs: Sequence[TraceJob]) -> Score:
+        return self.goal.score(self.run(replace(self.settings, priority=priority), jobs))
+
+    def _drawn(self) -> Iterator[PrioritySettings]:
+        def draw() -> PrioritySettings:
+            return self._changed(self.settings.priority, {one.name: one.draw(self._random) for one in self._knobs})
+
+        for _ in range(self.tries - self.steps):
+            made = self._new(draw)
+            if made is not None:
+                yield made
+
+    def _near(self, best: PrioritySettings, far: float) -> PrioritySettings | None:
+        def step() -> PrioritySettings:
+            chosen = self._random.sample(self._knobs, self._random.choice((1, 2)))
+            return self._changed(
+                best, {one.name: one.step(self._random, getattr(best, one.name), far) for one in chosen}
+            )
+
+        return self._new(step)
+
+    def _changed(self, priority: PrioritySettings, values: dict[str, Any]) -> PrioritySettings:
+        # In the other orders of the whole weights do nothing, nor does depth where nobody passes.
+        return replace(priority, **{"order": "multifactor", "backfill": True, **values})
+
+    def _new(self, make: Callable[[], PrioritySettings]) -> PrioritySettings | None:
+        """One that was not tried yet; None when none is found."""
+        for _ in range(100):
+            made = make()
+            if made not in self._seen:
+                self._seen.add(made)
+                return made
+        return None
+
+    def _unmet(self, best: PrioritySettings, score: Score) -> Refused:
+        missed = " and ".join(
+            f"{term} (it has {term.shown(value)})"
+            for term, value in zip(self.goal.limits, score.limited, strict=True)
+            if term.limit is not None and value > term.limit
+        )
+        changes = changes_of(best, self.settings.priority)
+        near = ", ".join(f"{name} = {toml(value)}" for name, value in changes.items()) or "those of today"
+        return Refused(
+            f"none of {self.tries} settings tried, nor those of today, keeps the goal: the nearest misses {missed}, "
+            f"with {near}",
+            "allow more, or try more: --tries",
+        )
+
+
+def is_better(after: Score, before: Score) -> bool:
+    """Whether settings serve a goal better than others did, and not by a hair."""
+    if after.excess or before.excess:
+        return after.excess < before.excess
+    return after.value < before.value * (1 - MARGIN)
+
+
+def changes_of(priority: PrioritySettings, other: PrioritySettings) -> dict[str, Any]:
+    """What these settings have that the others have not, by name."""
+    return {
+        one.name: getattr(priority, one.name)
+        for one in fields(priority)
+        if getattr(priority, one.name) != getattr(other, one.name)
+    }
+
+
+def section_of(priority: PrioritySettings) -> str:
+    """The section [priority] of a config file that makes these settings, whatever it said before."""
+    lines = [f"{name} = {toml(value)}\n" for name, value in changes_of(priority, PrioritySettings()).items()]
+    return "".join(["[priority]\n", *lines])
+
+
+def toml(value: bool | int | float | str) -> str:
+    """A value as the config file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)

@@ -1,0 +1,112 @@
+"""Goals in words, and what a schedule is worth by them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpusched.errors import UsageError
+from gpusched.simulate.goal import Term, goal_of
+from gpusched.simulate.runner import Outcome
+from gpusched.simulate.trace import TraceJob
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "limits"),
+    [
+        ("wait_p95", Term("wait_p95"), ()),
+        ("wait_s_p95", Term("wait_p95"), ()),
+        (" wait_p95  of small ", Term("wait_p95", "small"), ()),
+        (
+            "wait_p95 of small, slowdown_mean of wide <= 20",
+            Term("wait_p95", "small"),
+            (Term("slowdown_mean", "wide", 20.0),),
+        ),
+        ("wait_most<=2h,completion_mean", Term("completion_mean"), (Term("wait_most", "all", 7200.0),)),
+        ("slowdown_p99 of width<=4", Term("slowdown_p99", "width<=4"), ()),
+        (
+            "slowdown_mean, wait_median of width>=16 <= 30m",
+            Term("slowdown_mean"),
+            (Term("wait_median", "width>=16", 1800.0),),
+        ),
+        (
+            "wait_mean of user=ann, wait_p99 of queue=theory <= 1h, slowdown_most <= 1.5",
+            Term("wait_mean", "user=ann"),
+            (Term("wait_p99", "queue=theory", 3600.0), Term("slowdown_most", "all", 1.5)),
+        ),
+    ],
+)
+def test_a_goal_in_words(text, target, limits):
+    goal = goal_of(text)
+    assert (goal.target, goal.limits) == (target, limits)
+    assert goal_of(str(goal)) == goal
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no part of a goal"),
+        ("less wait", "is no part of a goal"),
+        ("wait_p95 < 3", "is no part of a goal"),
+        ("wait_p90", "'wait_p90' is no measure of a goal: wait_mean, "),
+        ("makespan", "'makespan' is no measure"),
+        ("wait_p95 of tiny", "'tiny' is no group of jobs"),
+        ("wait_p95 of width=4", "'width=4' is no group of jobs"),
+        ("wait_p95 of user<=ann", "'user' is no group of jobs"),
+        ("wait_p95 <= 2h", "no measure without a limit"),
+        ("wait_p95, slowdown_mean", "2 measures without a limit"),
+        ("wait_p95, slowdown_mean <= many", "the limit 'many' of slowdown_mean"),
+        ("wait_p95, slowdown_mean <= 0.5", "the limit '0.5' of slowdown_mean"),
+        ("wait_p95, slowdown_mean <= nan", "the limit 'nan' of slowdown_mean"),
+        ("slowdown_mean, wait_p95 <= soon", "'soon' is not a time"),
+    ],
+)
+def test_what_is_no_goal_is_refused_with_an_example(text, why):
+    with pytest.raises(UsageError, match=re.escape(why)) as caught:
+        goal_of(text)
+    assert caught.value.hint.startswith("--goal '")
+
+
+JOBS = (
+    TraceJob("1", submit_s=0, run_s=100, estimate_s=100, gpus=1, user="ann", queue="a"),
+    TraceJob("2", submit_s=0, run_s=50, estimate_s=50, gpus=4, user="eva", queue="a"),
+    TraceJob("3", submit_s=10, run_s=10, estimate_s=10, gpus=8, user="eva", queue="b"),
+    TraceJob("4", submit_s=10, run_s=10, estimate_s=10, procs=16, user="bob", queue="b"),
+)
+DONE = Outcome(JOBS, (0, 100, 160, 30), 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("wait_mean", (0 + 100 + 150 + 20) / 4),
+        ("wait_most", 150),
+        ("wait_mean of small", 0),
+        ("wait_mean of wide", (150 + 20) / 2),
+        ("wait_mean of width<=4", 50),
+        ("wait_mean of width>=16", 20),
+        ("wait_mean of user=eva", 125),
+        ("completion_mean of queue=a", (100 + 150) / 2),
+        ("slowdown_most", 16),
+        ("slowdown_mean of user=bob", 3),
+    ],
+)
+def test_what_a_schedule_is_worth(text, value):
+    assert goal_of(text).score(DONE).value == value
+
+
+def test_limits_come_before_the_goal():
+    goal = goal_of("wait_mean of small, slowdown_most <= 8, wait_most <= 300s")
+    score = goal.score(DONE)
+    assert (score.limited, score.excess) == ((16, 150), 1.0)
+    kept = goal_of("wait_mean, slowdown_most <= 16").score(DONE)
+    assert kept.excess == 0
+    assert kept.rank < score.rank
+    assert kept.value > score.value
+
+
+def test_a_group_that_nobody_is_of_is_named():
+    goal = goal_of("wait_mean of small, wait_most of queue=c <= 1h")
+    assert goal.missing_in(JOBS) == "queue=c"
+    assert goal_of("wait_mean of wide").missing_in(JOBS) is None

@@ -1,0 +1,329 @@
+"""`gpusched tune`: what is found on traces where the best is known, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+from history_builders import Lab
+
+from gpusched.cli.admin import main
+from gpusched.config import load_settings
+from gpusched.model.settings import PrioritySettings, QueueSettings, Settings
+from gpusched.simulate import runner
+from gpusched.simulate.cluster import nodes_of
+from gpusched.simulate.goal import Score, goal_of
+from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.tuning import Search, is_better, knobs_of, section_of, split
+
+NODES = nodes_of("1x4")
+
+
+def blocks(count: int, *, small_s: int, first_at: int = 0) -> list[TraceJob]:
+    """Again and again two jobs of all four GPUs, then four of one.
+
+    As they come the small ones wait for both wide ones, 399 s; when small ones go first, for one, 199 s.
+    """
+    jobs = []
+    for number in range(count):
+        at = first_at + number * 4000
+        for submit_s, gpus, run_s in ((at, 4, 200), (at, 4, 200), *[(at + 1, 1, small_s)] * 4):
+            jobs.append(TraceJob(str(len(jobs)), submit_s, run_s, run_s, gpus=gpus))
+    return jobs
+
+
+def search(jobs, text, *, tries=12, seed=0, settings=None):
+    def run(settings, jobs):
+        return runner.run(jobs, NODES, settings)
+
+    return Search(jobs, goal_of(text), settings or Settings(), run, tries, seed)
+
+
+def test_a_weight_that_is_known_to_be_best_is_found():
+    jobs = blocks(10, small_s=150)
+    by_hand = PrioritySettings(weight_age=0, weight_size=1e5, favor_small=True)
+    goal = goal_of("wait_mean of small")
+    best = goal.score(runner.run(jobs, NODES, Settings(priority=by_hand))).value
+    today = goal.score(runner.run(jobs, NODES, Settings())).value
+    assert (today, best) == (399, 199)
+    found, score = search(jobs, "wait_mean of small").find()
+    assert score.value == best
+    assert found.favor_small
+    assert found.weight_size > 0
+
+
+def test_what_is_found_keeps_the_limits():
+    # When small ones go first the second wide one waits for 350 s.
+    jobs = blocks(10, small_s=150)
+    found, score = search(jobs, "wait_mean of small, wait_most of width>=4 <= 340s").find()
+    assert (score.value, score.limited, score.excess) == (399, (200,), 0)
+    assert not (found.favor_small and found.weight_size > 0)
+
+
+def test_settings_are_steps_from_the_best_once_some_are_known():
+    seen = []
+    jobs = blocks(10, small_s=150)
+
+    def run(settings, jobs):
+        seen.append(settings.priority)
+        return runner.run(jobs, NODES, settings)
+
+    made = Search(jobs, goal_of("wait_mean of small"), Settings(), run, 12, 3)
+    made.find()
+    assert len(seen) == 13
+    assert len(set(seen)) == 13
+    names = [one.name for one in knobs_of(jobs, Settings())]
+
+    def changed(one, other):
+        return sum(getattr(one, name) != getattr(other, name) for name in names)
+
+    assert all(min(changed(one, other) for other in seen[:9]) <= 4 for one in seen[9:])
+    assert all(changed(one, Settings().priority) >= 2 for one in seen[1:9])
+
+
+def test_most_settings_are_tried_on_a_few_jobs_and_few_on_all():
+    jobs = blocks(400, small_s=150)
+    made = search(jobs, "wait_mean of small", tries=40)
+    assert made.rounds() == [(27, 266), (9, 800), (3, 2400)]
+    assert made.steps == 13
+    assert made.cost() == 27 * 266 + 9 * 800 + 3 * 2400 + 14 * 2400
+    late = [replace(job, queue="b" if number > 1000 else "a") for number, job in enumerate(jobs)]
+    assert search(late, "wait_mean of queue=b", tries=40).rounds() == [(27, 2400)]
+    assert search(jobs, "wait_mean", tries=1).rounds() == [(1, 2400)]
+
+
+def test_only_what_can_matter_is_searched():
+    jobs = blocks(10, small_s=150)
+    names = {one.name for one in knobs_of(jobs, Settings())}
+    assert {"weight_age", "weight_size", "backfill_depth"} <= names
+    assert names.isdisjoint({"weight_fairshare", "half_life_s", "weight_queue", "weight_qos", "weight_fit"})
+    people = [replace(job, user=job.id[-1], gpus=1, cpus=2.0) for job in jobs]
+    queues = {"a": QueueSettings("a", factor=0.5), "b": QueueSettings("b")}
+    names = {one.name for one in knobs_of(people, Settings(queue=queues))}
+    assert {"weight_fairshare", "half_life_s", "weight_queue", "weight_fit"} <= names
+    assert "weight_size" not in names
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_whatever_is_drawn_or_stepped_to_can_be_written_and_read(number, tmp_path):
+    random = Random(number)
+    jobs = [replace(job, user=job.id[-1], cpus=1.0) for job in blocks(2, small_s=1)]
+    knobs = knobs_of(jobs, Settings())
+    priority = replace(PrioritySettings(), **{one.name: one.draw(random) for one in knobs})
+    priority = replace(priority, **{one.name: one.step(random, getattr(priority, one.name), 0.3) for one in knobs})
+    file = tmp_path / "priority.toml"
+    file.write_text(section_of(priority))
+    assert load_settings(str(file), {}).settings.priority == priority
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "expected"),
+    [
+        (Score(90, (), 0), Score(100, (), 0), True),
+        (Score(99.5, (), 0), Score(100, (), 0), False),
+        (Score(0, (), 0), Score(0, (), 0), False),
+        (Score(50, (9,), 0.2), Score(100, (1,), 0), False),
+        (Score(150, (9,), 0.2), Score(100, (12,), 0.5), True),
+    ],
+)
+def test_better_means_limits_first_and_not_by_a_hair(after, before, expected):
+    assert is_better(after, before) is expected
+
+
+def test_later_jobs_are_held_out_whatever_the_order_of_the_file():
+    jobs = blocks(10, small_s=150)
+    mixed = list(jobs)
+    Random(1).shuffle(mixed)
+    first, later = split(mixed, goal_of("wait_mean"), 0.4)
+    assert (len(first), len(later)) == (36, 24)
+    assert max(job.submit_s for job in first) <= min(job.submit_s for job in later)
+
+
+# --- as typed -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path / "home"))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["gpusched", *words])
+        code = main()
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def table(path, jobs):
+    path.write_text(
+        "job_id,submit_s,duration_s,num_gpus\n"
+        + "".join(f"{job.id},{job.submit_s},{job.run_s},{job.gpus}\n" for job in jobs)
+    )
+
+
+@pytest.fixture
+def alike(tmp_path):
+    table(tmp_path / "alike.csv", blocks(14, small_s=150))
+    return "alike.csv"
+
+
+@pytest.fixture
+def two_halves(tmp_path):
+    """Small jobs are short at first, and very long later: there it is wrong to let them go first."""
+    table(tmp_path / "halves.csv", [*blocks(7, small_s=150), *blocks(7, small_s=2500, first_at=28_000)])
+    return "halves.csv"
+
+
+GOAL = ("--goal", "wait_mean of small, wait_most <= 2h", "--nodes", "1x4", "--hold-out", "0.5", "--tries", "12")
+
+
+def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, alike, monkeypatch):
+    code, out, err = typed("tune", alike, *GOAL, "--write", "try.toml")
+    assert code == 0
+    assert "Better than today's on the jobs held out: wait_mean of small 3:19 instead of 6:39, wait_most " in out
+    assert "wrote try.toml" in err
+    assert "\n[priority]\n" in out
+    monkeypatch.setenv("GPUSCHED_CONFIG", "try.toml")
+    assert typed("config", "check")[0] == 0
+    assert load_settings("try.toml", {}).settings.priority.favor_small
+    # What is written does as it says.
+    monkeypatch.delenv("GPUSCHED_CONFIG")
+    code, out, _ = typed("simulate", alike, "--nodes", "1x4", "--rows", "42:42", "--config", "try.toml", "--json")
+    (today, new) = json.loads(out)["policies"]
+    assert new["wait_s"]["mean"] < today["wait_s"]["mean"]
+
+
+def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two_halves, tmp_path):
+    words = (two_halves, "--goal", "wait_mean", *GOAL[2:], "--write", "try.toml")
+    code, out, err = typed("tune", *words)
+    assert code == 0
+    assert "Keep what you have: on the jobs held out what was found is not better" in out
+    assert "try.toml was not written" in err
+    assert not (tmp_path / "try.toml").exists()
+    made = json.loads(typed("tune", *words, "--json")[1])
+    assert (made["advice"], made["written"]) == ("keep", None)
+    assert made["searched"]["found"]["value"] < made["searched"]["today"]["value"]
+    assert made["held_out"]["found"]["value"] > made["held_out"]["today"]["value"]
+    assert made["changes"]["favor_small"] is True
+
+
+def test_a_limit_that_is_not_kept_on_jobs_held_out_is_named(typed, two_halves):
+    # The first half keeps it however it is ordered; in the second wide jobs wait for long when small ones go first.
+    words = (two_halves, "--goal", "wait_mean of small, wait_most of width>=4 <= 30m", *GOAL[2:])
+    code, out, _ = typed("tune", *words)
+    assert code == 0
+    verdict = next(line for line in out.splitlines() if line.startswith("Keep what you have"))
+    assert "wait_mean of small 3:19 instead of 6:39" in verdict
+    assert "Not kept there: wait_most of width>=4 <= 30:00." in verdict
+    assert out.count("(!)") == 1
+
+
+def test_plain_rules_that_are_better_than_both_are_named(typed, alike, tmp_path):
+    # Today is the worst order for the goal, and one try does not better it.
+    (tmp_path / "worst.toml").write_text("[priority]\nweight_age = 0\nweight_size = 100000\nfavor_small = true\n")
+    words = (alike, "--goal", "wait_most of width>=4", *GOAL[2:-1], "1", "--config", "worst.toml", "--seed", "1")
+    made = json.loads(typed("tune", *words, "--json")[1])
+    scores = {name: one["value"] for name, one in made["held_out"].items()}
+    assert scores["fcfs+easy"] < scores["today"]
+    assert ("Plain fcfs+easy serves the goal better" in made["said"]) == (scores["fcfs+easy"] < scores["found"])
+
+
+def test_the_same_seed_finds_the_same(typed, alike):
+    first, again, other = (typed("tune", alike, *GOAL, "--json", "--seed", seed)[1] for seed in ("5", "5", "6"))
+    assert first == again
+    assert json.loads(first)["changes"] != json.loads(other)["changes"]
+
+
+def test_the_document(typed, alike):
+    made = json.loads(typed("tune", alike, *GOAL, "--json")[1])
+    assert made["goal"] == "wait_mean of small, wait_most <= 2:00:00"
+    assert made["jobs"] == {"searched": 42, "held_out": 42}
+    assert list(made["held_out"]) == ["today", "fcfs+easy", "found"]
+    (limit,) = made["held_out"]["found"]["limits"]
+    assert (limit["term"], limit["limit"], limit["kept"]) == ("wait_most", 7200.0, True)
+    assert made["advice"] == "change"
+
+
+def test_todays_settings_are_those_of_the_file(typed, alike, tmp_path):
+    best = "[priority]\nweight_age = 0\nweight_size = 100000\nfavor_small = true\n"
+    (tmp_path / "best.toml").write_text(best)
+    code, out, _ = typed("tune", alike, *GOAL, "--config", "best.toml")
+    assert code == 0
+    assert "Keep what you have: nothing that was tried is better" in out
+    assert "[priority]" not in out
+
+
+def test_all_that_the_daemon_does_can_be_tuned_too(typed, alike):
+    made = json.loads(typed("tune", alike, *GOAL[:-1], "3", "--tick", "--json")[1])
+    assert made["held_out"]["today"]["value"] == 399
+
+
+def test_the_history_of_this_machine(typed, tmp_path):
+    path = tmp_path / "home" / "gpusched.db"
+    path.parent.mkdir()
+    lab = Lab(path)
+    (tmp_path / "home" / "config.toml").write_text('[default]\nqueue = "vision"\n[queue.vision]\n')
+    for hour in range(60):
+        lab.ran(3600.0 * hour, 3000.0, gpus=2, user="ann", time_limit_s=3600)
+    lab.close()
+    code, out, err = typed(
+        "tune", "--from-history", "--goal", "wait_mean", "--tries", "1", "--json", "--hold-out", "0.4"
+    )
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    assert made["jobs"] == {"searched": 36, "held_out": 24}
+    assert made["held_out"]["today"]["value"] == 0
+    assert made["advice"] == "keep"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "nothing says what the settings are to be good for"),
+        (("--goal", "wait_p90"), "'wait_p90' is no measure of a goal"),
+        (("--goal", "wait_p95 of tiny"), "'tiny' is no group of jobs"),
+        (("--goal", "wait_mean of wide"), "none of the 59 jobs to search on is of the group 'wide'"),
+        (("--goal", "wait_mean", "--tries", "0"), "--tries 0 tries nothing"),
+        (("--goal", "wait_mean", "--hold-out", "1"), "--hold-out 1 is no part of all jobs"),
+        (("--goal", "wait_mean", "--hold-out", "nan"), "--hold-out nan is no part of all jobs"),
+        (("--goal", "wait_mean", "--hold-out", "0.1"), "of 84 jobs --hold-out 0.1 leaves 8 to report on, and 20 are"),
+        (("--goal", "wait_mean", "--write", "alike.csv"), "alike.csv is there already"),
+        (("--goal", "wait_mean", "--write", "no/where.toml"), "there is no folder for no/where.toml"),
+        (
+            ("--goal", "wait_mean of small, wait_mean of width>=4 <= 1s", "--tries", "3"),
+            "none of 3 settings tried, nor those of today, keeps the goal: the nearest misses wait_mean of width>=4 <=",
+        ),
+        (("--goal", "wait_mean", "--config", "none.toml"), "there is no config file none.toml"),
+        (("--goal", "wait_mean", "--since", "3d"), "--since is of --from-history"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_a_hint(typed, alike, words, text):
+    code, _, err = typed("tune", alike, "--nodes", "1x4", *words)
+    assert code in (1, 2)
+    error, hint = err.splitlines()
+    assert text in error
+    assert hint.startswith("gpusched: hint: ")
+
+
+def test_how_far_it_is_never_goes_back_and_comes_to_its_end(tmp_path, monkeypatch):
+    from gpusched.cli import schedules
+    from gpusched.cli import tuning as command
+
+    told: list[tuple[int, int]] = []
+
+    @contextmanager
+    def progress(name):
+        yield lambda done, of: told.append((done, of))
+
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(schedules, "progress", progress)
+    table(tmp_path / "alike.csv", blocks(14, small_s=150))
+    command.tune(trace=str(tmp_path / "alike.csv"), nodes="1x4", goal="wait_mean", tries=6, hold_out=0.5)
+    assert told == sorted(told)
+    # Today's and six others on the first half, today's there once more for the report, three on the second.
+    assert told[-1] == (8 * 42 + 3 * 42, 8 * 42 + 3 * 42)
