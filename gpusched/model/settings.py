@@ -17,7 +17,9 @@ def setting(default: Any, doc: str) -> Any:
 
 
 ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "spf", "saf", "drf", "fairshare")
-STRATEGIES = ("pack", "spread", "best_fit", "fgd", "first")
+STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
+LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
+"""Those that look at the jobs that are usual here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ class PlacementSettings:
 
     strategy: str = setting(
         "pack",
-        "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, "
-        "`fgd` leaves what the waiting jobs can use best, `first` takes the first node and card with room.",
+        "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, `dot_product` goes "
+        "where least of what is asked for is free, `fgd` leaves the fewest GPUs that the usual jobs cannot use, "
+        "`outlook` leaves what they would take most of, `first` takes the first node and card with room.",
     )
 
 

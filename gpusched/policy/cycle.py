@@ -23,7 +23,7 @@ from functools import partial
 from math import inf
 
 from gpusched.model.resources import Resources
-from gpusched.model.settings import Settings
+from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
@@ -62,7 +62,7 @@ class Cycle:
         self.name_of = snapshot.name_of
         self.extensions = extensions
         self.layout = Layout(snapshot.nodes, settings)
-        if self.layout.strategy == "fgd":
+        if self.layout.strategy in LEARNING_STRATEGIES:
             self.layout.typical = typical_of(snapshot)
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)

@@ -32,6 +32,7 @@ __all__ = [
     "Option",
     "Pool",
     "Rejection",
+    "Search",
     "Tally",
     "find",
     "fits",
@@ -150,7 +151,7 @@ def options(
         if tally is not None:
             tally[rejection] += 1
         return []
-    search = _Search(draft, need, ceilings, avoid, tally)
+    search = Search(draft, need, ceilings, avoid, tally)
     found = []
     places: Sequence[Place] = pool(draft.layout, need).places
     if tally is None:
@@ -219,7 +220,7 @@ def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
     return not request.is_linked or largest_group(draft.layout, place.node, free) >= request.gpus
 
 
-class _Search:
+class Search:
     """The search of one place after another for one need."""
 
     __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally")

@@ -1,0 +1,177 @@
+"""How many GPUs the jobs that are usual here would still take on a node, and how a placement changes that.
+
+Lists of usual jobs are drawn beforehand, the same for every node and every question. On a node as it stands the jobs
+of a list are put one after the other where they fit, each slice on the fullest card with room. The mean of the GPUs
+that find a taker is the outlook of the node. A placement is as dear as the outlook that it takes away. Cores, memory,
+whole cards and rests of cards are used up together, so that no node is left with GPUs without cores, and no card
+with a rest that nobody asks for, where there is another choice.
+
+The lists favour wide jobs over their number, because the other nodes of a cluster take the narrow ones;
+a tenth of the fragmentation (see `fragmentation`) keeps whole nodes together where the lists see no difference.
+
+Source: rollout, one step of policy iteration over simulated futures with common random numbers (Bertsekas, Tsitsiklis
+and Wu, Rollout Algorithms for Combinatorial Optimization, Journal of Heuristics 3, 1997), each node by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from itertools import accumulate
+
+from gpusched.policy.amounts import WHOLE_CARD
+from gpusched.policy.draft import Layout
+from gpusched.policy.fragmentation import CardState, Fragmentation, Typical
+
+LISTS = 8
+"""Lists of usual jobs that a node is tried with; more make every new state of a node dearer."""
+
+LENGTH = 100
+"""Jobs on a list: enough to fill the widest nodes."""
+
+WIDTH = 0.85
+"""A job of n GPUs is drawn n to the power of this times as often as it comes."""
+
+WITHOUT_GPUS = 0.2
+"""A job without GPUs is drawn so many times as often as it comes; others have room for most of them."""
+
+OF_FRAGMENTS = 0.1
+"""What a fragment counts beside a GPU without a taker."""
+
+_OUTLOOK = "outlook"
+
+
+class Outlook(Fragmentation):
+    """The outlook of nodes in one layout, as the amount that is lost of it; `gain` is that of a placement."""
+
+    def __init__(self, layout: Layout, typical: Typical) -> None:
+        super().__init__(layout, _by_width(typical))
+        self._jobs = [(usual.need.millicpus, usual.need.request.mem_mib, usual.need) for usual in self._usual]
+        self._lists = _lists([usual.weight for usual in self._usual])
+        self._left_of: dict[frozenset[int], list[list[int]]] = {}
+        """Per set of jobs that fit at all, what is left of the lists."""
+        self._is_of_one = len({usual.need.uid for usual in self._usual if usual.need.is_slice}) <= 1
+
+    def _work_out(self, admits: tuple[bool, ...], millicpus: int, mem_mib: int, cards: tuple[CardState, ...]) -> float:
+        room = sum(left for _, left, _ in cards)
+        if not room:
+            return 0.0
+        fragments = super()._work_out(admits, millicpus, mem_mib, cards)
+        return (room - self._taken(admits, millicpus, mem_mib, cards)) / WHOLE_CARD + OF_FRAGMENTS * fragments
+
+    def _taken(self, admits: tuple[bool, ...], millicpus: int, mem_mib: int, cards: tuple[CardState, ...]) -> float:
+        """Millionths of cards that the jobs of a list take, the mean over the lists."""
+        fitting = frozenset(
+            number
+            for number, (cpus, mem, need) in enumerate(self._jobs)
+            if admits[number]
+            and cpus <= millicpus
+            and mem <= mem_mib
+            and (not need.request.gpus or self._useful(number, need, cards))
+        )
+        lists = self._left_of.get(fitting)
+        if lists is None:
+            lists = self._left_of[fitting] = [[job for job in one if job in fitting] for one in self._lists]
+        kinds = {kind for kind, _, _ in cards}
+        owners = {owner for _, _, owner in cards} - {-1}
+        users = {self._jobs[number][2].uid for number in fitting if self._jobs[number][2].is_slice}
+        if len(kinds) == 1 and self._is_of_one and (not users or owners <= users):
+            rooms = sorted(left for _, left, _ in cards)
+            wanted = self._needs[kinds.pop()]
+            return sum(self._fill(one, millicpus, mem_mib, rooms.copy(), wanted) for one in lists) / len(lists)
+        return sum(self._fill_any(one, millicpus, mem_mib, list(cards)) for one in lists) / len(lists)
+
+    def _fill(self, jobs: Sequence[int], millicpus: int, mem_mib: int, rooms: list[int], wanted: Sequence[int]) -> int:
+        """What they take of cards of one kind, by their room, that all may share."""
+        known, failed = self._jobs, set()
+        taken = 0
+        for job in jobs:
+            if job in failed:
+                continue
+            cpus, mem, need = known[job]
+            if cpus > millicpus or mem > mem_mib:
+                failed.add(job)
+                continue
+            count = need.request.gpus
+            if count:
+                part = wanted[job]
+                place = bisect_left(rooms, part)
+                if len(rooms) - place < count:
+                    failed.add(job)
+                    continue
+                if count == 1 and part < WHOLE_CARD:
+                    insort(rooms, rooms.pop(place) - part)
+                else:
+                    fresh = [left - part for left in rooms[place : place + count]]
+                    rooms[place : place + count] = []
+                    for left in fresh:
+                        rooms.insert(bisect_right(rooms, left), left)
+                taken += count * part
+            millicpus -= cpus
+            mem_mib -= mem
+        return taken
+
+    def _fill_any(self, jobs: Sequence[int], millicpus: int, mem_mib: int, cards: list[CardState]) -> int:
+        """What they take of cards of several kinds, or of several users."""
+        taken = 0
+        failed: set[int] = set()
+        for job in jobs:
+            if job in failed:
+                continue
+            cpus, mem, need = self._jobs[job]
+            count = need.request.gpus
+            places = []
+            if cpus <= millicpus and mem <= mem_mib:
+                places = [
+                    (left, number)
+                    for number, (kind, left, owner) in enumerate(cards)
+                    if 0 < self._needs[kind][job] <= left and owner in (-1, need.uid)
+                ]
+            if cpus > millicpus or mem > mem_mib or len(places) < count:
+                failed.add(job)
+                continue
+            for left, number in sorted(places)[:count]:
+                kind = cards[number][0]
+                part = self._needs[kind][job]
+                cards[number] = kind, left - part, need.uid if need.is_slice else -1
+                taken += part
+            millicpus -= cpus
+            mem_mib -= mem
+        return taken
+
+
+def outlook_of(layout: Layout) -> Outlook | None:
+    """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
+    known = layout.pools.get(_OUTLOOK)
+    if isinstance(known, Outlook):
+        return known
+    if not layout.typical:
+        return None
+    made = layout.pools[_OUTLOOK] = Outlook(layout, layout.typical)
+    return made
+
+
+def _by_width(typical: Typical) -> Typical:
+    weighted = []
+    for need, weight in typical:
+        request = need.request
+        gpus = request.gpus if request.gpu_fraction is None else request.gpu_fraction
+        weighted.append((need, weight * (gpus**WIDTH if gpus else WITHOUT_GPUS)))
+    total = sum(weight for _, weight in weighted)
+    return tuple((need, weight / total) for need, weight in weighted)
+
+
+def _lists(weights: Sequence[float]) -> list[list[int]]:
+    """Lists of jobs by number, drawn by weight, and always the same for the same weights."""
+    steps = list(accumulate(weights))
+    last = len(weights) - 1
+    state = 1
+    made = []
+    for _ in range(LISTS):
+        drawn = []
+        for _ in range(LENGTH):
+            # Knuth's MMIX generator: the policy draws no lots, so that its plans can be made again.
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            drawn.append(min(last, bisect_right(steps, state / 2**64 * steps[-1])))
+        made.append(drawn)
+    return made
