@@ -335,6 +335,12 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/status", site.status, "The daemon itself.", "daemon"),
     Route("POST", "/v1/shutdown", site.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
     Route("GET", "/v1/doctor", site.doctor, "Checks that only the daemon can make.", "checks"),
-    Route("GET", "/v1/snapshot", site.snapshot, "The policy's input right now, for replay.", "snapshot"),
+    Route(
+        "GET",
+        "/v1/snapshot",
+        site.snapshot,
+        "The policy's whole input right now, for replay; docs/reference/snapshot.md lists every field.",
+        "snapshot_version, release, plugins, names, snapshot, settings",
+    ),
     Route("GET", "/v1/openapi.json", site.openapi, "This description.", "the OpenAPI document itself"),
 )

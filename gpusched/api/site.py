@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched import __version__
 from gpusched.api.calendar import reservations
 from gpusched.api.identity import caller_of, user_name
 from gpusched.api.jobs import check_keys, read_body, respond
@@ -25,6 +26,7 @@ from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, GpuView
+from gpusched.model.recording import Recording, encode
 from gpusched.model.units import printable
 from gpusched.policy.life.blame import MEANINGS, is_hardware
 
@@ -255,9 +257,14 @@ async def doctor(request: web.Request) -> web.Response:
 
 async def snapshot(request: web.Request) -> web.Response:
     """GET /v1/snapshot"""
-    scheduler = service_of(request).scheduler
-    check_admin(caller_of(request), "see the policy's whole input", scheduler.settings)
-    return respond(snapshot=plain(scheduler.snapshot(scheduler.now())))
+    service, caller = service_of(request), caller_of(request)
+    scheduler = service.scheduler
+    check_admin(caller, "see the policy's whole input", service.settings)
+    scheduler.witness(Deed(caller, "record", "the policy's input"))
+    now = scheduler.now()
+    recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, scheduler.plugins.names)
+    # Frozen, and of a long queue many megabytes: another thread writes it down.
+    return await service.work_out(lambda: respond(**encode(recording)), caller)
 
 
 async def openapi(request: web.Request) -> web.Response:

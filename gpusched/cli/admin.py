@@ -113,11 +113,22 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Order (fcfs, sjf, saf, sjf_exact), +backfill (none, greedy, easy, cons), /placement (best, first, "
-            "spread); default, present: with the settings of --config, of this machine; several with commas.",
+            help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
+            "(best, first, spread), :prediction (last2, similar, mixed, exact); default, present: with the settings "
+            "of --config, of this machine; several with commas.",
         ),
     ] = None,
+    predict: Annotated[
+        str | None,
+        typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rows", metavar="FIRST:COUNT", help="Of the trace so many jobs from this one on; again for further parts."
+        ),
+    ] = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="A config file, as the policy default.")
     ] = None,
@@ -214,10 +225,12 @@ def simulate(
         cluster=cluster,
         policies=() if policy is None else tuple(policy.split(",")),
         is_exact=exact,
+        predict=predict,
         from_history=from_history,
         since=since,
         config=config,
         tick=tick,
+        rows=rows or (),
         mishaps=Mishaps(fail_rate, seed, retries),
     )
     show(
@@ -230,6 +243,45 @@ def simulate(
         as_csv=as_csv,
         as_json=as_json,
     )
+
+
+@app.command()
+def replay(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What gpusched debug snapshot has written; - is standard input.")
+    ],
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="Only what becomes of this job, why, and what would help.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="NAMES",
+            help="Also what these change: names as in gpusched simulate, put on top of the recorded settings; default, "
+            "present: the settings of --config, of this machine; several with commas.",
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE", help="Also what these settings change: the policy default."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Ids of the jobs that start, or of one job its reason, alone.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Have the policy decide once more on a recorded snapshot, and explain the plan; nothing is carried out.
+
+    Settings that say how a machine is looked at ([gpu], [node]) have done their work when it was written. Plug-ins are
+    not loaded, whatever the file names.
+
+    example: gpusched replay now.json --job 42 --policy fcfs+easy
+    """
+    from gpusched.cli.replaying import show  # nothing that the other commands need
+
+    policies = [] if policy is None else policy.split(",")
+    show(file, job=job, policies=policies, config=config, as_json=as_json, is_quiet=quiet)
 
 
 @app.command()
@@ -504,10 +556,21 @@ def notify_test(
 
 
 @debug_app.command("snapshot")
-def debug_snapshot() -> None:
-    """Print what the policy sees right now, as JSON, for a bug report."""
-    with connect() as client:
-        output.print_json(client.call("GET", "/v1/snapshot"))
+def debug_snapshot(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Where to, for your eyes alone; default: standard output.")
+    ] = None,
+) -> None:
+    """Write what the policy sees right now, settings included, as JSON: for `gpusched replay`, or a bug report.
+
+    It names everybody's waiting and running jobs, their users, accounts and requests, no commands and no paths of
+    theirs. Of the machine's daemon only an admin may have it.
+
+    example: gpusched debug snapshot now.json
+    """
+    from gpusched.cli.replaying import write  # nothing that the other commands need
+
+    write(file)
 
 
 @app.command()
@@ -550,6 +613,7 @@ def admin_help() -> dict[str, str]:
         ["system", "guard", "on"],
         ["system", "guard", "off"],
         ["system", "guard", "status"],
+        ["replay"],
         ["demo"],
         ["version"],
     ):

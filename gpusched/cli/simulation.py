@@ -15,6 +15,7 @@ from gpusched.simulate.choices import DEFAULT, PRESENT, Choice, choices_of, refu
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
 from gpusched.simulate.metrics import size_of
+from gpusched.simulate.rows import pick, rows_of
 from gpusched.simulate.runner import Outcome, Progress
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 from gpusched.simulate.whole import Mishaps
@@ -30,10 +31,14 @@ class Asked:
     policies: Sequence[str] = ()
     """By name; none: what fits the rest."""
     is_exact: bool = False
+    predict: str | None = None
+    """How run times are guessed under policies that name no way of their own."""
     from_history: bool = False
     since: str | None = None
     config: str | None = None
     tick: bool = False
+    rows: Sequence[str] = ()
+    """Parts of the trace, `FIRST:COUNT`; none: all of it."""
     mishaps: Mishaps = field(default_factory=Mishaps)
 
 
@@ -69,6 +74,7 @@ class Simulation:
             self.nodes,
             choice.settings,
             orders_by_run_time=choice.orders_by_run_time,
+            predict=choice.predict,
             keeps_places=keeps_places,
             progress=progress,
         )
@@ -79,8 +85,10 @@ def prepare(asked: Asked) -> Simulation:
     _check_words(asked)
     is_whole = asked.tick or asked.from_history
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
-    choices = choices_of(names, None if asked.config is None else Path(asked.config))
+    choices = choices_of(names, None if asked.config is None else Path(asked.config), asked.predict)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
+    if asked.rows:
+        pick(trace, rows_of(asked.rows))
     nodes = _machines(asked, trace)
     for choice in choices:
         if is_whole:
@@ -89,6 +97,11 @@ def prepare(asked: Asked) -> Simulation:
                 raise UsageError(
                     f"{choice.name} knows how long each job will run, and the daemon does not",
                     "leave --tick out, or name another policy",
+                )
+            if choice.predict is not None:
+                raise UsageError(
+                    f"{choice.name} is to predict by {choice.predict}, and with --tick the daemon does so by itself",
+                    "put predict = true under [priority] of --config",
                 )
         else:
             refuse_fast(choice)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from math import inf
 from pathlib import Path
 
 from gpusched.errors import UsageError, UserError
 from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.units import printable
 from gpusched.simulate.tables import rows_of
 from gpusched.simulate.trace import whole
 
 _SHAPE = re.compile(r"(\d+)x(\d+)(?:x([A-Za-z0-9_.-]+?))?(?:-(\d+)GiB)?(?::(\d+))?")
 _EXAMPLE = "--nodes 8x8xA100"
+_MOST_GPUS = 1_000_000
+_LONGEST = 80
 _PLENTY_MIB = 1 << 40
 """Memory of machines of which only cards or processors are told."""
 
@@ -29,12 +33,16 @@ def nodes_of(text: str) -> tuple[NodeView, ...]:
 
     Cores are so many that they never run out where they are not given. Raises: UsageError.
     """
+    if len(text) > _LONGEST:
+        raise UsageError(f"{printable(text, 40)!r} does not name nodes", _EXAMPLE)
     if re.fullmatch(r"\d+p", text):
         return processors(int(text[:-1]))
     match = _SHAPE.fullmatch(text)
     if match is None or not int(match[1]) or not int(match[2]):
         raise UsageError(f"{text!r} does not name nodes", _EXAMPLE)
     count, gpus = int(match[1]), int(match[2])
+    if count * gpus > _MOST_GPUS:
+        raise UsageError(f"{text} are {count * gpus:,} GPUs, and at most {_MOST_GPUS:,} are simulated", _EXAMPLE)
     total_mib = None if match[4] is None else int(match[4]) * 1024
     cpus = float(match[5]) if match[5] else 1e6
     digits = len(str(count - 1))
@@ -56,32 +64,55 @@ def read_nodes(path: Path) -> tuple[NodeView, ...]:
 
     Raises: NotFound, BadTrace, UserError.
     """
-    if path.name.endswith(".json"):
-        try:
-            listed = json.loads(path.read_text("utf-8"))
-            return tuple(
-                _node(
-                    one["name"], float(one["cpus"]), int(one["mem_mib"]), int(one.get("gpus", 0)), one.get("model", "")
-                )
-                for one in listed
-            )
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path} of nodes", _EXAMPLE) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is no list of nodes: {error}", _EXAMPLE) from None
-    return tuple(
-        _node(
-            row["sn"],
-            whole(row["cpu_milli"], "cpu_milli", path, number) / 1000,
-            whole(row["memory_mib"], "memory_mib", path, number),
-            whole(row["gpu"], "gpu", path, number),
-            row["model"],
+    nodes = _read_json(path) if path.name.endswith(".json") else _read_table(path)
+    if not nodes:
+        raise UserError(f"{path} names no node", _EXAMPLE)
+    names = {node.name for node in nodes}
+    if len(names) < len(nodes):
+        twice = next(name for name in names if sum(node.name == name for node in nodes) > 1)
+        raise UserError(
+            f"{path} names node {printable(twice, 40)!r} more than once", "give each node a name of its own"
         )
-        for number, row in rows_of(path, {"sn", "cpu_milli", "memory_mib", "gpu", "model"})
-    )
+    return nodes
+
+
+def _read_json(path: Path) -> tuple[NodeView, ...]:
+    try:
+        listed = json.loads(path.read_text("utf-8"))
+        return tuple(
+            _node(one["name"], float(one["cpus"]), int(one["mem_mib"]), int(one.get("gpus", 0)), one.get("model", ""))
+            for one in listed
+        )
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path} of nodes", _EXAMPLE) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"ls -l {path}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{path} is no list of nodes: {error}", _EXAMPLE) from None
+
+
+def _read_table(path: Path) -> tuple[NodeView, ...]:
+    try:
+        return tuple(
+            _node(
+                row["sn"],
+                whole(row["cpu_milli"], "cpu_milli", path, number) / 1000,
+                whole(row["memory_mib"], "memory_mib", path, number),
+                whole(row["gpu"], "gpu", path, number),
+                row["model"],
+            )
+            for number, row in rows_of(path, {"sn", "cpu_milli", "memory_mib", "gpu", "model"})
+        )
+    except ValueError as error:
+        raise UserError(f"{path} is no list of nodes: {error}", _EXAMPLE) from None
 
 
 def _node(name: str, cpus: float, mem_mib: int, gpus: int, model: str) -> NodeView:
+    """Raises: ValueError for less than nothing, and for a node without a name."""
+    if not (name and isinstance(name, str) and isinstance(model, str)):
+        raise ValueError("a node has no name, or a model that is no word")
+    if not (0 <= cpus < inf and mem_mib >= 0 and 0 <= gpus <= _MOST_GPUS):
+        raise ValueError(f"node {printable(name, 40)} has {cpus:g} cores, {mem_mib} MiB and {gpus} GPUs")
     cards = tuple(GpuView(f"{name}-{index}", index, model, None) for index in range(gpus))
     return NodeView(name, cpus, mem_mib, cards)
 

@@ -10,8 +10,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of
+from gpusched.model.units import printable
+from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of, whole
 
+_MOST = 10**10
+"""No job has run for so many seconds, or asked for so many of anything."""
 _UNKNOWN = ("", "Unknown", "None", "N/A")
 _MEM = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
@@ -66,16 +69,23 @@ def _take(trace: Trace, path: Path, number: int, row: dict[str, str]) -> None:
     limit = row.get("Timelimit", "")
     limit_s = None if limit in (*_UNKNOWN, "UNLIMITED", "Partition_Limit") else _span_s(limit, path, number)
     tres = _tres(row.get("ReqTRES") or row.get("AllocTRES") or "")
-    cpus = tres.get("cpu") or row.get("ReqCPUS") or "0"
+    try:
+        gpus, cpus = int(tres.get("gres/gpu", "0")), float(tres.get("cpu") or row.get("ReqCPUS") or "0")
+        mem_mib = _mib(tres.get("mem", ""))
+        if not (0 <= gpus <= _MOST and 0 <= cpus <= _MOST and 0 <= mem_mib <= _MOST):
+            raise ValueError
+    except (ValueError, OverflowError):
+        text = printable(row.get("ReqTRES") or row.get("AllocTRES") or row.get("ReqCPUS") or "", 60)
+        raise BadTrace(f"{path} line {number}: {text!r} are no resources", f"sed -n {number}p {path}") from None
     trace.jobs.append(
         TraceJob(
             id=job_id,
             submit_s=submit_s,
             run_s=run_s,
             estimate_s=max(run_s, limit_s or 0),
-            gpus=int(tres.get("gres/gpu", "0")),
-            cpus=float(cpus),
-            mem_mib=_mib(tres.get("mem", "")),
+            gpus=gpus,
+            cpus=cpus,
+            mem_mib=mem_mib,
             user=row.get("User", ""),
             queue=row.get("Partition", ""),
             name=row.get("JobName", ""),
@@ -99,11 +109,12 @@ def _instant(text: str, path: Path, number: int) -> int | None:
     if text in _UNKNOWN:
         return None
     try:
-        return (
-            int(text) if text.isdigit() else int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp())
-        )
-    except ValueError:
-        raise BadTrace(f"{path} line {number}: {text!r} is no instant", f"sed -n {number}p {path}") from None
+        if text.isdigit():
+            return whole(text, "an instant", path, number)
+        return int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp())
+    except (ValueError, OverflowError):
+        shown = printable(text, 40)
+        raise BadTrace(f"{path} line {number}: {shown!r} is no instant", f"sed -n {number}p {path}") from None
 
 
 def _span_s(text: str, path: Path, number: int) -> int:
@@ -114,6 +125,10 @@ def _span_s(text: str, path: Path, number: int) -> int:
         if not 2 <= len(parts) <= 3:
             raise ValueError(text)
         hours, minutes, seconds = (0, *parts)[-3:]
-        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-    except ValueError:
-        raise BadTrace(f"{path} line {number}: {text!r} is no time span", f"sed -n {number}p {path}") from None
+        found_s = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+        if not 0 <= found_s <= _MOST:
+            raise ValueError(text)
+    except (ValueError, OverflowError):
+        shown = printable(text, 40)
+        raise BadTrace(f"{path} line {number}: {shown!r} is no time span", f"sed -n {number}p {path}") from None
+    return found_s

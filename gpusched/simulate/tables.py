@@ -9,7 +9,7 @@ openb                           tasks of the Alibaba cluster (`read_pods`) and i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from csv import reader
+from csv import Error, reader
 from pathlib import Path
 
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of, whole
@@ -27,7 +27,10 @@ def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int
     """
     names: list[str] = []
     for number, line in lines_of(path):
-        cells = next(reader([line]), [])
+        try:
+            cells = next(reader([line]), [])
+        except Error as error:
+            raise BadTrace(f"{path} line {number} is no row of a table: {error}", f"sed -n {number}p {path}") from None
         if not names:
             names = cells
             missing = sorted(wanted - set(names))
@@ -60,6 +63,8 @@ def read_table(path: Path, workload: int = 1) -> Trace:
         name = row.get("job_id") or row.get("name") or str(number - 1)
         if submit_s < 0:
             trace.drop("submitted before the trace begins", name)
+        elif run_s < 0:
+            trace.drop("ended before it began", name)
         elif run_s < 1:
             trace.drop("did not run", name)
         elif gpus < 1:
@@ -98,6 +103,9 @@ def read_pods(path: Path) -> Trace:
         )
         if min(gpus, gpu_milli, cpu_milli, mem_mib, created_s) < 0:
             trace.drop("asks for less than nothing", row["name"])
+            continue
+        if gpus == 1 and not gpu_milli:
+            trace.drop("asks for nothing of a GPU", row["name"])
             continue
         run_s = max(1, ended_s - (began_s or created_s))
         trace.jobs.append(

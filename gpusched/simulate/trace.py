@@ -15,7 +15,10 @@ from pathlib import Path
 
 from gpusched.errors import NotFound, UserError
 from gpusched.model.job import JobSpec
+from gpusched.model.units import printable
 
+_MOST = 10**15
+"""No number of a trace is larger, be it seconds, cores or MiB."""
 _NAMED = 5
 """So many jobs of one kind that was left out are named; the rest is counted."""
 
@@ -114,6 +117,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     Raises: NotFound; BadTrace for a file that is cut short, is no gzip in spite of its name, or is not UTF-8.
     """
     number = 0
+    # A table that Excel has written begins with a mark.
+    marks = "\ufeff"
     try:
         with path.open("rb") as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
@@ -121,7 +126,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             lines: Iterable[bytes] = gzip.GzipFile(fileobj=raw) if is_packed else raw
             for line in lines:
                 number += 1
-                yield number, line.decode("utf-8").rstrip("\r\n")
+                text = line.decode("utf-8").rstrip("\r\n")
+                yield number, text.lstrip(marks) if number == 1 else text
     except FileNotFoundError:
         raise NotFound(f"there is no trace {path}", "give the path of a trace") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -130,14 +136,23 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         raise BadTrace(f"{path} line {number} is not text in UTF-8", f"file {path}") from None
     except IsADirectoryError:
         raise BadTrace(f"{path} is a folder, not a trace", f"ls {path}") from None
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"ls -l {path}") from None
 
 
 def whole(text: str, what: str, path: Path, number: int) -> int:
     """A number of whole units; fractions are rounded down. Raises: BadTrace with the place and the value."""
     try:
-        return int(text) if text.lstrip("-").isdigit() else int(float(text))
+        found = int(text) if text.lstrip("-").isdecimal() else int(float(text))
     except (ValueError, OverflowError):
-        raise BadTrace(f"{path} line {number}: {what} is {text!r}, not a number", f"sed -n {number}p {path}") from None
+        raise BadTrace(
+            f"{path} line {number}: {what} is {printable(text, 40)!r}, not a number", f"sed -n {number}p {path}"
+        ) from None
+    if abs(found) > _MOST:
+        raise BadTrace(
+            f"{path} line {number}: {what} is {printable(text, 40)}, which is out of range", f"sed -n {number}p {path}"
+        )
+    return found
 
 
 def finished(trace: Trace, path: Path) -> Trace:
@@ -148,6 +163,9 @@ def finished(trace: Trace, path: Path) -> Trace:
     late = sum(after.submit_s < before.submit_s for before, after in zip(trace.jobs, trace.jobs[1:], strict=False))
     if late:
         trace.notes.append(f"{late} jobs were submitted before the one above them; each arrives at its own instant")
+    twice = len(trace.jobs) - len({job.id for job in trace.jobs})
+    if twice:
+        trace.notes.append(f"{twice} jobs have the id of one above them; each line is a job of its own")
     return trace
 
 

@@ -266,7 +266,7 @@ class _Whole:
 
     def _submit(self, number: int) -> None:
         job = self._jobs[number]
-        user = job.user or "nobody"
+        user = job.user or job.queue or "nobody"
         is_urgent = job.spec is not None and job.spec.nice < 0
         mark = f"{user}\0" if is_urgent else user
         caller = self._callers.get(mark)

@@ -15,6 +15,7 @@ from support import wait_until
 from gpusched.api.openapi import build
 from gpusched.cli.gshow import describe
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.model.recording import decode
 
 pytestmark = NEEDS_ROOT
 
@@ -228,6 +229,28 @@ def test_an_admin_and_an_operator_act_and_are_recorded(make: Any) -> None:
     assert (EVE, "drain") in [deed[:2] for deed in deeds]
     assert all(line["owner"] == ANN for line in daemon.records() if line["target"].startswith("job"))
     assert {line["pid"] for line in daemon.records() if line["user"] == EVE} == {eve.pid}
+
+
+def test_the_policys_whole_input_is_for_admins_and_recorded(make: Any) -> None:
+    daemon = make()
+    ann, bob, eve = daemon.person(ANN), daemon.person(BOB), daemon.person(EVE)
+    job, _ = a_secret(ann)
+    error = bob.refusal("GET", "/v1/snapshot")
+    assert isinstance(error, Forbidden)
+    assert error.message == f"only an admin may see the policy's whole input, not {BOB}"
+    # An operator of a queue has a say in its jobs, and none in what all are told by.
+    assert isinstance(daemon.person("sys").refusal("GET", "/v1/snapshot"), Forbidden)
+    assert daemon.records() == []
+    found = eve.call("GET", "/v1/snapshot")
+    recording = decode(found)
+    assert [held.job_id for held in recording.snapshot.allocations] == [int(job)]
+    assert recording.settings.access.admin_group == "games"
+    assert SECRET not in repr(found), "what runs, and where, is not the policy's to know"
+    assert [(line["user"], line["what"], line["target"]) for line in daemon.records()] == [
+        (EVE, "record", "the policy's input")
+    ]
+    refused = [line["user"] for line in daemon.records("refusals.jsonl") if line["what"] == "GET /v1/snapshot"]
+    assert refused == [BOB, "sys"]
 
 
 def test_jobs_run_as_their_users_and_files_are_roots(make: Any) -> None:

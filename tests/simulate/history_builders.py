@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpusched.model.cluster import GpuReading, GpuSample
-from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.ports import Changes
 from gpusched.store.sqlite import SqliteStore
@@ -36,7 +36,8 @@ class Lab:
         """
         submit_at = AT + after_s
         words = [*ends, *["COMPLETED"] * (len(runs_s) - len(ends))]
-        parts = {"queue": "vision", "request": request(gpus=gpus), **parts}
+        if "spec" not in parts:
+            parts = {"queue": "vision", "request": request(gpus=gpus), **parts}
         made = job(self._next_id, submit_at=submit_at, **parts)
         self._next_id += 1
         runs: dict[str, Run] = {}
@@ -61,6 +62,10 @@ class Lab:
         ended = replace(made, state=state, end_at=at, run=len(runs_s), start_at=at if runs_s else None)
         self._store.commit(Changes(jobs={ended.id: ended}, runs=runs))
         return ended
+
+    def tell(self, of: Job, after_s: float, kind: str) -> None:
+        """A line of a job's story."""
+        self._store.commit(Changes(events=[JobEvent(of.id, AT + after_s, kind, "by ann")]))
 
     def waits(self, after_s: float, **parts) -> Job:
         """A job that waits to this day."""

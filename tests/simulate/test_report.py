@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from gpusched.simulate import cluster, metrics, report, rules, runner
+from gpusched.simulate.by_queue import QueueResult
 from gpusched.simulate.gains import gains, sentence
 from gpusched.simulate.runner import Attempt, Outcome
 from gpusched.simulate.trace import TraceJob, read_trace
@@ -39,9 +41,18 @@ def test_every_name_of_the_document_is_explained():
     compared = report.gains_document("fcfs+easy", "sjf", gains(first, second))
     known = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
     assert names_in([made, compared]) - known == set()
+    assert {one.name for one in fields(QueueResult)} - known == set()
     columns = report.row(report.measure("fcfs+easy", first, 8))
     endings = r"_(mean|median|p95|p99|most|jobs|missed|part|by_s|bound_s)$"
     assert {name for name in columns if name not in known and re.sub(endings, "", name) not in known} == set()
+
+
+def test_every_line_of_the_details_is_explained():
+    for name, (title, _) in report.TITLES.items():
+        assert f"| {title} | `{name}` |" in PAGE
+    assert set(report.TITLES) | {"policy", "starts_sha", "late_jobs", "late_bound_s"} == set(
+        report.row(report.measure("fcfs", simulated([job(0, 10)]), 8))
+    )
 
 
 def test_a_schedule_without_places_has_no_measures_over_time():

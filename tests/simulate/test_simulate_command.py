@@ -44,6 +44,9 @@ def test_one_document(monkeypatch, capsys):
         ([TRACE], "tiresias_60jobs.csv.gz does not say how large its machine is"),
         ([TRACE, "--nodes", "4x8", "--cluster", "x"], "both say what the machines are"),
         ([TRACE, "--nodes", "4x8", "--policy", "lifo"], "'lifo' names no order that is known"),
+        ([TRACE, "--nodes", "4x8", "--rows", "10"], "'10' names no rows of a trace"),
+        ([TRACE, "--nodes", "4x8", "--rows", "0:0"], "'0:0' names no rows of a trace"),
+        ([TRACE, "--nodes", "4x8", "--rows", "50:11"], "has 60 jobs, and not those of rows 50:11"),
         (["nowhere.swf"], "there is no trace nowhere.swf"),
     ],
 )

@@ -1,0 +1,267 @@
+"""gpusched debug snapshot, which writes what the policy sees; gpusched replay, which asks the policy once more."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpusched import quickjson
+from gpusched.cli import output
+from gpusched.client import connect
+from gpusched.config.known import SETTINGS
+from gpusched.errors import NotFound, UsageError, UserError
+from gpusched.model.recording import BadRecording
+from gpusched.model.settings import Settings
+from gpusched.model.units import format_duration, gpu_label, printable
+from gpusched.policy.words import about, plural
+from gpusched.simulate.choices import DEFAULT, PRESENT, choices_of
+from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
+
+RECORDED = "recorded"
+"""What the settings of the file itself are called."""
+
+_BY_PRIORITY = ("multifactor", "hybrid", "priority")
+"""Orders in which the parts of a priority have a say."""
+
+
+# --- debug snapshot -------------------------------------------------------------------------------
+
+
+def write(file: str | None) -> None:
+    """Put what the policy sees right now into a file, for its owner alone; without a name on standard output.
+
+    Raises: Forbidden for anybody but an admin, since it holds everybody's jobs.
+    """
+    with connect() as client:
+        found = client.call("GET", "/v1/snapshot")
+    if file is None or file == "-":
+        output.print_json(found)
+        return
+    _replace(file, quickjson.dumps(found) + "\n")
+    snapshot = found["snapshot"]
+    waiting = sum(one["total"] for one in snapshot["pending"])
+    running = len({held["job_id"] for held in snapshot["allocations"]})
+    sys.stdout.write(f"wrote {printable(file)}: {_how_many(running, waiting)}\n")
+
+
+def _how_many(running: int, waiting: int) -> str:
+    """`1 job runs, 3 wait`."""
+    return f"{plural(running, 'job')} run{'s' if running == 1 else ''}, {waiting} wait{'s' if waiting == 1 else ''}"
+
+
+def _replace(path: str, text: str) -> None:
+    if os.path.isdir(path):
+        raise UserError(f"{printable(path)} is a folder, not a file to write", "name a file in it")
+    folder, name = os.path.split(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise NotFound(f"there is no folder {printable(folder)} to write to", "make it first, with mkdir -p")
+    # Made with mode 600, and whole or not at all.
+    fd, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def show(
+    file: str, *, job: str | None, policies: Sequence[str], config: str | None, as_json: bool, is_quiet: bool
+) -> None:
+    """Print the plan of a recorded snapshot, and what other settings would change about it."""
+    if is_quiet and as_json:
+        raise UsageError("--quiet and --json are both given", "leave one out")
+    if is_quiet and len(policies) > 1:
+        raise UsageError("--quiet prints the starts of one plan, and several policies are named", "name one")
+    recording = read_recording(file)
+    _check_settings(recording.settings, file)
+    base = Replay(recording, recording.settings, RECORDED)
+    others = [Replay(recording, chosen, name) for name, chosen in _others(recording.settings, policies, config)]
+    if is_quiet:
+        _print_quietly(others[-1] if others else base, job)
+    elif as_json:
+        output.print_json(_document(base, others, job))
+    else:
+        _print(base, others, job)
+
+
+def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> list[tuple[str, Settings]]:
+    """Settings by name, as `gpusched simulate` names them; rules of the literature on top of what was recorded."""
+    file = None if config is None else Path(config)
+    names = policies or ([] if file is None else [DEFAULT])
+    if not names:
+        return []
+    return [
+        (one.name, one.settings if one.name in (DEFAULT, PRESENT) else under(recorded, one.name))
+        for one in choices_of(names, file)
+    ]
+
+
+def _check_settings(settings: Settings, file: str) -> None:
+    """Values that no config file could have are not the policy's to deal with. Raises: BadRecording."""
+    for path, known in SETTINGS.items():
+        section, _, name = path.partition(".")
+        value = getattr(getattr(settings, section), name)
+        if value is not None and known.rule is not None and not known.rule.admits(value):
+            shown = printable(repr(value), 40)
+            raise BadRecording(
+                f"{printable(file)}: the snapshot is damaged: settings.{path} is {shown}, not {known.rule}",
+                "write a new one with: gpusched debug snapshot FILE",
+            )
+
+
+def _document(base: Replay, others: Iterable[Replay], job: str | None) -> dict[str, Any]:
+    def one(replay: Replay) -> dict[str, Any]:
+        if job is not None:
+            return {"policy": replay.name, "job": replay.of_job(job)}
+        return replay.document()
+
+    changed = [{**one(other), "changes": differences(base, other)} for other in others]
+    recording = base.recording
+    return {"file": summary(recording), "notes": notes(recording), "plan": one(base), "others": changed}
+
+
+def _print_quietly(replay: Replay, job: str | None) -> None:
+    if job is not None:
+        found = replay.of_job(job)
+        sys.stdout.write(f"{found.get('reason') or found['verdict']}\n")
+        return
+    sys.stdout.write("".join(f"{start['job']}\n" for start in replay.document()["starts"]))
+
+
+def _print(base: Replay, others: Sequence[Replay], job: str | None) -> None:
+    recording = base.recording
+    # Before anything is printed: the job may not be there.
+    of_job = [] if job is None else [(replay, replay.of_job(job)) for replay in (base, *others)]
+    found = summary(recording)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found["now"]))
+    counts = f"{plural(found['nodes'], 'node')}, {plural(found['gpus'], 'GPU')}"
+    jobs = _how_many(found["running"], found["waiting"])
+    _say(f"snapshot of {at} by gpusched {found['release']}: {counts}; {jobs}")
+    for text in notes(recording):
+        output.note("gpusched", text)
+    for replay, one in of_job:
+        _print_job(replay, one)
+    if of_job:
+        return
+    _print_plan(base)
+    for other in others:
+        _print_changes(differences(base, other), other)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{printable(text)}\n")
+
+
+def _head(text: str) -> None:
+    sys.stdout.write("\n")
+    _say(text)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    output.print_table(titles, [[printable(cell) for cell in row] for row in rows])
+
+
+def _print_plan(replay: Replay) -> None:
+    made = replay.document()
+    if made["starts"]:
+        _head("starts now")
+        _table(("JOB", "USER", "QUEUE", "ASKS", "WHERE"), ([*_who(one), _where(one)] for one in made["starts"]))
+    else:
+        _head("nothing starts now")
+    for one in made["preempts"]:
+        _say(f"job {one['job']}: {one['mode']}, {one['text']}")
+    for name in made["resumes"]:
+        _say(f"job {name} goes on")
+    if made["reservations"]:
+        _head("is kept for")
+        rows = ([*_who(one), _when(one["in_s"]), _where(one)] for one in made["reservations"])
+        _table(("JOB", "USER", "QUEUE", "ASKS", "FROM", "WHERE"), rows)
+    if made["waiting"]:
+        _head("waits")
+        waiting = [
+            [str(one["jobs"]), one["first"] or "-", *_whose(one), f"({one['reason']}) {one['text']}"]
+            for one in made["waiting"]
+        ]
+        _table(("JOBS", "FIRST", "USER", "QUEUE", "ASKS", "REASON"), waiting)
+    if made["has_more"]:
+        _head("A class was cut short in the snapshot and all that is shown of it starts: the daemon plans again then.")
+
+
+def _who(one: Mapping[str, Any]) -> list[str]:
+    return [one["job"], *_whose(one)]
+
+
+def _whose(one: Mapping[str, Any]) -> list[str]:
+    return [one.get("user", "-"), one.get("queue", "-"), one.get("asks", "-")]
+
+
+def _where(one: Mapping[str, Any]) -> str:
+    places = [one, *one["others"]]
+    return "; ".join(
+        place["node"] + (f" GPU {','.join(map(gpu_label, place['gpus']))}" if place["gpus"] else "") for place in places
+    )
+
+
+def _when(in_s: float | None) -> str:
+    return "nobody knows" if in_s is None else "now" if in_s <= 0 else f"in {about(in_s)}"
+
+
+def _print_changes(found: Mapping[str, Any], other: Replay) -> None:
+    _head(f"under {other.name}")
+    if is_same(found):
+        _say("  the same starts, places and reservations")
+    for one in found["start_too"]:
+        _say(f"  job {one['job']} starts too, on {_where(one)}")
+    for one in found["start_no_more"]:
+        _say(f"  job {one['job']} does not start now, as it would on {_where(one)}")
+    for one in found["elsewhere"]:
+        _say(f"  job {one['job']} starts on {_where(one['to'])} instead of {_where(one['from'])}")
+    now = other.recording.snapshot.now
+    kept = {kept.job_id for kept in other.plan.reservations}
+    name_of = other.recording.snapshot.name_of
+    names = {name_of(job_id) for job_id in kept}
+    for one in found["reserved"]:
+        if one["job"] in names:
+            when = _when(None if one["to"] is None else one["to"] - now)
+            _say(f"  for job {one['job']} is kept what it needs, from: {when}")
+        else:
+            _say(f"  for job {one['job']} nothing is kept")
+    for name in found["make_room_too"]:
+        _say(f"  job {name} makes room too")
+    for name in found["make_room_no_more"]:
+        _say(f"  job {name} need not make room")
+
+
+def _print_job(replay: Replay, one: Mapping[str, Any]) -> None:
+    name = "the recorded settings" if replay.name == RECORDED else replay.name
+    _head(f"job {one['job']} under {name}")
+    if one["verdict"] in ("runs", "makes room"):
+        text = f", and {one['text']}" if one["text"] else ""
+        _say(f"  it has run for {format_duration(one['ran_s'])} on {_where(one)}{text}")
+        return
+    _say(f"  of {one['user']} in queue {one['queue']}; it needs {one['asks']}")
+    if one["verdict"] == "starts":
+        _say(f"  starts now on {_where(one)}")
+    else:
+        _say(f"  waits ({one['reason']}): {one['text']}")
+        if one["reservation"] is not None:
+            in_s = one["reservation"]["start_at"]
+            when = _when(None if in_s is None else in_s - replay.recording.snapshot.now)
+            _say(f"  kept for it on {_where(one['reservation'])}, from: {when}")
+    if one["place"] is not None:
+        _say(f"  place in line: {one['place']} of {one['of']}, order {one['order']}")
+    if one["order"] in _BY_PRIORITY:
+        parts = ", ".join(f"{name} {value:.1f}" for name, value in one["priority"].items() if name != "total")
+        _say(f"  priority: {one['priority']['total']:.1f} ({parts})")
+    for help_ in one.get("would_help", ()):
+        _say(f"  {help_['text']}")

@@ -1,0 +1,243 @@
+"""What is written down of the policy's input gives exactly that back, and everything else is refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+from strategies import settings, snapshots
+
+from gpusched import quickjson
+from gpusched.model import documents
+from gpusched.model.documents import Mismatch
+from gpusched.model.recording import BadRecording, Recording, decode, encode
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Usage, Window
+from gpusched.policy.cycle import decide
+from gpusched.testing import NOW, node, snapshot
+
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=4)
+"""Also what bytes that are not UTF-8 become."""
+NUMBERS = (0.0, 1.0, 0.1, 1 / 3, 1e300, -1e-300, 1795302342.6693985, float("inf"), 1, 0)
+
+
+def some_value(kind: typing.Any, dice: Random, depth: int = 0) -> typing.Any:
+    """Any value of a type of the model."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return None if dice.random() < 0.3 else some_value(parts[0], dice, depth)
+    if origin is tuple and parts[-1] is Ellipsis:
+        count = 0 if depth > 3 else dice.randrange(3)
+        return tuple(some_value(parts[0], dice, depth + 1) for _ in range(count))
+    if origin is tuple:
+        return tuple(some_value(part, dice, depth) for part in parts)
+    if origin is not None and issubclass(origin, Mapping):
+        return {some_text(dice): some_value(parts[1], dice, depth + 1) for _ in range(dice.randrange(3))}
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{one.name: some_value(hints[one.name], dice, depth + 1) for one in fields(kind)})
+    if kind is str:
+        return some_text(dice)
+    if kind is float:
+        return dice.choice(NUMBERS)
+    return dice.random() < 0.5 if kind is bool else dice.choice([0, 1, -1, 42, 1 << 63, -(1 << 63), 1 << 53 | 1])
+
+
+def some_text(dice: Random) -> str:
+    return "".join(dice.choice('ab "\\/\n\x00\x1b\u00e4\u2028\ud800\U0001f600') for _ in range(dice.randrange(4)))
+
+
+def through(document: typing.Any) -> typing.Any:
+    """As a file has it."""
+    return quickjson.loads(quickjson.dumps(document))
+
+
+@pytest.mark.parametrize("kind", [Settings, ClassKey, Placement, PendingClass, Usage, Window])
+@given(seed=st.integers(0, 1 << 32))
+@effort(max_examples=50)
+def test_every_value_comes_back_as_it_was(kind, seed):
+    value = some_value(kind, Random(seed))
+    back = documents.read(kind, through(documents.plain(value)))
+    assert back == value
+    # Equality takes 1 for 1.0, of which other words are made.
+    assert repr(back) == repr(value)
+
+
+@effort(max_examples=50)
+@given(case=snapshots(), chosen=settings(), names=st.dictionaries(st.integers(1, 12), TEXTS, max_size=3), text=TEXTS)
+def test_a_recording_comes_back_whole_and_is_decided_alike(case, chosen, names, text):
+    before = replace(case[0], name_of=lambda job_id: names.get(job_id, str(job_id)))
+    usage = (Usage("a", text, documents.read(_hint(Usage, "used"), {}), NOW),)
+    recording = Recording.of(replace(before, usage=usage), chosen, "0.1.0", (text,))
+    back = decode(through(encode(recording)))
+    assert back == recording
+    assert repr(back.snapshot) == repr(recording.snapshot)
+    plan, again = decide(replace(before, usage=usage), chosen), decide(back.snapshot, back.settings)
+    assert again.starts == plan.starts
+    assert (again.reservations, again.preempts, again.resumes) == (plan.reservations, plan.preempts, plan.resumes)
+    assert dict(again.reasons) == dict(plan.reasons)
+    assert (again.first_blocked, again.has_more) == (plan.first_blocked, plan.has_more)
+
+
+def _hint(kind: type, name: str) -> typing.Any:
+    return typing.get_type_hints(kind)[name]
+
+
+WRONG = (None, True, -1, 1e999, 1 << 70, "x", "Infinity", [], {}, [[]], {"__class__": "os"}, float("nan"))
+
+
+@effort(max_examples=60)
+@given(case=snapshots(), seed=st.integers(0, 1 << 32))
+def test_a_part_that_was_changed_is_read_as_it_stands_or_refused_with_its_place(case, seed):
+    dice = Random(seed)
+    document = through(encode(Recording.of(case[0], Settings())))
+    holder, key = _some_place(document, dice)
+    kind = dice.randrange(3)
+    if kind == 0:
+        holder[key] = dice.choice(WRONG)
+    elif kind == 1:
+        del holder[key]
+    elif isinstance(holder, dict):
+        holder["more"] = 1
+    else:
+        holder.append(dice.choice(WRONG))
+    refused = None
+    try:
+        read = decode(document)
+    except BadRecording as error:
+        refused = error
+    if refused is not None:
+        assert refused.hint
+        assert "\n" not in refused.message
+    else:
+        # What was put there may be right, or what is missing may be the default.
+        assert decode(through(encode(read))) == read
+
+
+def _some_place(document, dice):
+    """Somewhere in a document, at any depth: what holds it, and its key there."""
+    holder, key = document, dice.choice(sorted(document))
+    while isinstance(holder[key], (dict, list)) and holder[key] and dice.random() < 0.8:
+        holder = holder[key]
+        key = dice.choice(sorted(holder)) if isinstance(holder, dict) else dice.randrange(len(holder))
+    return holder, key
+
+
+def test_a_part_of_a_document_is_none():
+    text = quickjson.dumps(change())
+    for length in range(0, len(text), 41):
+        with pytest.raises(ValueError):
+            quickjson.loads(text[:length])
+
+
+def test_the_whole_of_the_model_can_be_written_down():
+    """A type that comes new is met here first, not when a snapshot is needed."""
+    seen = set()
+
+    def walk(kind):
+        for part in typing.get_args(kind):
+            walk(part)
+        if is_dataclass(kind) and kind not in seen:
+            seen.add(kind)
+            hints = typing.get_type_hints(kind)
+            for one in fields(kind):
+                documents.reader(hints[one.name])
+                walk(hints[one.name])
+
+    walk(Snapshot)
+    walk(Settings)
+    assert len(seen) > 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "text"),
+    [
+        (int, 1.0, "it is 1.0, which is no whole number"),
+        (int, True, "it is True, which is no whole number"),
+        (float, "x", "it is 'x', which is no number"),
+        (float, float("nan"), "it is nan, which is no number"),
+        (str, 3, "it is 3, which is no text"),
+        (bool, 1, "it is 1, which is no true or false"),
+        (tuple[int, ...], {"a": 1}, "it is {'a': 1}, which is no list"),
+        (tuple[int, ...], [1, "b"], "[1] is 'b', which is no whole number"),
+        (tuple[tuple[str, int], ...], [["a", 1], ["b"]], "[1] is ['b'], which is no list of 2"),
+        (Usage, {"account": "a", "user": "u", "used": {"gpus": "x"}, "at": 1}, "used.gpus is 'x', which is no number"),
+        (Usage, {"account": "a", "used": {}, "at": 1}, "it lacks user"),
+        (
+            Usage,
+            {"account": "a", "user": "u", "used": {}, "at": 1, "by": 2},
+            "it has 'by', which this release does not",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(kind, document, text):
+    with pytest.raises(Mismatch) as caught:
+        documents.read(kind, document)
+    assert text in str(caught.value)
+
+
+def test_what_can_not_be_written_is_not():
+    with pytest.raises(TypeError, match="function"):
+        documents.plain(lambda: None)
+
+
+def change(**more):
+    made = json.loads(json.dumps(encode(Recording.of(snapshot(node(gpus=1)), Settings(), "0.1.0"))))
+    for path, value in more.items():
+        *above, last = path.split("__")
+        holder = made
+        for name in above:
+            holder = holder[int(name)] if isinstance(holder, list) else holder[name]
+        holder[last] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ([], "that is no snapshot of gpusched"),
+        ({"schema_version": 1, "jobs": []}, "that is no snapshot of gpusched"),
+        (change(snapshot_version=2), "version 2 (gpusched 0.1.0), and this release reads version 1"),
+        (change(snapshot_version=True), "version True"),
+        (change(snapshot_version="1\x1b[2J"), r"version '1\x1b[2J'"),
+        (change(more=1), "has 'more', which this release does not know"),
+        (change(names={"x": "y"}), "names 'x', which is no id of a job"),
+        (change(names={"1": 2}), "names.1 is 2, which is no text"),
+        (change(plugins=["a", 1]), "plugins[1] is 1, which is no text"),
+        (change(snapshot__name_of="os.system"), "snapshot.name_of would be a function, which no document carries"),
+        (change(snapshot__nodes=[{"name": "a", "cpus": 1, "mem_mib": 1}] * 2), "two nodes of one name"),
+        (change(snapshot__nodes__0__gpus__0__index="0"), "snapshot.nodes[0].gpus[0].index is '0'"),
+        (change(snapshot__now="soon"), "snapshot.now is 'soon', which is no number"),
+        (change(settings__priority=None), "settings.priority is None, which is no object"),
+    ],
+)
+def test_a_document_of_something_else_is_refused(document, text):
+    with pytest.raises(BadRecording) as caught:
+        decode(document)
+    assert text in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_field_that_is_missing_has_its_default():
+    document = change()
+    del document["settings"]["priority"]["order"]
+    del document["snapshot"]["windows"]
+    assert decode(document).settings == Settings()
+
+
+def test_a_place_within_a_place_within_a_place_has_an_end():
+    document = change()
+    place = "x"
+    for _ in range(3000):
+        place = {"node": "n", "gpus": [], "cpus": 1, "mem_mib": 0, "others": [place]}
+    document["snapshot"]["windows"] = [{"name": "w", "start_at": 0, "end_at": 1, "held": [place]}]
+    with pytest.raises(BadRecording, match="damaged"):
+        decode(document)

@@ -1,0 +1,60 @@
+"""Parts of a trace: each on an empty machine, and what is measured is the mean over all of them."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import pytest
+
+from gpusched.simulate import cluster, examples, metrics, rules, runner
+from gpusched.simulate.rows import pick, rows_of
+from gpusched.simulate.trace import read_trace
+
+DRAWN = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
+"""Where the ten sequences begin in which RLScheduler was compared with others."""
+
+OTHERS = tuple(range(400, 8900, 850))
+"""As many that nobody has drawn."""
+
+
+def mean_slowdown(trace, policy, rows):
+    part = copy(trace)
+    pick(part, rows)
+    chosen = rules.rules_of(policy)
+    outcome = runner.run(part.jobs, cluster.processors(part.procs), chosen.settings())
+    return metrics.worth(outcome, part.procs).slowdown.mean
+
+
+def test_each_part_is_scheduled_as_if_it_were_alone():
+    trace = read_trace(examples.FOLDER / "muri_trace1.csv.gz")
+    nodes, settings = cluster.nodes_of("2x8"), rules.rules_of("fcfs+easy").settings()
+    trace.keep_those_that_fit(gpus=16, procs=0)
+    alone = []
+    for rows in ((700, 90), (10, 150)):
+        part = copy(trace)
+        pick(part, [rows])
+        outcome = runner.run(part.jobs, nodes, settings)
+        alone += [start - job.submit_s for start, job in zip(outcome.start_s, part.jobs, strict=True)]
+    both = copy(trace)
+    pick(both, rows_of(["700:90", "10:150"]))
+    outcome = runner.run(both.jobs, nodes, settings)
+    assert [start - job.submit_s for start, job in zip(outcome.start_s, both.jobs, strict=True)] == alone
+    assert [job.id for job in both.jobs] == [job.id for job in (*trace.jobs[700:790], *trace.jobs[10:160])]
+    assert any(alone)
+
+
+@pytest.mark.nightly
+def test_the_setting_of_rlscheduler(trace_file):
+    trace = read_trace(trace_file("lublin_256.swf.gz"))
+    rows = [(first, 1024) for first in DRAWN]
+    # What the rules of the literature give there, so that the setting itself is the same.
+    assert mean_slowdown(trace, "sjf+easy", rows) == pytest.approx(42.08, abs=0.005)
+    assert mean_slowdown(trace, "fcfs+easy", rows) == pytest.approx(271.40, abs=0.005)
+    assert mean_slowdown(trace, "saf+easy", rows) < 42
+
+
+@pytest.mark.nightly
+def test_the_order_that_does_better_there_does_so_elsewhere(trace_file):
+    trace = read_trace(trace_file("lublin_256.swf.gz"))
+    rows = [(first, 1024) for first in OTHERS]
+    assert mean_slowdown(trace, "saf+easy", rows) < mean_slowdown(trace, "sjf+easy", rows)
