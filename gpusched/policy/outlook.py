@@ -6,6 +6,9 @@ that find a taker is the outlook of the node. A placement is as dear as the outl
 whole cards and rests of cards are used up together, so that no node is left with GPUs without cores, and no card
 with a rest that nobody asks for, where there is another choice.
 
+Who may go anywhere leaves rare cards to those who insist on them: the pressure on a node is the GPUs asked for by the
+usual jobs that could run there, each spread evenly over all cards that would do. It is added to the price of a place.
+
 The lists favour wide jobs over their number, because the other nodes of a cluster take the narrow ones;
 a tenth of the fragmentation (see `fragmentation`) keeps whole nodes together where the lists see no difference.
 
@@ -20,8 +23,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from gpusched.policy.amounts import WHOLE_CARD
-from gpusched.policy.draft import Layout
-from gpusched.policy.fragmentation import CardState, Fragmentation, Typical
+from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.fragmentation import CardState, Fragmentation, Typical, Usual
+from gpusched.policy.need import Need
 
 LISTS = 8
 """Lists of usual jobs that a node is tried with; more make every new state of a node dearer."""
@@ -38,19 +42,62 @@ WITHOUT_GPUS = 0.2
 OF_FRAGMENTS = 0.1
 """What a fragment counts beside a GPU without a taker."""
 
+OF_PRESSURE = 1.0
+"""What a GPU costs under the mean pressure, beside one without a taker."""
+
 _OUTLOOK = "outlook"
 
 
 class Outlook(Fragmentation):
-    """The outlook of nodes in one layout, as the amount that is lost of it; `gain` is that of a placement."""
+    """The outlook of nodes in one layout, as the amount that is lost of it; `worth` is that of a placement."""
 
     def __init__(self, layout: Layout, typical: Typical) -> None:
         super().__init__(layout, _by_width(typical))
+        self.pressure = self._pressures([weight for _, weight in typical])
+        """Per node, how much its GPUs are in demand; 1 where all may go everywhere."""
         self._jobs = [(usual.need.millicpus, usual.need.request.mem_mib, usual.need) for usual in self._usual]
         self._lists = _lists([usual.weight for usual in self._usual])
         self._left_of: dict[frozenset[int], list[list[int]]] = {}
         """Per set of jobs that fit at all, what is left of the lists."""
         self._is_of_one = len({usual.need.uid for usual in self._usual if usual.need.is_slice}) <= 1
+
+    def _pressures(self, weights: Sequence[float]) -> list[float]:
+        layout = self._layout
+        pressure = [0.0] * len(layout.nodes)
+        asked = 0.0
+        for usual, weight in zip(self._usual, weights, strict=True):
+            gpus = weight * _gpus(usual.need)
+            if not gpus:
+                continue
+            cards_of = {node: self._cards_for(usual, node) for node in sorted(usual.nodes)}
+            cards = sum(cards_of.values())
+            if not cards:
+                continue
+            asked += gpus
+            for node, count in cards_of.items():
+                if count:
+                    pressure[node] += gpus / cards
+        return [one * len(layout.cards) / asked if asked else 0.0 for one in pressure]
+
+    def _cards_for(self, usual: Usual, node: int) -> int:
+        """Cards of a node that such jobs could use if nothing were booked there."""
+        need, layout = usual.need, self._layout
+        cards = sum(card.number in usual.cards for card in layout.cards_of[node])
+        if cards < need.request.gpus or need.millicpus > layout.millicpus[node]:
+            return 0
+        return cards if need.request.mem_mib <= layout.mem_mib[node] else 0
+
+    def worth(self, draft: Draft, booking: Booking) -> float:
+        """How good this place is: the outlook that it adds (below 0: takes away) less what its GPUs are in demand."""
+        return self.gain(draft, booking) - OF_PRESSURE * self.pressure[booking.node] * self._gpus_of(booking)
+
+    def _gpus_of(self, booking: Booking) -> float:
+        cards = self._layout.cards
+        micros = 0
+        for part in booking.parts:
+            of_vram = part.vram_mib * WHOLE_CARD // max(1, cards[part.card].slice_total_mib or 1)
+            micros += WHOLE_CARD if part.is_whole else max(part.micros, of_vram)
+        return micros / WHOLE_CARD
 
     def _work_out(self, admits: tuple[bool, ...], millicpus: int, mem_mib: int, cards: tuple[CardState, ...]) -> float:
         room = sum(left for _, left, _ in cards)
@@ -151,11 +198,15 @@ def outlook_of(layout: Layout) -> Outlook | None:
     return made
 
 
+def _gpus(need: Need) -> float:
+    request = need.request
+    return request.gpus if request.gpu_fraction is None else request.gpu_fraction
+
+
 def _by_width(typical: Typical) -> Typical:
     weighted = []
     for need, weight in typical:
-        request = need.request
-        gpus = request.gpus if request.gpu_fraction is None else request.gpu_fraction
+        gpus = _gpus(need)
         weighted.append((need, weight * (gpus**WIDTH if gpus else WITHOUT_GPUS)))
     total = sum(weight for _, weight in weighted)
     return tuple((need, weight / total) for need, weight in weighted)

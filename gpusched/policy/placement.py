@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gpusched.model.settings import LEARNING_STRATEGIES
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Card, Draft, Part
 from gpusched.policy.filters import (
@@ -111,9 +112,15 @@ def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[P
 def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Sequence[Place]:
     """Of nodes that are alike, and of which as much is free, the first so many.
 
-    They score the same, so that the first would be taken before the others in any case.
+    They score the same, so that the first would be taken before the others in any case; not so where it counts which
+    other jobs may run there.
     """
-    if need.is_slice or need.request.is_exclusive or len(places) <= each:
+    if (
+        draft.layout.strategy in LEARNING_STRATEGIES
+        or need.is_slice
+        or need.request.is_exclusive
+        or len(places) <= each
+    ):
         return places
     twins = twins_of(draft.layout)
     free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib

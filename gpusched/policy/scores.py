@@ -181,12 +181,12 @@ def fgd(draft: Draft, need: Need, choice: Choice) -> Score:
 
 
 def outlook(draft: Draft, need: Need, choice: Choice) -> Score:
-    """The least of what the jobs that are usual here would still have taken of the node; see `outlook`."""
+    """The least of what the jobs that are usual here would have taken, and GPUs in least demand; see `outlook`."""
     known = outlook_of(draft.layout)
     if known is None:
         return pack(draft, need, choice)
     # Rounded, so that nodes that are alike are taken in order.
-    return (-round(known.gain(draft, choice.booking), 9),)
+    return (-round(known.worth(draft, choice.booking), 9),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,27 @@ def test_wide_jobs_keep_their_nodes():
     assert where(draft_of(nodes, held, [WHOLE, Request(4)]), WHOLE).node == 1
 
 
+ONLY_X = Request(1, constraint="x")
+
+
+def test_the_pressure_on_a_node_is_of_those_who_could_run_there():
+    """Half of the jobs run anywhere (4 cards), half on n1 alone (2 cards): (1/8 + 1/4) x 4 and 1/8 x 4."""
+    draft = draft_of([node("n1", gpus=2, labels=("x",)), node("n2", gpus=2)], usual=[WHOLE, ONLY_X])
+    assert Outlook(draft.layout, draft.layout.typical).pressure == pytest.approx([1.5, 0.5])
+
+
+def test_a_pair_presses_on_nodes_with_two_cards_alone():
+    draft = draft_of([node("n1", gpus=1), node("n2", gpus=2)], usual=[PAIR, WHOLE, Request(9)])
+    # Of three GPUs asked for one is asked for of 3 cards and two of 2; nobody could run the ninth.
+    assert Outlook(draft.layout, draft.layout.typical).pressure == pytest.approx([1 / 3, 1 / 3 + 1])
+
+
+def test_who_may_go_anywhere_leaves_rare_cards_to_those_who_insist_on_them():
+    draft = draft_of([node("n1", gpus=2, labels=("x",)), node("n2", gpus=2)], usual=[WHOLE, ONLY_X])
+    assert where(draft, WHOLE).node == 1
+    assert where(draft, ONLY_X).node == 0
+
+
 def test_without_usual_jobs_nodes_are_packed():
     assert where(draft_of([node("n1", gpus=3), node("n2", gpus=2)]), WHOLE).node == 1
 
