@@ -136,6 +136,7 @@ class Ranking:
         self.settings = settings
         self.layout = Layout(snapshot.nodes, settings) if layout is None else layout
         self.capacity = capacity_of(self.layout)
+        self._largest_node = max((len(cards) for cards in self.layout.cards_of), default=0)
         self._quotas = quotas
         self._extensions = extensions
         self._held: dict[str, Resources] = {}
@@ -241,6 +242,8 @@ class Ranking:
             ("nice", weights.weight_nice * factors.nice_factor(nice)),
             ("deadline", weights.weight_deadline * deadline),
             ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
+            ("short", weights.weight_short * factors.short_factor(_length_s(key))),
+            ("whole", weights.weight_whole * factors.whole_factor(key.request, self._largest_node)),
             *self._extensions.queue_sort(key),
         )
 
@@ -283,7 +286,7 @@ class Ranking:
 
     def by_prediction(self, key: ClassKey, job: PendingJob) -> Measure:
         """Shortest predicted job first, whatever its time limit; by that where nothing was predicted."""
-        length_s = key.planned_s if key.predicted_s is None else key.predicted_s
+        length_s = _length_s(key)
         return (inf if length_s is None else float(length_s),)
 
     def by_area(self, key: ClassKey, job: PendingJob) -> Measure:
@@ -329,6 +332,11 @@ _MEASURES: Mapping[str, Callable[[Ranking, ClassKey, PendingJob], Measure]] = {
 
 AGELESS = frozenset(_MEASURES) - {"multifactor", "fifo"}
 """Orders in which endless arrivals could keep a job waiting for ever."""
+
+
+def _length_s(key: ClassKey) -> int | None:
+    """How long a job of this class runs, as far as anybody knows: as predicted, or its time limit."""
+    return key.planned_s if key.predicted_s is None else key.predicted_s
 
 
 def tier_of(qos: str, settings: Settings) -> int:
