@@ -113,9 +113,14 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Order (fcfs, sjf, saf, sjf_exact), +backfill (none, greedy, easy, cons), /placement (best, first, "
-            "spread); default, present: with the settings of --config, of this machine; several with commas.",
+            help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
+            "(best, first, spread), :prediction (last2, similar, mixed, exact); default, present: with the settings "
+            "of --config, of this machine; several with commas.",
         ),
+    ] = None,
+    predict: Annotated[
+        str | None,
+        typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")] = False,
     rows: Annotated[
@@ -184,6 +189,7 @@ def simulate(
         cluster=cluster,
         policies=() if policy is None else tuple(policy.split(",")),
         is_exact=exact,
+        predict=predict,
         from_history=from_history,
         since=since,
         config=config,
@@ -216,12 +222,13 @@ def replay(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Also what these change, named as in gpusched simulate; several with commas.",
+            help="Also what these change: names as in gpusched simulate, put on top of the recorded settings; default, "
+            "present: the settings of --config, of this machine; several with commas.",
         ),
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE", help="Also what these settings change; --policy then goes by them."),
+        typer.Option("--config", metavar="FILE", help="Also what these settings change: the policy default."),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Ids of the jobs that start, or of one job its reason, alone.")

@@ -31,6 +31,8 @@ class Asked:
     policies: Sequence[str] = ()
     """By name; none: what fits the rest."""
     is_exact: bool = False
+    predict: str | None = None
+    """How run times are guessed under policies that name no way of their own."""
     from_history: bool = False
     since: str | None = None
     config: str | None = None
@@ -72,6 +74,7 @@ class Simulation:
             self.nodes,
             choice.settings,
             orders_by_run_time=choice.orders_by_run_time,
+            predict=choice.predict,
             keeps_places=keeps_places,
             progress=progress,
         )
@@ -82,7 +85,7 @@ def prepare(asked: Asked) -> Simulation:
     _check_words(asked)
     is_whole = asked.tick or asked.from_history
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
-    choices = choices_of(names, None if asked.config is None else Path(asked.config))
+    choices = choices_of(names, None if asked.config is None else Path(asked.config), asked.predict)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
     if asked.rows:
         pick(trace, rows_of(asked.rows))
@@ -94,6 +97,11 @@ def prepare(asked: Asked) -> Simulation:
                 raise UsageError(
                     f"{choice.name} knows how long each job will run, and the daemon does not",
                     "leave --tick out, or name another policy",
+                )
+            if choice.predict is not None:
+                raise UsageError(
+                    f"{choice.name} is to predict by {choice.predict}, and with --tick the daemon does so by itself",
+                    "put predict = true under [priority] of --config",
                 )
         else:
             refuse_fast(choice)

@@ -14,8 +14,8 @@ from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.policy.ahead import vram
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
-from gpusched.policy.ahead.prediction import SAMPLES, Family, family, predict
 from gpusched.ports import JobFilter, Store
+from gpusched.predict.families import SAMPLES, Family, family, predict
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""

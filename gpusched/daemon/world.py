@@ -17,7 +17,6 @@ from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.ahead.prediction import planned_s
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
     Condition,
@@ -32,6 +31,7 @@ from gpusched.policy.life.dependencies import (
 )
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
+from gpusched.predict.families import planned_s
 
 from .alarms import Alarms
 from .arrays import Arrays

@@ -290,7 +290,7 @@ class Allocation:
     expected_end_at: float | None = None
     """Start plus time limit; None without a limit."""
     predicted_end_at: float | None = None
-    """Without a limit: when it is planned to end, judged by earlier ones. It may run on; then nobody knows."""
+    """When it is planned to end, judged by earlier ones. It may run on, up to its limit; without one nobody knows."""
     user: str = ""
     account: str = ""
     queue: str = "default"

@@ -16,6 +16,7 @@ def setting(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+BACKFILL_ORDERS = ("line", "shortest")
 ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "spf", "saf", "drf", "fairshare")
 STRATEGIES = ("pack", "spread", "best_fit", "fgd", "first")
 
@@ -72,6 +73,11 @@ class PrioritySettings:
         True,
         "A later job that may not start where it would be put best starts where it leaves what is reserved alone; "
         "without this it waits.",
+    )
+    backfill_order: str = setting(
+        "line",
+        "Who fills gaps first: `line`, as they stand in it, or `shortest`, who is expected "
+        "to run shortest. The line itself, and for whom room is kept, stays as it is.",
     )
     predict: bool = setting(
         False,

@@ -42,11 +42,15 @@ class ClassKey:
     throttle: tuple[int, int] | None = None
     """Of tasks of an array with a limit: the array's id, and how many of its tasks may run at once."""
     predicted_s: int | None = None
-    """How long a job without a time limit is planned to run, learned from earlier ones; it may run on."""
+    """How long it is expected to run, learned from earlier ones: a job without a time limit is planned with it."""
+    plan_s: int | None = None
+    """How long it is planned to run in place of its time limit, learned too; it may run on up to that."""
 
     @property
     def planned_s(self) -> int | None:
-        """How long it is planned to run: its time limit, or what was predicted; None when nobody knows."""
+        """How long it is planned to run: as learned, or its time limit, or as predicted; None when nobody knows."""
+        if self.plan_s is not None:
+            return self.plan_s if self.time_limit_s is None else min(self.plan_s, self.time_limit_s)
         return self.predicted_s if self.time_limit_s is None else self.time_limit_s
 
 

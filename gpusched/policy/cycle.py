@@ -213,8 +213,12 @@ class Cycle:
         return len(self.reservations) < self.settings.priority.backfill_depth
 
     def end_of(self, key: ClassKey) -> float:
-        """When a job of this class that starts now has ended: at its limit, or as planned."""
-        return inf if key.planned_s is None else self.now + key.planned_s
+        """When a job of this class that starts now has ended: at its limit, or as planned.
+
+        What the calendar keeps is not to be met by one that runs on: before that its limit counts.
+        """
+        lasts_s = key.time_limit_s if key.plan_s is not None and self.inside.later else key.planned_s
+        return inf if lasts_s is None else self.now + lasts_s
 
     def is_hopeless(self, mark: object) -> bool:
         """Whether a job with the same mark was turned away; what is free only shrinks in a cycle."""
@@ -285,8 +289,13 @@ def _taken_up_again(one: Held) -> Booking:
 
 
 def take_in_order(cycle: Cycle) -> None:
-    """Deal with every head in order of rank."""
+    """Deal with every head in order of rank; those that may only fill gaps, the shortest first where that is asked."""
+    is_by_length = cycle.settings.priority.backfill_order == "shortest"
     while (head := cycle.line.first()) is not None:
+        if is_by_length and cycle.reservations and not cycle.has_reservations_left:
+            cycle.line.shortest_first()
+            is_by_length = False
+            continue
         cycle.resume_before(head)
         take(cycle, head)
     cycle.resume_before(None)

@@ -40,13 +40,11 @@ _LONG_S = 30 * 86400.0
 """A run of a month or more is no longer short in any way."""
 
 
-def short_factor(length_s: float | None) -> float:
-    """1 for a job that is over at once, 0 for a month or more, and for one whose length nobody knows.
+def short_factor(length_s: float) -> float:
+    """1 for a job that is over at once, 0 for a month or more, and for an unknown (infinite) length.
 
     Each doubling takes away as much: run times differ by powers of ten, and so do the errors of what is known of them.
     """
-    if length_s is None:
-        return 0.0
     return clamped(1.0 - log2(1.0 + max(0.0, length_s)) / log2(1.0 + _LONG_S))
 
 

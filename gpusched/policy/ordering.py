@@ -242,7 +242,7 @@ class Ranking:
             ("nice", weights.weight_nice * factors.nice_factor(nice)),
             ("deadline", weights.weight_deadline * deadline),
             ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
-            ("short", weights.weight_short * factors.short_factor(_length_s(key))),
+            ("short", weights.weight_short * factors.short_factor(_expected_s(key))),
             ("whole", weights.weight_whole * factors.whole_factor(key.request, self._largest_node)),
             *self._extensions.queue_sort(key),
         )
@@ -286,8 +286,7 @@ class Ranking:
 
     def by_prediction(self, key: ClassKey, job: PendingJob) -> Measure:
         """Shortest predicted job first, whatever its time limit; by that where nothing was predicted."""
-        length_s = _length_s(key)
-        return (inf if length_s is None else float(length_s),)
+        return (_expected_s(key),)
 
     def by_area(self, key: ClassKey, job: PendingJob) -> Measure:
         """Smallest area first: planned time times GPUs, then times cores. Without GPUs or length: first and last."""
@@ -334,15 +333,20 @@ AGELESS = frozenset(_MEASURES) - {"multifactor", "fifo"}
 """Orders in which endless arrivals could keep a job waiting for ever."""
 
 
-def _length_s(key: ClassKey) -> int | None:
-    """How long a job of this class runs, as far as anybody knows: as predicted, or its time limit."""
-    return key.planned_s if key.predicted_s is None else key.predicted_s
-
-
 def tier_of(qos: str, settings: Settings) -> int:
     """Tier of a QOS by name; 0 for none."""
     known = settings.qos.get(qos)
     return known.tier if known else 0
+
+
+def by_length(key: ClassKey, rank: Rank) -> Rank:
+    """The rank of a job among those that may start in the gaps, where the shortest go first."""
+    return _expected_s(key), rank
+
+
+def _expected_s(key: ClassKey) -> float:
+    length_s = key.planned_s if key.predicted_s is None else key.predicted_s
+    return inf if length_s is None else float(length_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,18 +362,27 @@ class Head:
 class Line:
     """The heads of all classes, best first. Only heads are kept, so the cost does not grow with the jobs."""
 
-    __slots__ = ("_heap", "_ranking", "cut_short")
+    __slots__ = ("_heap", "_is_by_length", "_ranking", "cut_short")
 
     def __init__(self, pending: Iterable[PendingClass], ranking: Ranking) -> None:
         self._ranking = ranking
         self.cut_short: ClassKey | None = None
         """A class with more jobs than the snapshot shows, and all that it shows were started."""
+        self._is_by_length = False
         self._heap = [self._entry(waiting, 0) for waiting in pending if waiting.jobs]
         heapify(self._heap)
 
     def _entry(self, waiting: PendingClass, position: int) -> tuple[Rank, int, PendingClass]:
         # Ranks end in the job's id, so the comparison never reaches the position or the class.
-        return self._ranking.rank(waiting.key, waiting.jobs[position]), position, waiting
+        rank = self._ranking.rank(waiting.key, waiting.jobs[position])
+        return by_length(waiting.key, rank) if self._is_by_length else rank, position, waiting
+
+    def shortest_first(self) -> None:
+        """From here on those that are expected to run shortest come first, whatever their rank."""
+        if not self._is_by_length:
+            self._is_by_length = True
+            self._heap = [self._entry(waiting, position) for _, position, waiting in self._heap]
+            heapify(self._heap)
 
     def first(self) -> Head | None:
         """The best job in line; None when there is none, or when the next one is not in the snapshot."""

@@ -66,13 +66,11 @@ def endings(layout: Layout, allocations: Iterable[Allocation], now: float) -> li
 
 
 def end_of(held: Allocation, now: float) -> float:
-    """When a running job is taken to end."""
-    if held.expected_end_at is not None:
-        return held.expected_end_at
-    # One that has run on for longer than was predicted may run for ever.
+    """When a running job is taken to end: as predicted, and once it has run on for longer, at its limit."""
+    limit_at = inf if held.expected_end_at is None else held.expected_end_at
     if held.predicted_end_at is not None and held.predicted_end_at > now:
-        return held.predicted_end_at
-    return inf
+        return min(held.predicted_end_at, limit_at)
+    return limit_at
 
 
 class Kept:

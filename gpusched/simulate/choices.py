@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpusched import paths
@@ -17,6 +17,7 @@ from gpusched.config import load_settings
 from gpusched.config.reading import CONFIG_VARIABLE
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.settings import Settings
+from gpusched.simulate import predicting
 from gpusched.simulate.rules import rules_of
 from gpusched.simulate.whole import may_preempt
 
@@ -31,21 +32,32 @@ class Choice:
     settings: Settings
     orders_by_run_time: bool = False
     """It is told how long each job will run."""
+    predict: str | None = None
+    """How run times are guessed, by a name of `predicting`; None: they are not."""
 
 
-def choices_of(names: Sequence[str], config: Path | None = None) -> list[Choice]:
-    """The policies of these names; `config` is the file of `default`.
+def choices_of(names: Sequence[str], config: Path | None = None, predict: str | None = None) -> list[Choice]:
+    """The policies of these names, `NAME[:PREDICTION]`; `config` is the file of `default`.
+
+    Args: predict: how run times are guessed under those that say nothing of it.
 
     Raises: UsageError for a name that is none; SettingsError for settings that cannot be used.
     """
-    if config is not None and DEFAULT not in names:
+    if config is not None and DEFAULT not in [name.partition(":")[0] for name in names]:
         raise UsageError(
             f"no policy goes by {config}: it says what the policy default is", f"--policy {DEFAULT},{','.join(names)}"
         )
-    return [_choice(name, config) for name in names]
+    return [_choice(name, config, predict) for name in names]
 
 
-def _choice(name: str, config: Path | None) -> Choice:
+def _choice(text: str, config: Path | None, predict: str | None) -> Choice:
+    name, _, own = text.partition(":")
+    found = replace(_named(name, config), name=text, predict=own or predict)
+    predicting.check(found.predict, found.settings.priority.order, orders_by_run_time=found.orders_by_run_time)
+    return found
+
+
+def _named(name: str, config: Path | None) -> Choice:
     if name == DEFAULT:
         if config is None:
             return Choice(name, Settings())

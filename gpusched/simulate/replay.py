@@ -32,7 +32,7 @@ from gpusched.policy.words import describe, describe_where, plural
 from gpusched.simulate.rules import rules_of
 
 LARGEST_MIB = 256
-"""Of a file: a queue of 100,000 unlike jobs takes half of that."""
+"""Of a file: a queue of 100,000 jobs of which no two are alike takes a fifth of that."""
 
 STDIN = "-"
 

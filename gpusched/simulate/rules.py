@@ -18,11 +18,11 @@ from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, PrioritySettings, Settings
 from gpusched.simulate.trace import TraceJob
 
-ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "sjf_exact": "spf"}
+ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "spf": "spf", "sjf_exact": "spf"}
 """Names of the literature and ours."""
 
-BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "cons": (True, 1_000_000)}
-"""Whether others pass the first that is blocked, and for how many something is kept."""
+BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "sjbf": (True, 1), "cons": (True, 1_000_000)}
+"""Whether others pass the first that is blocked, and for how many something is kept; with sjbf the shortest first."""
 
 PLACEMENTS = {"best": "pack", "first": "first", "spread": "spread"}
 
@@ -48,6 +48,7 @@ class Rules:
                 order=ORDERS[self.order],
                 backfill=is_on,
                 backfill_depth=depth,
+                backfill_order="shortest" if self.backfill == "sjbf" else "line",
                 backfill_elsewhere=False,
                 max_age_s=inf,
             ),

@@ -16,6 +16,7 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.standing import Kind, Standing
+from gpusched.simulate.predicting import Foresight
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
@@ -69,6 +70,7 @@ def run(
     settings: Settings,
     *,
     orders_by_run_time: bool = False,
+    predict: str | None = None,
     keeps_places: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -76,11 +78,14 @@ def run(
 
     Args:
         orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
+        predict: plan, and order where the order asks for it, by what `predicting` makes of the jobs that have ended.
         keeps_places: put down where each ran, for what depends on time (`metrics_over_time`) and for plots.
     Raises: BrokenInvariant when jobs wait that nothing can ever start.
     """
     standing = Standing(nodes, settings)
-    kinds = _kinds(jobs, standing, orders_by_run_time)
+    key_of = _Keys(standing.nodes, orders_by_run_time)
+    foresight = None if predict is None else Foresight(predict, jobs, standing, key_of)
+    kinds = [] if foresight else _kinds(jobs, standing, key_of)
     starts = [-1] * len(jobs)
     timeline = Timeline(standing.nodes, settings) if keeps_places else None
     arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
@@ -91,15 +96,23 @@ def run(
         if ends and ends[0][0] <= now:
             now = ends[0][0]
             while ends and ends[0][0] == now:
-                standing.ended(heappop(ends)[1])
+                job_id = heappop(ends)[1]
+                standing.ended(job_id)
+                if foresight is not None:
+                    foresight.ended(job_id - 1)
+            if foresight is not None:
+                foresight.renew()
         while coming < last and jobs[arrivals[coming]].submit_s == now:
             number = arrivals[coming]
-            standing.arrived(kinds[number], PendingJob(number + 1, now))
+            kind = foresight.arrived(number) if foresight is not None else kinds[number]
+            standing.arrived(kind, PendingJob(number + 1, now))
             coming += 1
         cycles += 1
         for start in standing.decide(now).starts:
             number = start.job_id - 1
             starts[number] = now
+            if foresight is not None:
+                foresight.started(number)
             heappush(ends, (now + jobs[number].run_s, start.job_id))
             if timeline is not None:
                 timeline.add(number, now, now + jobs[number].run_s, start.placement)
@@ -111,39 +124,50 @@ def run(
     return Outcome(jobs, starts, cycles, timeline=timeline)
 
 
-def _kinds(jobs: Sequence[TraceJob], standing: Standing, orders_by_run_time: bool) -> list[Kind]:
-    """What each job is to the policy, worked out once for all that are equal to it.
+class _Keys:
+    """What each job of a trace is to the policy. Where it tells no users, it is queues among which use is shared."""
 
-    In traces that tell no users, it is queues among which use is shared.
-    """
-    users: dict[str, int] = {}
-    known: dict[object, Kind] = {}
-    found = []
-    for job in jobs:
-        predicted_s = job.run_s if orders_by_run_time else None
-        mark = (
+    def __init__(self, nodes: Sequence[NodeView], orders_by_run_time: bool) -> None:
+        self._nodes = nodes
+        self._orders_by_run_time = orders_by_run_time
+        self._users: dict[str, int] = {}
+
+    def __call__(self, job: TraceJob) -> ClassKey:
+        """Its key, the same for equal jobs."""
+        return ClassKey(
+            uid=1000 + self._users.setdefault(job.user, len(self._users)),
+            account="",
+            queue=job.queue or "default",
+            nice=0,
+            time_limit_s=job.estimate_s,
+            request=request_of(job, self._nodes),
+            user=job.user or job.queue,
+            predicted_s=job.run_s if self._orders_by_run_time else None,
+        )
+
+    def mark(self, job: TraceJob) -> object:
+        """What the key is made of, in a form that is made faster than the key."""
+        return (
             job.procs,
             job.gpus,
             job.estimate_s,
-            predicted_s,
+            job.run_s if self._orders_by_run_time else None,
             job.user,
             job.queue,
             job.cpus,
             job.mem_mib,
             job.gpu_fraction,
         )
+
+
+def _kinds(jobs: Sequence[TraceJob], standing: Standing, key_of: _Keys) -> list[Kind]:
+    """What each job is to the policy, worked out once for all that are equal to it."""
+    known: dict[object, Kind] = {}
+    found = []
+    for job in jobs:
+        mark = key_of.mark(job)
         kind = known.get(mark)
         if kind is None:
-            key = ClassKey(
-                uid=1000 + users.setdefault(job.user, len(users)),
-                account="",
-                queue=job.queue or "default",
-                nice=0,
-                time_limit_s=job.estimate_s,
-                request=request_of(job, standing.nodes),
-                user=job.user or job.queue,
-                predicted_s=predicted_s,
-            )
-            kind = known[mark] = standing.kind_of(key)
+            kind = known[mark] = standing.kind_of(key_of(job))
         found.append(kind)
     return found

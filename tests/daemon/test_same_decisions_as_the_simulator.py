@@ -1,4 +1,4 @@
-"""One trace through a real daemon and through the simulator: the same jobs start at the same events, on the same GPUs.
+"""One trace through a real daemon and both simulators: the same jobs start at the same events, on the same GPUs.
 
 The daemon has real processes on simulated GPUs. It is played in lockstep: each job reads from a pipe of its own until
 this test lets it end, and nothing happens before what the event before it led to was decided. Which event is next is
@@ -6,7 +6,7 @@ told by the clock of the trace, of which the daemon knows nothing; so nothing he
 Time limits are further apart than the whole trace is long, so that they decide alike by either clock.
 
 When a run ends, a daemon decides twice: its cores are free at once, its cards when a reading has shown them clean, and
-until then it plans with cards that are about to come back. The simulator knows one instant for both. So the node takes
+until then it plans with cards that are about to come back. The simulators know one instant for both. So the node takes
 no new work, by a drain, from before a job ends until its cards are clean.
 """
 
@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,8 +28,8 @@ from support import wait_until
 
 import gpusched
 from gpusched.model.recording import Recording, decode
-from gpusched.simulate import runner
-from gpusched.simulate.replay import plan_of
+from gpusched.simulate import runner, whole
+from gpusched.simulate.replay import plan_of, under
 from gpusched.simulate.trace import TraceJob
 
 GPUS, CORES = 8, 24
@@ -186,9 +186,9 @@ class Played:
         return [names[row["id"]] for row in sorted(rows, key=lambda row: row["start_at"])]
 
 
-def simulated(jobs: list[TraceJob], recording: Recording) -> list[Decision]:
+def simulated(simulator: Any, jobs: list[TraceJob], recording: Recording) -> list[Decision]:
     """The same trace on the machine and by the settings that the daemon has recorded."""
-    outcome = runner.run(jobs, recording.snapshot.nodes, recording.settings, keeps_places=True)
+    outcome = simulator.run(jobs, recording.snapshot.nodes, recording.settings, keeps_places=True)
     timeline = outcome.timeline
     assert timeline is not None
     layout = timeline.layout
@@ -207,7 +207,12 @@ def simulated(jobs: list[TraceJob], recording: Recording) -> list[Decision]:
 def check(played: Played, jobs: list[TraceJob]) -> None:
     """Both ways, and that the trace was worth it."""
     played.await_gpus()
-    expected = simulated(jobs, played.recording())
+    recording = played.recording()
+    expected = simulated(runner, jobs, recording)
+    # With the daemon's own tick on the clock of the trace.
+    assert simulated(whole, jobs, recording) == expected
+    other = replace(recording, settings=under(recording.settings, "fcfs"))
+    assert simulated(runner, jobs, other) != expected, "the trace has to tell policies apart"
     found = played.play(jobs)
     assert found == expected
     order = played.in_order_of_start()

@@ -61,6 +61,7 @@ def some_settings(dice: Random) -> Settings:
             backfill=dice.random() < 0.8,
             backfill_depth=dice.choice([0, 1, 1, 3, 50]),
             backfill_elsewhere=dice.random() < 0.5,
+            backfill_order=dice.choice(["line", "shortest"]),
             max_age_s=dice.choice([float("inf"), float("inf"), 3.0, 25.0]),
         ),
         account=some_accounts(dice),
@@ -100,6 +101,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
                 user=f"u{number}",
                 deadline_at=now + 50.0 if dice.random() < 0.03 else None,
                 predicted_s=dice.choice([None, 1, 4, 12]),
+                plan_s=dice.choice([None, None, 1, 3, 12]),
             )
             standing.arrived(standing.kind_of(key), PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
             waiting.add(last)

@@ -20,6 +20,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "quickjson": frozenset(),
     "tail": frozenset({"model"}),
     "client": frozenset({"paths", "quickjson", "model", "errors"}),
+    "predict": frozenset({"model", "errors"}),
     "policy": frozenset({"model", "errors"}),
     "plugins": frozenset({"policy", "model", "errors"}),
     "store": frozenset({"ports", "model", "errors"}),
@@ -29,7 +30,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "notify": frozenset({"paths", "config", "policy", "ports", "model", "errors"}),
     "daemon": frozenset(
         {
-            *("api", "client", "paths", "config", "store", "gpu", "engine", "notify", "policy", "plugins"),
+            *("api", "client", "paths", "config", "store", "gpu", "engine", "notify", "policy", "plugins", "predict"),
             *("ports", "model", "errors"),
         }
     ),
@@ -51,7 +52,20 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),
     "snapshots": frozenset({"paths", "model", "errors"}),
     "simulate": frozenset(
-        {"daemon", "engine", "gpu", "config", "paths", "quickjson", "policy", "store", "ports", "model", "errors"}
+        {
+            "daemon",
+            "engine",
+            "gpu",
+            "config",
+            "paths",
+            "quickjson",
+            "policy",
+            "predict",
+            "store",
+            "ports",
+            "model",
+            "errors",
+        }
     ),
     "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
     "cli": frozenset(
@@ -64,7 +78,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 """What each part may import of the others. Parts that are not listed (benchmarks, tests' builders, the
 generator of the reference pages) stand above everything and are imported by none of these."""
 
-PURE = ("model", "policy")
+PURE = ("model", "policy", "predict")
 
 IMPURE_MODULES = frozenset(
     {

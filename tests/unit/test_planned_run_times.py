@@ -8,7 +8,7 @@ from gpusched.daemon.world import Rules, World
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
-from gpusched.policy.ahead.prediction import planned_s
+from gpusched.predict.families import planned_s
 from gpusched.testing import NOW, job, run
 
 ASKED = Settings(priority=PrioritySettings(predict=True))

@@ -44,11 +44,11 @@ def test_nice_counts_from_most_to_least_urgent(nice, factor):
 
 @pytest.mark.parametrize(
     ("length_s", "factor"),
-    [(None, 0.0), (0, 1.0), (60, 0.722), (3600, 0.445), (86400, 0.23), (30 * 86400, 0.0), (1e9, 0.0)],
+    [(inf, 0.0), (0, 1.0), (60, 0.722), (3600, 0.445), (86400, 0.23), (30 * 86400, 0.0), (1e9, 0.0)],
 )
 def test_each_doubling_of_a_length_counts_as_much(length_s, factor):
     assert short_factor(length_s) == pytest.approx(factor, abs=0.001)
-    if length_s is not None and 60 <= length_s <= 86400:
+    if 60 <= length_s <= 86400:
         step = short_factor(length_s) - short_factor(2 * length_s)
         assert step == pytest.approx(1 / 21.3, rel=0.03)
 

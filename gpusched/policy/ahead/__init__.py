@@ -4,7 +4,6 @@ future      decide, let the starts run, move to the next end, decide again
 again       what a preempted job waits for
 estimates   a start as a range, and how good such ranges have been
 place       a job's place in the queue
-prediction  how long a job will run, by those like it
 whatif      what would make a job start now
 changes     the changes that are tried
 trial       one change, planned

@@ -117,10 +117,14 @@ class Standing:
         self._is_stale = True
 
     def expect(self, job_id: int, end_at: float) -> None:
-        """A running job without a time limit is taken to end then; infinite: nobody knows when."""
+        """A running job that may run on is taken to end then, or at its limit; infinite: nobody knows when."""
         one = self._running[job_id]
         before = one.ending
-        if one.kind.is_limited or before.end_at == end_at:
+        if one.kind.is_limited:
+            if one.kind.key.plan_s is None:
+                return
+            end_at = min(end_at, before.start_at + one.kind.limit_s)
+        if before.end_at == end_at:
             return
         del self._ends[self._number_of(before)]
         one.ending = ending = Ending(job_id, before.start_at, end_at, before.booking)
@@ -141,8 +145,8 @@ class Standing:
         # What was predicted and has not come true says nothing of what is to come.
         late = 0
         while late < len(self._ends) and self._ends[late][0] <= now:
-            job_id = self._ends[late][2]
-            if self._running[job_id].kind.is_limited:
+            end_at, start_at, job_id, _ = self._ends[late]
+            if end_at >= start_at + self._running[job_id].kind.limit_s:
                 late += 1
             else:
                 self.expect(job_id, inf)
@@ -173,7 +177,7 @@ class Standing:
             self._look_at_all(now, starts)
         elif self._has_backfill:
             if len(lines.new) > 1:
-                lines.new.sort()
+                lines.new.sort(key=lines.in_gaps)
             for entry in lines.new:
                 self._look_at(entry, now, starts)
         lines.seen()
@@ -263,7 +267,8 @@ class Standing:
             # For a start that nobody can tell, others are let pass the longer, the longer that has been so.
             return True
         # Where those behind it go best changes with where it goes.
-        is_other_place = self._lines.is_amid and self._has_one_place and not self._is_flat
+        is_amid = self._lines.is_amid or self._lines.is_by_length
+        is_other_place = is_amid and self._has_one_place and not self._is_flat
         return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._lines.new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
@@ -300,17 +305,23 @@ class Standing:
 
     def _let_pass(self, heap: list[tuple[Waiting, int, Shape]], now: float, starts: list[Start]) -> None:
         """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is."""
-        shapes = [(first, shape) for _, first, shape in heap]
+        lines, reserved = self._lines, frozenset[int | None]()
+        if lines.is_by_length:
+            shapes = [(0, shape) for shape in lines.shapes]
+            reserved = frozenset(kept.job_id for kept in self._profile.kept)
+        else:
+            shapes = [(first, shape) for _, first, shape in heap]
         heap = self._heads(shapes, now)
         while heap:
             entry, place, shape = heap[0]
             booking = self._place(shape, now + entry[2].planned_s)
-            if booking is not None:
-                self._lines.take_off(entry)
-                self._start(entry, booking, now, starts)
+            if booking is not None and entry[1].id not in reserved:
+                waiting = lines.entry(entry[1].id) if lines.is_by_length else entry
+                lines.take_off(waiting)
+                self._start(waiting, booking, now, starts)
                 if self._has_one_place and not self._is_flat:
                     # Others are put elsewhere from here on, and may pass there, those of its own shape included.
-                    heap = self._heads([(bisect_left(one.line, entry), one) for _, one in shapes], now)
+                    heap = self._heads([(bisect_left(one.by_length, entry), one) for _, one in shapes], now)
                     continue
             else:
                 place += 1
@@ -318,7 +329,7 @@ class Standing:
             if after is None:
                 heappop(heap)
             else:
-                heapreplace(heap, (shape.line[after], after, shape))
+                heapreplace(heap, (shape.by_length[after], after, shape))
 
     def _heads(self, shapes: Iterable[tuple[int, Shape]], now: float) -> list[tuple[Waiting, int, Shape]]:
         """The next of each shape that could start now, from this place in its line on, as a heap."""
@@ -326,13 +337,13 @@ class Standing:
         for first, shape in shapes:
             after = self._next(shape, first, now)
             if after is not None:
-                heap.append((shape.line[after], after, shape))
+                heap.append((shape.by_length[after], after, shape))
         heapify(heap)
         return heap
 
     def _next(self, shape: Shape, place: int, now: float) -> int | None:
         """Where in the line of its shape the next job stands that could start now, from this place on."""
-        line = shape.line
+        line = shape.by_length
         if place >= len(line) or not self._may_fit(shape):
             return None
         known = shape.epoch == self._epoch

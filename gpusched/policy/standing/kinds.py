@@ -18,7 +18,7 @@ from gpusched.policy.standing.shares import Sharer
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
-    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "planned_s", "points", "shape", "sharer")
+    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s", "points", "shape", "sharer")
 
     def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
         request = key.request
@@ -28,8 +28,9 @@ class Kind:
         self.points = points
         """Of the weighted sum, all but those for age and fair share."""
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
+        self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
-        """Whether it is ended when it has run for as long as was planned."""
+        """Whether it is ended at some time, as planned or later."""
         self.is_of_cores = is_of_cores and self.is_limited
         """Whether free cores of the only node are all that it takes, and until when is known."""
         self.is_plain = not (
@@ -48,12 +49,17 @@ class Kind:
 class Shape:
     """All waiting jobs that fit in exactly the same places, first in line first."""
 
-    __slots__ = ("booking", "can_fit", "cards", "epoch", "line", "millicpus", "need", "only", "passes", "placement")
+    __slots__ = (
+        *("booking", "by_length", "can_fit", "cards", "epoch", "line", "millicpus", "need"),
+        *("only", "passes", "placement"),
+    )
 
-    def __init__(self, need: Need) -> None:
+    def __init__(self, need: Need, *, is_by_length: bool = False) -> None:
         request = need.request
         self.need = need
         self.line: list[Waiting] = []
+        self.by_length: list[Waiting] = [] if is_by_length else self.line
+        """The same jobs in the order in which they may fill gaps."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
         self.epoch = -1
@@ -103,7 +109,7 @@ class Running:
                 place.cpus,
                 place.mem_mib,
                 ending.start_at,
-                end_at if self.kind.is_limited else None,
+                None if key.time_limit_s is None else ending.start_at + key.time_limit_s,
                 user=key.user,
                 account=key.account,
                 queue=key.queue,
@@ -111,5 +117,5 @@ class Running:
                 resources=place.resources,
                 licenses=place.licenses,
                 is_exclusive=place.is_exclusive,
-                predicted_end_at=None if self.kind.is_limited else end_at,
+                predicted_end_at=end_at if ending.end_at < ending.start_at + self.kind.limit_s else None,
             )

@@ -13,7 +13,7 @@ from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.policy.draft import Layout
 from gpusched.policy.filters import pool
 from gpusched.policy.need import Need
-from gpusched.policy.ordering import AGELESS, Rank, Ranking, ranked_at
+from gpusched.policy.ordering import AGELESS, Rank, Ranking, by_length, ranked_at
 from gpusched.policy.standing.kinds import Kind, Shape, Waiting
 from gpusched.policy.standing.shares import Shares
 
@@ -35,6 +35,9 @@ class Lines:
         self._is_weighted = settings.priority.order == "multifactor"
         self._ages = self._is_weighted or settings.priority.order in AGELESS
         """Whether ranks change with the time that a job has waited."""
+        priority = settings.priority
+        self.is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
+        """Whether the shortest fill gaps first."""
         self._is_flat = len(layout.nodes) == 1 and not layout.cards
         self._kinds: dict[ClassKey, Kind] = {}
         self._shapes: dict[object, Shape] = {}
@@ -68,7 +71,7 @@ class Lines:
             need = Need.of(key.request, key.uid)
             shape = self._shapes.get(need.signature)
             if shape is None:
-                shape = self._shapes[need.signature] = Shape(need)
+                shape = self._shapes[need.signature] = Shape(need, is_by_length=self.is_by_length)
             request = key.request
             is_of_cores = (
                 self._is_flat
@@ -101,6 +104,8 @@ class Lines:
             insort(line, entry)
         else:
             line.append(entry)
+        if self.is_by_length:
+            insort(kind.shape.by_length, self.in_gaps(entry))
         self._waiting[job.id] = job, kind
         self.new.append(entry)
         if entry[0] < self._last:
@@ -125,8 +130,16 @@ class Lines:
         kind.sharer.waiting -= 1
         line = kind.shape.line
         del line[0 if line[0] is entry else bisect_left(line, entry)]
+        if self.is_by_length:
+            others = kind.shape.by_length
+            del others[bisect_left(others, self.in_gaps(entry))]
         if not line:
             del self._lines[kind.shape]
+
+    def in_gaps(self, entry: Waiting) -> Waiting:
+        """A waiting job as it stands among those that may fill gaps."""
+        rank, job, kind = entry
+        return (by_length(kind.key, rank), job, kind) if self.is_by_length else entry
 
     def forget(self, kind: Kind) -> None:
         """One of these neither waits nor runs any more."""
@@ -189,4 +202,6 @@ class Lines:
             line = [(rank(kind, job), job, kind) for _, job, kind in shape.line]
             line.sort()
             shape.line[:] = line
+            if self.is_by_length:
+                shape.by_length[:] = sorted(map(self.in_gaps, line))
             self._last = max(self._last, line[-1][0])

@@ -1,0 +1,98 @@
+"""Guesses of run times by those that were alike."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.predict.judging import KEPT, LEAST, Judge, Said
+from gpusched.predict.past import METHODS, MOST_MARKS, Guess, Past, in_steps
+
+MARKS = (("ann", 3600), ("ann",))
+
+
+def past(*ends):
+    known = Past()
+    for marks, run_s in ends:
+        known.learn(marks, run_s)
+    return known
+
+
+def close_to(length_s):
+    return pytest.approx(length_s, rel=0.06)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_is_not_known_runs_to_the_limit_or_nobody_knows_how_long(name):
+    assert METHODS[name](Past(), MARKS, 3600) == Guess(3600, 3600)
+    assert METHODS[name](Past(), MARKS, None) is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=12), st.integers(1, 5000))
+def test_no_guess_is_longer_than_the_limit_or_shorter_than_a_second(name, run_times_s, limit_s):
+    guess = METHODS[name](past(*((MARKS, run_s) for run_s in run_times_s)), MARKS, limit_s)
+    assert 1 <= guess.plan_s <= limit_s
+    assert 1 <= guess.expected_s <= limit_s
+
+
+def test_the_last_two_count_under_the_narrowest_mark_that_is_known():
+    known = past((MARKS, 9000), (MARKS, 100), (MARKS, 300), ((("ann", 60), ("ann",)), 5))
+    assert METHODS["similar"](known, MARKS, 3600).plan_s == close_to(200)
+    assert METHODS["last2"](known, MARKS, 3600).plan_s == close_to((300 + 5) / 2)
+    assert METHODS["similar"](known, (("ann", 7), ("ann",)), 3600).plan_s == close_to((300 + 5) / 2)
+
+
+def test_one_that_may_be_over_at_once_is_expected_to_be_shorter_than_it_is_planned():
+    known = past(*((MARKS, run_s) for run_s in (10, 3000, 10, 3000)))
+    guess = METHODS["mixed"](known, MARKS, 3600)
+    assert guess.plan_s == close_to(1505)
+    assert guess.expected_s < guess.plan_s / 2
+
+
+def test_what_is_known_of_others_of_a_user_fades_as_more_is_known_of_those_alike():
+    def expected_s(times):
+        known = past(*([((("ann",),), 20_000)] + [(MARKS, 100)] * times))
+        return METHODS["mixed"](known, MARKS, 30_000).expected_s
+
+    assert expected_s(0) > expected_s(1) > expected_s(8) > 100
+
+
+def test_marks_that_were_not_heard_of_for_longest_are_forgotten():
+    known = Past()
+    for number in range(MOST_MARKS + 1):
+        known.learn((number,), 10)
+    assert known.known((0,)) == []
+    assert known.known((MOST_MARKS,)) == [(10,)]
+
+
+def test_what_was_read_later_but_ended_before_counts_as_older():
+    known = past((MARKS, 100))
+    known.learn_older(MARKS, [7, 300])
+    assert known.known(MARKS[:1]) == [(7, 300, 100)]
+
+
+@given(st.floats(0, 1e7))
+def test_a_step_is_no_further_than_a_twentieth(length_s):
+    assert in_steps(length_s, None) == pytest.approx(max(1.0, length_s), rel=0.051, abs=0.6)
+
+
+def test_guesses_are_gone_by_only_when_they_were_better():
+    judge = Judge()
+    assert not judge.measure.is_better
+    judge.add(*[Said(200, 1000, 100)] * (LEAST - 1))
+    assert not judge.measure.is_better
+    judge.add(Said(200, 1000, 100))
+    assert judge.measure.is_better
+    assert (judge.measure.guess_factor, judge.measure.limit_factor) == (pytest.approx(2), pytest.approx(10))
+    judge.add(*[Said(10_000, 100, 100)] * KEPT)
+    assert not judge.measure.is_better
+    assert judge.measure.runs == KEPT
+
+
+def test_what_was_read_of_the_past_does_not_push_out_the_present():
+    judge = Judge()
+    judge.add(*[Said(100, 100, 100)] * KEPT)
+    judge.add_older([Said(1, 100, 100)] * 10)
+    assert judge.measure.guess_factor == 1
