@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError, UserError
@@ -72,9 +72,20 @@ def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES))
 def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
-    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
+    # Of one user: of several the daemon knows at once what a run has used that ends within a `calc_period_s`.
+    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2]) for n, one in enumerate(rows)]
     fast, slow = both(jobs, nodes_of("1x8"), policy)
     assert slow.start_s == fast.start_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(RIGID, min_size=1, max_size=25))
+@example([(0, 1, 1, gpus) for gpus in (1, 1, 1, 6, 1, 2, 1, 1, 1, 2)])
+def test_jobs_of_several_users_start_alike_where_use_counts_at_once(rows):
+    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
+    rules = Settings(priority=PrioritySettings(calc_period_s=0.0))
+    nodes = nodes_of("1x8")
+    assert whole.run(jobs, nodes, rules).start_s == runner.run(jobs, nodes, rules).start_s
 
 
 @pytest.mark.nightly
