@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.simulate import cluster, runner
+from gpusched.simulate import cluster, ranges, runner
 from gpusched.simulate.metrics import slowdown
 from gpusched.simulate.predicting import NAMES
 from gpusched.simulate.rules import rules_of
@@ -107,3 +107,26 @@ def test_targets(file, policy, name, most, longest, trace_file):
     slowdowns = [slowdown(job, wait) for job, wait in zip(trace.jobs, waits, strict=True)]
     assert sum(slowdowns) / len(slowdowns) <= most
     assert max(waits) <= longest * LONGEST_S[file]
+
+
+def test_ranges_are_asked_for_of_those_that_wait():
+    jobs = some_jobs(Random(11), 400)
+    found = ranges.measure(jobs, cluster.processors(8), rules_of("fcfs+easy").settings(), every=2, cycles=10)
+    assert found.asked > 100
+    assert 0 < found.between_ends < 1
+    share = found.calibration.share
+    assert share is not None
+    assert 0.6 <= share <= 0.95
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("every", "count"), [(10, 30_000), (3, 10_000)])
+def test_four_in_five_start_in_their_range(every, count, trace_file):
+    trace = read_trace(trace_file("kth_sp2.swf.gz"))
+    nodes = cluster.processors(trace.procs or 0)
+    found = ranges.measure(trace.jobs[:count], nodes, rules_of("fcfs+easy").settings(), every)
+    assert found.calibration.judged > 1000
+    share = found.calibration.share
+    assert share is not None
+    assert 0.75 <= share <= 0.85
