@@ -222,12 +222,13 @@ def replay(
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Also what these change, named as in gpusched simulate; several with commas.",
+            help="Also what these change: names as in gpusched simulate, put on top of the recorded settings; default, "
+            "present: the settings of --config, of this machine; several with commas.",
         ),
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE", help="Also what these settings change; --policy then goes by them."),
+        typer.Option("--config", metavar="FILE", help="Also what these settings change: the policy default."),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Ids of the jobs that start, or of one job its reason, alone.")

@@ -7,19 +7,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpusched import quickjson
 from gpusched.cli import output
 from gpusched.client import connect
-from gpusched.config import load_settings
 from gpusched.config.known import SETTINGS
-from gpusched.config.reading import CONFIG_VARIABLE
 from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, gpu_label, printable
 from gpusched.policy.words import about, plural
+from gpusched.simulate.choices import DEFAULT, PRESENT, choices_of
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 
 RECORDED = "recorded"
@@ -46,7 +46,12 @@ def write(file: str | None) -> None:
     snapshot = found["snapshot"]
     waiting = sum(one["total"] for one in snapshot["pending"])
     running = len({held["job_id"] for held in snapshot["allocations"]})
-    sys.stdout.write(f"wrote {printable(file)}: {running} jobs run, {waiting} wait\n")
+    sys.stdout.write(f"wrote {printable(file)}: {_how_many(running, waiting)}\n")
+
+
+def _how_many(running: int, waiting: int) -> str:
+    """`1 job runs, 3 wait`."""
+    return f"{plural(running, 'job')} run{'s' if running == 1 else ''}, {waiting} wait{'s' if waiting == 1 else ''}"
 
 
 def _replace(path: str, text: str) -> None:
@@ -90,14 +95,15 @@ def show(
 
 
 def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> list[tuple[str, Settings]]:
-    settings, name = recorded, ""
-    if config is not None:
-        if not os.path.exists(config):
-            raise NotFound(f"there is no config file {printable(config)}", "give the path of one after --config")
-        settings, name = load_settings(None, {CONFIG_VARIABLE: config}).settings, config
-    if not policies:
-        return [] if config is None else [(name, settings)]
-    return [(f"{policy} on {name}" if name else policy, under(settings, policy)) for policy in policies]
+    """Settings by name, as `gpusched simulate` names them; rules of the literature on top of what was recorded."""
+    file = None if config is None else Path(config)
+    names = policies or ([] if file is None else [DEFAULT])
+    if not names:
+        return []
+    return [
+        (one.name, one.settings if one.name in (DEFAULT, PRESENT) else under(recorded, one.name))
+        for one in choices_of(names, file)
+    ]
 
 
 def _check_settings(settings: Settings, file: str) -> None:
@@ -139,7 +145,7 @@ def _print(base: Replay, others: Sequence[Replay], job: str | None) -> None:
     found = summary(recording)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found["now"]))
     counts = f"{plural(found['nodes'], 'node')}, {plural(found['gpus'], 'GPU')}"
-    jobs = f"{found['running']} jobs run, {found['waiting']} wait in {found['classes']} classes"
+    jobs = _how_many(found["running"], found["waiting"])
     _say(f"snapshot of {at} by gpusched {found['release']}: {counts}; {jobs}")
     for text in notes(recording):
         output.note("gpusched", text)

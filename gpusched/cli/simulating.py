@@ -35,7 +35,7 @@ def show(
         raise UsageError(f"--by {by!r} is neither user nor queue", "--by user")
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", "give one of them")
-    wait_bound_s = None if wait_bound is None else parse_duration_s(wait_bound)
+    wait_bound_s = None if wait_bound is None else _duration_s(wait_bound)
     folder = None if plot is None else plots.folder_of(plot)
     simulation = prepare(asked)
     _check_gains(simulation.choices, with_gains)
@@ -80,6 +80,13 @@ def show(
         if with_gains:
             schedules.print_gains(compared)
     schedules.print_remarks(trace)
+
+
+def _duration_s(text: str) -> int:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(str(error), "--wait-bound 4h") from None
 
 
 def _print_by_queue(found: Sequence[tuple[str, Sequence[QueueResult]]]) -> None:

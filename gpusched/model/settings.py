@@ -45,6 +45,16 @@ class PrioritySettings:
         0.0, "Weight of the deadline factor: 0 far from it, 1 at the last start that meets it."
     )
     weight_fit: float = setting(0.0, "Weight of the fit factor: 1 less the dominant share of the cluster asked for.")
+    weight_short: float = setting(
+        0.0,
+        "Weight of the short factor: 1 for a job that is over at once, less by as much for each doubling of its "
+        "length, as predicted or by its limit, 0 for a month and for an unknown length.",
+    )
+    weight_whole: float = setting(
+        0.0,
+        "Weight of the whole factor: the part of a node's GPUs that the job needs free at once, 1 for whole nodes. "
+        "Against it that small jobs keep passing wide ones.",
+    )
     half_life_s: float = setting(7 * 86400.0, "Time after which past usage counts half, in seconds.")
     calc_period_s: float = setting(
         60.0,

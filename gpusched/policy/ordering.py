@@ -139,6 +139,7 @@ class Ranking:
         self.settings = settings
         self.layout = Layout(snapshot.nodes, settings) if layout is None else layout
         self.capacity = capacity_of(self.layout)
+        self._largest_node = max((len(cards) for cards in self.layout.cards_of), default=0)
         self._quotas = quotas
         self._extensions = extensions
         self._held: dict[str, Resources] = {}
@@ -244,6 +245,8 @@ class Ranking:
             ("nice", weights.weight_nice * factors.nice_factor(nice)),
             ("deadline", weights.weight_deadline * deadline),
             ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
+            ("short", weights.weight_short * factors.short_factor(_expected_s(key))),
+            ("whole", weights.weight_whole * factors.whole_factor(key.request, self._largest_node)),
             *self._extensions.queue_sort(key),
         )
 

@@ -155,6 +155,8 @@ def options(
     places: Sequence[Place] = pool(draft.layout, need).places
     if tally is None:
         places = _with_cards(draft, need, places)
+        if len(places) < need.request.nodes:
+            return []
         if each and guard is None and not avoid and (ceilings is None or not ceilings.is_active):
             places = _unlike(draft, need, places, each)
     for place in places:
@@ -190,13 +192,19 @@ def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> 
 
 def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
     """The best nodes together, or nothing; the licenses are booked once, with the first."""
+    if guard is None:
+        best = sorted(found)[:nodes]
+        if len(best) < nodes:
+            return []
+        others = tuple(replace(one.booking, licenses=()) for one in best[1:])
+        return [Option(best[-1].score, replace(best[0].booking, others=others))]
     chosen: Booking | None = None
     count = 0
     for option in sorted(found):
         wider = option.booking
         if chosen is not None:
             wider = replace(chosen, others=(*chosen.others, replace(wider, licenses=())))
-        if guard is not None and count and guard.why_not(wider) is not None:
+        if count and guard.why_not(wider) is not None:
             continue
         chosen, count = wider, count + 1
         if count == nodes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusched.model.cluster import NodeView
-from gpusched.model.job import JobSpec, Launch, Request
+from gpusched.model.job import JobSpec, Launch
 from gpusched.model.settings import Settings
 from gpusched.policy.capacity import refusal
 from gpusched.policy.sharing.admission import Tally, default_account, qos_of, time_limit, why_refused
@@ -14,7 +14,11 @@ from gpusched.simulate.choices import Choice
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob
 
+Why = tuple[str, str]
+"""What kind of reason, and the reason."""
+
 _NOBODY = Tally()
+_MOST_REASONS = 5
 
 
 def leave_out_what_cannot_fit(
@@ -25,51 +29,64 @@ def leave_out_what_cannot_fit(
     Args: is_admitted: whether queues, accounts and QOS have their say.
     Raises: BadTrace when nothing is left.
     """
-    known: dict[object, str | None] = {}
-    kept = []
+    known: dict[object, Why | None] = {}
+    kept, left_out = [], []
     for job in trace.jobs:
-        spec = _spec(job, nodes)
-        mark = (spec.request, *((job.user, *_asked(spec)) if is_admitted else ()))
+        # Most jobs are like another one: nothing is made anew for those.
+        mark: object = (job.procs, job.gpus, job.cpus, job.mem_mib, job.gpu_fraction, job.spec)
+        if is_admitted:
+            mark = mark, job.user, job.queue, job.estimate_s
         if mark not in known:
-            known[mark] = next(
-                (text for choice in choices if (text := _why_not(choice, spec, job, nodes, is_admitted))), None
-            )
+            spec = _spec(job, nodes)
+            found = (_why_not(choice, spec, job, nodes, is_admitted) for choice in choices)
+            known[mark] = next((why for why in found if why is not None), None)
         why = known[mark]
         if why is None:
             kept.append(job)
         else:
-            trace.drop(why, job.id)
+            left_out.append((job, why))
+    _tell(trace, left_out)
     if not kept:
-        why = "; ".join(f"{reason}: {one}" for reason, one in trace.dropped.items())
-        raise BadTrace(f"no job of {trace.name} can be replayed ({why})", "give a larger cluster, or other settings")
+        text = "; ".join(f"{reason}: {one}" for reason, one in trace.dropped.items())
+        raise BadTrace(f"no job of {trace.name} can be replayed ({text})", "give a larger cluster, or other settings")
     trace.jobs = kept
 
 
-def _asked(spec: JobSpec) -> tuple[object, ...]:
-    return spec.account, spec.queue, spec.qos, spec.time_limit_s
+def _tell(trace: Trace, left_out: Sequence[tuple[TraceJob, Why]]) -> None:
+    """Count and name them by reason; where there are many reasons of a kind, the first stands for all of them."""
+    texts: dict[str, dict[str, None]] = {}
+    for _, (kind, text) in left_out:
+        texts.setdefault(kind, {})[text] = None
+    for job, (kind, text) in left_out:
+        listed = texts[kind]
+        if len(listed) > _MOST_REASONS:
+            text = f"the first of {len(listed)} reasons: {next(iter(listed))}"
+        trace.drop(f"{kind}, {text}", job.id)
 
 
-def _why_not(choice: Choice, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeView], is_admitted: bool) -> str | None:
+def _why_not(choice: Choice, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeView], is_admitted: bool) -> Why | None:
     found = refusal(spec.request, nodes, choice.settings)
     if found is not None:
-        return f"does not fit: {found.text}"
+        is_gang = job.spec is None and (spec.request.nodes > 1 or spec.request.tail_gpus)
+        return "does not fit", f"asked for {job.gpus} GPUs of nodes that give them together" if is_gang else found.text
     if not is_admitted:
         return None
-    found = why_refused(_completed(spec, job.user, choice.settings), job.user, choice.settings, _NOBODY)
-    return None if found is None else f"refused by the policy {choice.name}: {found.text}"
+    asked = _completed(spec, job.user, choice.settings)
+    found = why_refused(asked, job.user, choice.settings, _NOBODY)
+    return None if found is None else (f"refused by the policy {choice.name}", found.text)
 
 
 def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
     account = spec.account or default_account(user, settings) or user
+    spec = replace(spec, queue=spec.queue or settings.default.queue)
     return replace(spec, account=account, qos=qos_of(spec, settings), time_limit_s=time_limit(spec, settings))
 
 
 def _spec(job: TraceJob, nodes: Sequence[NodeView]) -> JobSpec:
     if job.spec is not None:
         return job.spec
-    request: Request = request_of(job, nodes)
-    queue = job.queue or "default"
-    return JobSpec(job.name or "job", request, _LAUNCH, queue=queue, time_limit_s=job.estimate_s)
+    # Without a queue it goes to that of the settings, which each policy may have in another way.
+    return JobSpec(job.name or "job", request_of(job, nodes), _LAUNCH, queue=job.queue, time_limit_s=job.estimate_s)
 
 
 _LAUNCH = Launch(("job",), None, None, "", "/")

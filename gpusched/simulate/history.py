@@ -89,7 +89,14 @@ def _read(store: SqliteStore, since_at: float | None) -> Trace:
         arrives_at = _arrives_at(store, job, runs[job.id][0], ends)
         found.append((arrives_at, _of(job, attempts)))
     first_at = floor(min((at for at, _ in found), default=0.0))
-    trace.jobs = [replace(job, submit_s=floor(at) - first_at) for at, job in found]
+    trace.jobs = [
+        replace(
+            job,
+            submit_s=floor(at) - first_at,
+            deadline_s=None if job.deadline_s is None else job.deadline_s - first_at,
+        )
+        for at, job in found
+    ]
     trace.notes.append("the machine is empty when the first job comes; dependencies let jobs go when they really did")
     return trace
 
@@ -112,6 +119,8 @@ def _of(job: Job, attempts: tuple[tuple[int, str], ...]) -> TraceJob:
         outcome=outcome,
         spec=_alone(spec),
         attempts=attempts,
+        # Counted against, not kept to: another policy may miss what was met.
+        deadline_s=None if spec.deadline_at is None else floor(spec.deadline_at),
     )
 
 

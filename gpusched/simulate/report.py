@@ -170,7 +170,7 @@ def lines(schedules: Sequence[Schedule]) -> list[list[str]]:
     if not any(schedule.worth.preemptions for schedule in schedules):
         needless |= {"preemptions", "preempted_gpu_s"}
     made = []
-    for name, (title, shown) in _TITLES.items():
+    for name, (title, shown) in TITLES.items():
         values = [one[name] for one in rows]
         if name not in needless and any(value is not None for value in values):
             made.append([title, *("-" if value is None else shown(value) for value in values)])
@@ -190,7 +190,7 @@ def _percent(value: float) -> str:
 
 
 _PLACES = (("mean", "mean"), ("median", "median"), ("p95", "p95"), ("p99", "p99"), ("most", "most"))
-_TITLES = {
+TITLES = {
     "jobs": ("jobs", _count),
     **{f"wait_s_{part}": (f"wait, {word}", format_duration) for part, word in _PLACES},
     "wide_wait_s": ("wait of 8 GPUs and more, mean", format_duration),
@@ -218,3 +218,4 @@ _TITLES = {
     "preemptions": ("runs preempted", _count),
     "preempted_gpu_s": ("GPU time of those", format_duration),
 }
+"""By the name of a column, how a line of the details is called, and how its values are shown."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 from shell import compare
@@ -79,6 +81,25 @@ def test_the_document_and_the_rows_say_the_same(trace, shown):
     assert [one["name"] for one in made["policies"][0]["queues"]] == ["theory", "vision"]
     (compared,) = made["gains"]
     assert compared["gain"] + compared["lose"] + compared["same"] == len(compared["listed"]) == 4
+
+
+def names_in(found):
+    """Every name of a document, at any depth; not those of policies and reasons."""
+    if isinstance(found, dict):
+        inner = [part for name, part in found.items() if name not in ("dropped", "by_queue")]
+        inner += [part for name in ("dropped", "by_queue") for part in found.get(name, {}).values()]
+        return {*found, *(name for part in inner for name in names_in(part))}
+    return {name for part in found for name in names_in(part)} if isinstance(found, list) else set()
+
+
+@pytest.mark.parametrize(
+    "words", [BOTH, ("--nodes", "1x8", "--policy", "fcfs+easy,sjf", "--tick", "--fail-rate", "0.2")]
+)
+def test_every_name_of_the_whole_document_is_in_the_reference(words, trace, shown):
+    code, out, _ = shown(trace, *words, "--json", "--wait-bound", "10m")
+    assert code == 0
+    page = Path(__file__).parents[2] / "docs" / "reference" / "simulation.md"
+    assert names_in(json.loads(out)) - set(re.findall(r"`([a-z_0-9]+)`", page.read_text("utf-8"))) == set()
 
 
 @pytest.mark.parametrize(

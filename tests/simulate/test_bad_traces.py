@@ -130,8 +130,26 @@ def test_jobs_that_no_node_could_ever_hold_are_counted_and_named(typed):
     )
     code, _, err = typed("pods.csv", text, "--nodes", "2x4:64")
     assert code == 0
-    assert any("left out, does not fit: " in line and "1 (cores)" in line for line in err)
+    assert any("left out, does not fit, asked for 900 CPUs" in line and "1 (cores)" in line for line in err)
     assert "gpusched: left out, asks for nothing of a GPU: 1 (half)" in err
+
+
+def test_many_reasons_of_a_kind_are_one_with_the_first_as_an_example(typed):
+    rows = "".join(f"p{n},1000,100,1,{100 + n}\n" for n in range(9))
+    text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\nfits,4000,100,1,1000\n" + rows
+    code, _, err = typed("pods.csv", text, "--nodes", "2x4")
+    assert code == 0
+    (line,) = err
+    assert line.startswith("gpusched: left out, does not fit, the first of 9 reasons: asked for 0.1 of a GPU")
+    assert line.endswith(": 9 (p0, p1, p2, p3, p4 and 4 more)")
+
+
+def test_a_job_that_these_nodes_could_not_give_together(typed, tmp_path):
+    nodes = [{"name": name, "cpus": 8, "mem_mib": 9, "gpus": gpus} for name, gpus in (("a", 8), ("b", 1), ("c", 1))]
+    (tmp_path / "n.json").write_text(json.dumps(nodes))
+    code, _, err = typed("a.csv", HEAD + "wide,0,5,10\nnine,0,5,9\n", "--cluster", "n.json")
+    assert code == 0
+    assert err == ["gpusched: left out, does not fit, asked for 10 GPUs of nodes that give them together: 1 (wide)"]
 
 
 def test_ids_that_come_twice_are_told_of_and_each_line_is_a_job(typed):

@@ -43,6 +43,14 @@ def test_a_job_is_as_it_was_asked_for_and_each_of_its_runs_as_it_was(path, lab):
     assert not trace.dropped
 
 
+def test_a_deadline_is_known_and_not_kept_to(path, lab):
+    lab.ran(100, 30.0, deadline_at=AT + 400)
+    lab.ran(110, 30.0)
+    kept, free = read_history(str(path)).jobs
+    assert (kept.submit_s, kept.deadline_s, kept.spec.deadline_at) == (0, 300, None)
+    assert free.deadline_s is None
+
+
 def test_runs_that_made_room_or_were_lost_say_nothing_of_how_long_it_takes(path, lab):
     lab.ran(0, 77.0, 20.0, 300.0, ends=("PREEMPTED", "NODE_FAIL", "COMPLETED"))
     lab.ran(0, 44.0, ends=("NODE_FAIL",))
@@ -205,12 +213,12 @@ def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, 
     code, out, err = typed("--from-history", "--config", "new.toml")
     assert code == 1
     assert "no job of the history can be replayed" in err
-    assert "refused by the policy default: there is no queue 'theory': 2 (7, 8)" in err
+    assert "refused by the policy default, there is no queue 'theory': 2 (7, 8)" in err
     (tmp_path / "new.toml").write_text('[default]\nqueue = "vision"\n[queue.vision]\n')
     code, out, err = typed("--from-history", "--config", "new.toml", "--json")
     made = json.loads(out)
     assert [one["jobs"] for one in made["policies"]] == [6, 6]
-    assert made["dropped"]["refused by the policy default: there is no queue 'theory'"]["count"] == 2
+    assert made["dropped"]["refused by the policy default, there is no queue 'theory'"]["count"] == 2
 
 
 @pytest.mark.parametrize(
@@ -228,6 +236,7 @@ def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, 
         (("x.csv", "--retries", "1"), "only with --tick"),
         (("--from-history", "--config", "none.toml"), "there is no config file none.toml"),
         (("x.csv", "--config", "new.toml", "--policy", "fcfs"), "no policy goes by new.toml"),
+        (("x.csv", "--wait-bound", "soon"), "'soon' is not a time"),
     ],
 )
 def test_words_that_do_not_go_together(typed, tmp_path, words, text):
@@ -275,6 +284,16 @@ def test_the_tick_says_what_it_cannot_do(typed, tmp_path, words, text):
     code, _, err = typed("jobs.csv", "--tick", *words)
     assert code == 2
     assert text in err
+
+
+def test_jobs_of_a_trace_without_queues_go_to_the_one_that_the_settings_name(typed, tmp_path):
+    (tmp_path / "jobs.csv").write_text("job_id,submit_s,duration_s,num_gpus\na,0,500,2\n")
+    (tmp_path / "new.toml").write_text(CONFIG)
+    code, out, _ = typed(
+        "jobs.csv", "--nodes", "1x2", "--tick", "--config", "new.toml", "--policy", "default", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["policies"][0]["jobs"] == 1
 
 
 def test_failures_by_seed_are_told_by_queue(typed, tmp_path):

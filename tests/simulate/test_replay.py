@@ -320,7 +320,7 @@ def test_for_people(file, monkeypatch, capsys):
     code, shown = typed(monkeypatch, capsys, file, "--policy", "fcfs,fcfs+easy")
     assert code == 0
     lines = shown.out.splitlines()
-    assert lines[0].endswith("by gpusched 0.1.0: 1 node, 4 GPUs; 1 jobs run, 5 wait in 4 classes")
+    assert lines[0].endswith("by gpusched 0.1.0: 1 node, 4 GPUs; 1 job runs, 5 wait")
     words = [line.split() for line in lines]
     assert ["6", "bob", "default", "1", "GPU", "and", "1", "CPU", "n1", "GPU", "1"] in words
     assert [
@@ -377,10 +377,17 @@ def test_other_settings_are_those_of_a_file(file, tmp_path, monkeypatch, capsys)
     config.write_text('[priority]\norder = "fifo"\nbackfill = false\n')
     code, shown = typed(monkeypatch, capsys, file, "--config", config)
     assert code == 0
-    assert f"under {config}" in shown.out
-    assert "  job 6 does not start now" in shown.out
-    code, shown = typed(monkeypatch, capsys, file, "--config", config, "--policy", "fcfs+easy", "-q")
-    assert shown.out == "6\n8\n"
+    assert "under default\n  job 6 does not start now" in shown.out
+    code, shown = typed(monkeypatch, capsys, file, "--config", config, "--policy", "default,fcfs+greedy", "--json")
+    assert [[start["job"] for start in other["starts"]] for other in json.loads(shown.out)["others"]] == [
+        [],
+        ["6", "7_1", "9"],
+    ]
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text('[priority]\nbackfill_depth = 0\norder = "fifo"\n')
+    monkeypatch.setenv("GPUSCHED_HOME", str(home))
+    assert typed(monkeypatch, capsys, file, "--policy", "present", "-q")[1].out == "6\n7_1\n9\n"
 
 
 @pytest.mark.parametrize(
@@ -393,6 +400,7 @@ def test_other_settings_are_those_of_a_file(file, tmp_path, monkeypatch, capsys)
         (["FILE", "--policy", "fcfs,sjf", "-q"], 2, "--quiet prints the starts of one plan"),
         (["FILE", "-q", "--json"], 2, "--quiet and --json are both given"),
         (["FILE", "--config", "nowhere.toml"], 1, "there is no config file nowhere.toml"),
+        (["FILE", "--config", "x.toml", "--policy", "sjf"], 2, "no policy goes by x.toml"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_a_hint(file, monkeypatch, capsys, words, code, text):

@@ -47,6 +47,14 @@ def test_every_name_of_the_document_is_explained():
     assert {name for name in columns if name not in known and re.sub(endings, "", name) not in known} == set()
 
 
+def test_every_line_of_the_details_is_explained():
+    for name, (title, _) in report.TITLES.items():
+        assert f"| {title} | `{name}` |" in PAGE
+    assert set(report.TITLES) | {"policy", "starts_sha", "late_jobs", "late_bound_s"} == set(
+        report.row(report.measure("fcfs", simulated([job(0, 10)]), 8))
+    )
+
+
 def test_a_schedule_without_places_has_no_measures_over_time():
     jobs = [job(0, 100)]
     bare = runner.run(jobs, cluster.nodes_of("1x4"), rules.rules_of("fcfs").settings())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from gpusched.model.settings import (
 )
 from gpusched.simulate import examples, runner, whole
 from gpusched.simulate.choices import choices_of
-from gpusched.simulate.cluster import nodes_of, processors
+from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.trace import TraceJob, read_trace
 from gpusched.simulate.whole import Mishaps
 from gpusched.testing import spec
@@ -80,6 +82,26 @@ def test_a_thousand_jobs_of_a_real_log_start_alike(trace_file, policy):
     trace = read_trace(trace_file("kth_sp2.swf.gz"))
     fast, slow = both(trace.jobs[:1000], processors(trace.procs), policy)
     assert slow.starts_sha == fast.starts_sha
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "nodes", "count", "most"),
+    [("kth_sp2.swf.gz", "100p", 1500, 200), ("philly_jobs.csv.gz", "1x48", 400, 2000)],
+)
+def test_how_many_times_as_long_the_tick_takes_as_the_policy_alone(trace_file, name, nodes, count, most):
+    machines = nodes_of(nodes)
+    gpus, procs = largest(machines)
+    trace = read_trace(trace_file(name))
+    trace.keep_those_that_fit(gpus=gpus, procs=procs)
+    jobs, (choice,) = trace.jobs[:count], choices_of(["fcfs+easy"])
+    at = [time.process_time()]
+    for simulate in (runner.run, whole.run):
+        simulate(jobs, machines, choice.settings)
+        at.append(time.process_time())
+    ratio = (at[2] - at[1]) / (at[1] - at[0])
+    print(f"{name}: {len(jobs)} jobs, {ratio:.0f} times, {len(jobs) / (at[2] - at[1]):.0f} jobs/s by the tick")
+    assert ratio < most
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------
@@ -241,3 +263,73 @@ def test_a_job_that_was_lost_with_the_machine_for_good_fails():
     job = replace(gpu_job("a", 0, 30), spec=asked, attempts=((30, "node_fail"),))
     outcome = whole.run([job], ONE, Settings())
     assert ends_of(outcome, 0) == [(0, 30, "failed")]
+
+
+# --- what always holds ------------------------------------------------------------------------------------
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3000), st.integers(1, 2000), st.integers(1, 4), st.sampled_from(["theory", "vision"])),
+    min_size=1,
+    max_size=15,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, st.sampled_from([0.0, 0.4]), st.integers(0, 2))
+def test_nothing_is_booked_twice_and_every_job_comes_to_its_end(rows, fail_rate, retries):
+    jobs = [gpu_job(str(n), at, run_s, gpus, queue=queue) for n, (at, run_s, gpus, queue) in enumerate(rows)]
+    outcome = whole.run(
+        jobs, ONE, LAB, mishaps=Mishaps(fail_rate=fail_rate, retries=retries, seed=3), keeps_places=True
+    )
+    kept = outcome.timeline
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for number in range(len(kept)):
+        for part in kept.booking(number).parts:
+            spans.setdefault(part.card, []).append((kept.begin_s[number], kept.end_s[number]))
+    for held in spans.values():
+        held.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(held))
+    for number, job in enumerate(jobs):
+        own = ends_of(outcome, number)
+        assert outcome.start_s[number] == own[0][0] >= job.submit_s
+        assert outcome.ends_s[number] == own[-1][1]
+        assert all(before[1] <= after[0] for before, after in pairwise(own))
+        failed = [one for one in own if one[2] == "failed"]
+        assert own[-1][2] == ("failed" if len(failed) > retries else "completed")
+        assert all(end - start == job.run_s for start, end, how in own if how == "completed")
+        # Backoffs end between two seconds, so that a run may seem to be a second shorter.
+        assert all(end - start >= 299 for start, end, how in own if how == "preempted")
+        assert all(1 <= end - start <= job.run_s + 1 for start, end, how in own if how == "failed")
+
+
+def test_a_job_without_a_limit_is_planned_with_what_others_like_it_took():
+    name = spec().launch
+    short = [spec(name="short", launch=name, request=replace(spec().request, gpus=2)) for _ in range(8)]
+    jobs = [replace(gpu_job(f"h{n}", 1000 * n, 100, 2), spec=one) for n, one in enumerate(short)]
+    wide = spec(
+        name="wide", time_limit_s=400, launch=replace(name, argv=("wide",)), request=replace(spec().request, gpus=4)
+    )
+    base = 20_000
+    long = replace(wide, name="long", time_limit_s=1000, request=replace(spec().request, gpus=2))
+    jobs += [
+        replace(gpu_job("long", base, 1000, 2), spec=replace(long, launch=replace(name, argv=("long",)))),
+        replace(gpu_job("wide", base + 1, 400, 4), spec=wide),
+        replace(gpu_job("filler", base + 2, 100, 2), spec=short[0]),
+    ]
+    blind = whole.run(jobs, ONE, Settings())
+    told = whole.run(jobs, ONE, Settings(priority=PrioritySettings(predict=True)))
+    # Who knows that the filler takes 100 s lets it run while the wide one waits for the long one.
+    assert blind.start_s[-1] == base + 1400
+    assert told.start_s[-1] == base + 2
+    assert told.start_s[-2] == blind.start_s[-2] == base + 1000
+
+
+def test_a_run_that_stands_still_to_make_room_goes_on_where_it_was():
+    levels = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",), min_run_s=0.0)}
+    asked = [spec(request=replace(spec().request, cpus=64.0), time_limit_s=900, qos=qos) for qos in ("low", "high")]
+    jobs = [replace(TraceJob(str(n), 300 * n, 500 - 300 * n, 900, cpus=64.0), spec=one) for n, one in enumerate(asked)]
+    rules = Settings(qos=levels, preempt=PreemptSettings(mode="suspend", min_run_s=0.0))
+    outcome = whole.run(jobs, ONE, rules)
+    assert ends_of(outcome, 0) == [(0, 700, "completed")]
+    assert ends_of(outcome, 1) == [(300, 500, "completed")]
