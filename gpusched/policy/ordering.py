@@ -76,12 +76,17 @@ Measure = tuple[float, ...]
 
 
 def ranked_at(now: float, settings: Settings) -> float:
-    """As of when ranks are worked out: the last whole period up to this instant.
+    """As of when ranks are worked out: the last whole period up to this instant."""
+    period_s = rank_period_s(settings)
+    return now - now % period_s if period_s > 0 and -inf < now < inf else now
+
+
+def rank_period_s(settings: Settings) -> float:
+    """How long ranks do not change by themselves; 0: they always may.
 
     Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
     """
-    period_s = min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
-    return now - now % period_s if period_s > 0 and -inf < now < inf else now
+    return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
 
 
 def weighs_use(settings: Settings) -> bool:
