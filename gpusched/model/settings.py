@@ -81,8 +81,8 @@ class PrioritySettings:
     )
     predict: bool = setting(
         False,
-        "Plan jobs without a time limit with the run time learned from earlier ones. Nothing is ever ended for it, but "
-        "a reserved start may come later than planned when a job runs on.",
+        "Plan jobs with the run time learned from earlier ones, those with a time limit as long as that has been the "
+        "better guess. Nothing is ever ended for it, but a reserved start may come later when a job runs on.",
     )
 
 
