@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import json
 import os
@@ -9,11 +10,14 @@ import pwd
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import paths
+from gpusched.api import sight, site
 from gpusched.api.pace import Bucket, Pace
 from gpusched.api.render import JOB_FIELDS
+from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon import access
@@ -21,6 +25,7 @@ from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
 from gpusched.daemon.turn import Deed
 from gpusched.errors import TooMany
+from gpusched.model.job import ArraySpec
 from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
 from gpusched.testing import FakeClock, job
 
@@ -74,6 +79,26 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
     }.items():
         assert bob.text(text) == told
         assert Viewer(service, ROOT).text(text) == text
+
+
+def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
+    lab.submit()
+    lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
+    lab.turn()
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+
+    def counts(caller: Caller) -> dict[str, int]:
+        request = make_mocked_request("GET", "/v1/status", app=build_app(service))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sight, "caller_of", lambda request: caller)
+            found = json.loads(asyncio.run(site.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
+        return {state: count for state, count in found.items() if count}
+
+    assert counts(ROOT) == {"running": 1, "pending": 5}
+    assert counts(ANN) == {"running": 1}
+    assert counts(BOB) == {"pending": 5}
+    assert counts(Caller(1002, "eve")) == {}
 
 
 def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
