@@ -11,7 +11,7 @@ from aiohttp import web
 from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, event_json, job_json, run_json
 from gpusched.api.service import Service, service_of
-from gpusched.daemon.access import Act, Caller, Hidden, hides, is_operator, is_private, may, unknown
+from gpusched.daemon.access import Act, Caller, Hidden, hides, is_admin, is_operator, is_private, may, unknown
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.policy.life.dependencies import parse_dependency
@@ -59,6 +59,11 @@ class Viewer:
         self.is_restricted = is_private("jobs", caller, self._settings)
         """There are jobs of others that this caller must not know of."""
         self._known: dict[str, bool] = {}
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether nothing of anybody's jobs is hidden from this caller."""
+        return is_admin(self.caller, self._settings)
 
     @property
     def is_operator(self) -> bool:

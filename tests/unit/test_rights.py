@@ -15,6 +15,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import paths
 from gpusched.api import sight, site
+from gpusched.api.jobs import selected
 from gpusched.api.pace import Bucket, Pace
 from gpusched.api.render import JOB_FIELDS
 from gpusched.api.server import build_app
@@ -25,8 +26,10 @@ from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
 from gpusched.daemon.turn import Deed
 from gpusched.errors import TooMany
-from gpusched.model.job import ArraySpec
+from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
+from gpusched.model.states import JobState
+from gpusched.ports import JobFilter
 from gpusched.testing import FakeClock, job
 
 QUEUES = {"lab": QueueSettings("lab", operators=("bob",)), "vision": QueueSettings("vision", parent="lab")}
@@ -99,6 +102,30 @@ def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -
     assert counts(ANN) == {"running": 1}
     assert counts(BOB) == {"pending": 5}
     assert counts(Caller(1002, "eve")) == {}
+
+
+@pytest.mark.parametrize(("caller", "found"), [(ROOT, [3, 4]), (ANN, [2, 4]), (BOB, [1, 3]), (Caller(1002, "eve"), [])])
+def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
+    caller: Caller, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab()
+    for owner in (BOB, ANN, BOB, ANN):
+        lab.ask(lab.submission(owner, name="train"))
+    lab.turn(11)
+    lab.turn(11)
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    wanted = JobFilter(states=frozenset({JobState.COMPLETED}), names=frozenset({"train"}), limit=2)
+    read: list[int] = []
+    stored = lab.store.jobs
+
+    def counted(which: JobFilter) -> list[Job]:
+        jobs = stored(which)
+        read.extend(job.id for job in jobs)
+        return jobs
+
+    monkeypatch.setattr(lab.store, "jobs", counted)
+    assert [job.id for job in selected(Viewer(service, caller), wanted)] == found
+    assert read == found
 
 
 def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
