@@ -24,8 +24,9 @@ from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon import access
 from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
+from gpusched.daemon.commands import Hold, Release
 from gpusched.daemon.turn import Deed
-from gpusched.errors import TooMany
+from gpusched.errors import Forbidden, TooMany
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
 from gpusched.model.states import JobState
@@ -52,6 +53,23 @@ def test_rights_by_act(act: Act) -> None:
     is_root_only = act in (Act.ATTACH, Act.REWRITE)
     assert may(BOB, act, theirs, settings) == (not is_root_only and act not in (Act.SCRIPT, Act.REPEAT))
     assert may(ROOT, act, theirs, settings) == (act is not Act.REPEAT)
+
+
+def test_what_others_hold_its_owner_cannot_release() -> None:
+    lab = Lab(cpus=1)
+    first, second = lab.submit(hold=True), lab.submit(array=ArraySpec("0-3"), hold=True)
+    assert lab.ask(Hold(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
+    again = lab.ask(Hold(ANN, (first,)), Hold(ROOT, (first,)))
+    assert [answer["changed"] for answer in again] == [[], []]
+    for held in (first, second + 1, second):
+        (refused,) = lab.ask(Release(ANN, (held,)))
+        assert isinstance(refused, Forbidden)
+        assert "was held by an admin or operator, and ann cannot release it" in refused.message
+    assert {lab.job(job_id).hold for job_id in (first, second + 1)} == {"admin"}
+    assert lab.job(second).hold == "user"
+    assert lab.ask(Release(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
+    assert lab.ask(Release(ANN, (second,)))[0]["changed"] == [str(second)]
+    assert [lab.job(job_id).hold for job_id in (first, second, second + 1)] == [None, None, None]
 
 
 def test_an_admin_is_who_is_in_the_group_right_now() -> None:
