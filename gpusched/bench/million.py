@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 
 from gpusched.bench.harness import machine
@@ -37,10 +39,11 @@ def main(jobs: int = 1_000_000, kept: int = 100_000) -> None:
             for first in range(1, jobs + 1, AT_ONCE):
                 store.commit(_ended(first, min(AT_ONCE, jobs + 1 - first)))
                 done = min(first + AT_ONCE - 1, jobs)
-                remembered = min(done, kept)
                 _forget(store, before_at=float(done - kept + 1))
                 if first % (jobs // LINES or 1) < AT_ONCE or done == jobs:
                     size, wal = os.path.getsize(path), os.path.getsize(f"{path}-wal")
+                    with closing(sqlite3.connect(path)) as db:
+                        (remembered,) = db.execute("SELECT count(*) FROM jobs").fetchone()
                     mib = f"{size / (1 << 20):9.1f} {wal / (1 << 20):8.1f}"
                     print(f"{done:12,} {mib} {remembered:11,} {size / remembered:11.0f}", flush=True)
         finally:
