@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import sys
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import replace
 
 from gpusched.bench.harness import machine
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.ports import Changes
+from gpusched.ports import Changes, JobFilter
 from gpusched.store.sqlite import SqliteStore
 
 AT_ONCE = 1000
@@ -42,8 +40,7 @@ def main(jobs: int = 1_000_000, kept: int = 100_000) -> None:
                 _forget(store, before_at=float(done - kept + 1))
                 if first % (jobs // LINES or 1) < AT_ONCE or done == jobs:
                     size, wal = os.path.getsize(path), os.path.getsize(f"{path}-wal")
-                    with closing(sqlite3.connect(path)) as db:
-                        (remembered,) = db.execute("SELECT count(*) FROM jobs").fetchone()
+                    remembered = len(store.jobs(JobFilter()))
                     mib = f"{size / (1 << 20):9.1f} {wal / (1 << 20):8.1f}"
                     print(f"{done:12,} {mib} {remembered:11,} {size / remembered:11.0f}", flush=True)
         finally:
