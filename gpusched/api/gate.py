@@ -55,10 +55,6 @@ class Gate:
     def __len__(self) -> int:
         return len(self._by_inner)
 
-    def open_of(self, uid: int) -> int:
-        """How many connections a user has."""
-        return len(self._of.get(uid, ()))
-
     def unread_of(self, uid: int) -> int:
         """Bytes of answers that a user has not taken in yet."""
         return sum(door.unread for door in self._of.get(uid, ()))
