@@ -289,7 +289,11 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     if not REWRITING.isdisjoint(command.changes):
         for job in jobs:
             check(command.caller, Act.REWRITE, job, turn.settings)
-    check_nice(command.changes.get("nice"), command.changes.get("queue"), command.caller, turn.settings, jobs)
+    for job in jobs:
+        queue = command.changes.get("queue", job.spec.queue)
+        # One that goes first in its user's own queue must not be moved before the jobs of others.
+        if "nice" in command.changes or queue != job.spec.queue:
+            check_nice(command.changes.get("nice", job.spec.nice), queue, command.caller, turn.settings)
     updated = []
     named_ids = {job.id for job in jobs}
     for job in jobs:

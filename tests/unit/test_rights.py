@@ -24,7 +24,7 @@ from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon import access
 from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
-from gpusched.daemon.commands import Hold, Release
+from gpusched.daemon.commands import Hold, Release, Update
 from gpusched.daemon.turn import Deed
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.job import ArraySpec, Job
@@ -33,7 +33,12 @@ from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 from gpusched.testing import FakeClock, job
 
-QUEUES = {"lab": QueueSettings("lab", operators=("bob",)), "vision": QueueSettings("vision", parent="lab")}
+QUEUES = {
+    "batch": QueueSettings("batch"),
+    "lab": QueueSettings("lab", operators=("bob",)),
+    "speech": QueueSettings("speech", parent="lab"),
+    "vision": QueueSettings("vision", parent="lab"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +81,23 @@ def test_what_others_hold_its_owner_cannot_release() -> None:
     assert lab.ask(Release(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
     assert lab.ask(Release(ANN, (second,)))[0]["changed"] == [str(second)]
     assert [lab.job(job_id).hold for job_id in (first, second, second + 1)] == [None, None, None]
+
+
+def test_a_job_that_goes_first_in_ones_own_queue_does_not_go_first_in_that_of_others() -> None:
+    lab = Lab(cpus=1, queue=QUEUES)
+    lab.submit(queue="batch")
+    (answer,) = lab.ask(lab.submission(BOB, queue="vision", nice=-100))
+    (moved,) = answer["ids"]
+    (refused,) = lab.ask(Update(BOB, (moved,), {"queue": "batch"}))
+    assert isinstance(refused, Forbidden)
+    assert refused.message.startswith("nice -100 would put the job before those of others, and bob is neither")
+    assert lab.job(moved).spec.queue == "vision"
+    assert lab.ask(Update(BOB, (moved,), {"queue": "speech"}))[0]["changed"] == [str(moved)]
+    assert lab.ask(Update(BOB, (moved,), {"queue": "batch", "nice": 0}))[0]["changed"] == [str(moved)]
+    # One that an admin has put first stays so, whatever else its owner changes.
+    lab.ask(Update(ROOT, (moved,), {"nice": -5}))
+    assert lab.ask(Update(BOB, (moved,), {"queue": "batch", "name": "mine"}))[0]["changed"] == [str(moved)]
+    assert lab.job(moved).spec.nice == -5
 
 
 def test_an_admin_is_who_is_in_the_group_right_now() -> None:
