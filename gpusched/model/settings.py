@@ -463,8 +463,8 @@ class AlertSettings:
 
     admin: tuple[str, ...] = setting(
         (),
-        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts and of "
-        "trouble with the database.",
+        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts, of "
+        "trouble with the database and of processes that `[foreign]` had ended.",
     )
     pending_s: float = setting(86400.0, "Time a job waits before `--notify pending` tells of it, in seconds.")
     timeout_s: float = setting(20.0, "Longest time that one try to reach a target may take, in seconds.")
