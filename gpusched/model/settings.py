@@ -83,8 +83,8 @@ class PrioritySettings:
     )
     predict: bool = setting(
         False,
-        "Plan jobs without a time limit with the run time learned from earlier ones. Nothing is ever ended for it, but "
-        "a reserved start may come later than planned when a job runs on.",
+        "Plan jobs with the run time learned from earlier ones, those with a time limit as long as that has been the "
+        "better guess. Nothing is ever ended for it, but a reserved start may come later when a job runs on.",
     )
 
 
@@ -466,8 +466,8 @@ class AlertSettings:
 
     admin: tuple[str, ...] = setting(
         (),
-        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts and of "
-        "trouble with the database.",
+        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts, of "
+        "trouble with the database and of processes that `[foreign]` had ended.",
     )
     pending_s: float = setting(86400.0, "Time a job waits before `--notify pending` tells of it, in seconds.")
     timeout_s: float = setting(20.0, "Longest time that one try to reach a target may take, in seconds.")

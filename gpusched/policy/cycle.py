@@ -86,8 +86,7 @@ class Cycle:
         self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now, snapshot.name_of)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
-        self.turns = Turns(self.quotas, self.now, lambda: [*map(self._runner, held.values()), *self._started])
-        self._started: list[Runner] = []
+        self.turns = Turns(self.quotas, self.now, lambda: map(self._runner, held.values()))
         self.starts: list[Start] = []
         self.resumes: list[Resume] = []
         self.blocked: dict[ClassKey, Blocked] = {}
@@ -116,7 +115,6 @@ class Cycle:
         self.guards.started(key, booking, amount)
         self.quotas.add(key.queue, key.user, key.qos, amount)
         self.turns.started(key, amount, self.end_of(key))
-        self._started.append(Runner(key.queue, key.user, key.qos, amount, self.now, self.end_of(key)))
         self.ranking.started(key, booking)
         if key.throttle is not None:
             self._tasks[key.throttle[0]] += 1

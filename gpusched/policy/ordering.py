@@ -44,7 +44,9 @@ class Priority:
     """Name of each factor and its weighted value."""
 
 
-def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | None = None) -> ClassKey:
+def class_key(
+    job: Job, inherited: Urgency | None = None, predicted_s: int | None = None, plan_s: int | None = None
+) -> ClassKey:
     """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
     spec = job.spec
     limit = None if spec.array is None else spec.array.throttle
@@ -64,7 +66,8 @@ def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | Non
         can_requeue=spec.retry.requeue,
         can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
         throttle=None if limit is None else (job.array_id or job.id, limit),
-        predicted_s=predicted_s if spec.time_limit_s is None else None,
+        predicted_s=predicted_s,
+        plan_s=plan_s,
     )
 
 
