@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.render import plain
-from gpusched.api.render_ahead import accuracy_json, alternative_json, range_json
+from gpusched.api.render_ahead import accuracy_json, alternative_json, likely_range, prediction_json, range_json
 from gpusched.api.service import service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon.outlook import Outlook
@@ -61,18 +61,21 @@ async def why(request: web.Request) -> web.Response:
 
 async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """What is said of a job's future; nothing of one that does not wait."""
-    nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": [], "accuracy": None}
+    nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
+    nothing |= {"accuracy": None, "predictions": None}
     if job.state is not JobState.PENDING:
         return nothing
     service = viewer.service
     outlook = Outlook.of(service.scheduler)
+    estimates = service.scheduler.estimates
     place, found, alternatives = await service.work_out(lambda: _look(outlook, job), viewer.caller)
     return {
         "place": place and place[0],
         "of": place and place[1],
-        "start": range_json(found),
+        "start": range_json(found, estimates.calibration(), service.scheduler.now()),
         "alternatives": [alternative_json(one) for one in alternatives],
-        "accuracy": accuracy_json(service.scheduler.estimates.accuracy()),
+        "accuracy": accuracy_json(estimates.accuracy(), estimates.calibration()),
+        "predictions": prediction_json(service.scheduler.history.measure, service.scheduler.settings),
     }
 
 
@@ -93,8 +96,10 @@ async def starts(request: web.Request) -> web.Response:
     outlook = Outlook.of(scheduler)
     ranges = await service.work_out(lambda: outlook.starts(ids), viewer.caller)
     rows = []
+    calibration, now = scheduler.estimates.calibration(), scheduler.now()
     for job in jobs:
         found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)
+        likely = likely_range(found, calibration, now)
         row = {
             "id": str(job.id),
             "name": job.spec.name if viewer.sees_all_of(job) else "-",
@@ -102,13 +107,19 @@ async def starts(request: web.Request) -> web.Response:
             "state": job.state.value,
             "start_low_at": found.low_at,
             "start_high_at": found.high_at,
+            "likely_low_at": likely[0],
+            "likely_high_at": likely[1],
             "nodes": _nodes(place),
             "reason": None if reason is None else str(reason.code),
             "reason_text": viewer.text(reason.text) if reason is not None and viewer.sees_all_of(job) else None,
         }
         rows.append((_soonest(found), job.id, row))
     rows.sort(key=lambda entry: entry[:2])
-    return respond(starts=[row for _, _, row in rows], accuracy=accuracy_json(scheduler.estimates.accuracy()))
+    return respond(
+        starts=[row for _, _, row in rows],
+        accuracy=accuracy_json(scheduler.estimates.accuracy(), calibration),
+        predictions=prediction_json(scheduler.history.measure, scheduler.settings),
+    )
 
 
 def _soonest(found: StartRange) -> tuple[bool, float, float]:

@@ -54,21 +54,23 @@ def reservations(viewer: Viewer) -> list[dict[str, Any]]:
             jobs.setdefault(job.spec.reservation, []).append(str(job.id))
     entries = list(world.calendar.values())
     if is_private("reservations", viewer.caller, service.settings):
-        entries = [entry for entry in entries if _is_for(entry, viewer)]
+        accounts = _accounts_of(viewer)
+        entries = [entry for entry in entries if _is_for(entry, viewer.caller.user, accounts)]
     found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]
     live = [one for one in found if one["next"] is not None]
     return sorted(live, key=lambda one: (one["next"]["start_at"], one["name"]))
 
 
-def _is_for(entry: CalendarEntry, viewer: Viewer) -> bool:
-    """Whether the caller may use it: as a named user, or in an account that names them or that they have a job of."""
-    user = viewer.caller.user
-    service = viewer.service
-    if entry.is_maintenance or user in entry.users:
-        return True
-    own = {job.spec.account for job in service.scheduler.world.jobs.values() if job.uid == viewer.caller.uid}
-    own |= {name for name, account in service.settings.account.items() if user in account.users}
-    return not own.isdisjoint(entry.accounts)
+def _is_for(entry: CalendarEntry, user: str, accounts: set[str]) -> bool:
+    """Whether one may use it: as a named user, or in one of these accounts."""
+    return entry.is_maintenance or user in entry.users or not accounts.isdisjoint(entry.accounts)
+
+
+def _accounts_of(viewer: Viewer) -> set[str]:
+    """Those that name the caller, or that they have a job of."""
+    service, caller = viewer.service, viewer.caller
+    own = {job.spec.account for job in service.scheduler.world.jobs.values() if job.uid == caller.uid}
+    return own | {name for name, account in service.settings.account.items() if caller.user in account.users}
 
 
 def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, Any]:

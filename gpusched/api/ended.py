@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from aiohttp import web
@@ -36,6 +36,10 @@ class Feed:
     def of(self, uid: int) -> Ends:
         """Those of one user."""
         return self._of.setdefault(uid, Ends(self._token))
+
+    def of_all(self, uids: Iterable[int]) -> SeveralEnds:
+        """Those of several users."""
+        return SeveralEnds(tuple(self.of(uid) for uid in sorted(set(uids))))
 
     def announce(self, jobs: Mapping[int, Job], active: Mapping[int, object]) -> None:
         """Take in the jobs whose row has changed; those that are no longer active have ended."""
@@ -84,6 +88,30 @@ class Ends:
             await asyncio.wait_for(self._news.wait(), timeout_s)
         except asyncio.TimeoutError:
             pass  # the caller looks again either way
+
+
+class SeveralEnds:
+    """The ends of some users' jobs, for who may read them all: with a cursor for each of these users."""
+
+    def __init__(self, parts: tuple[Ends, ...]) -> None:
+        self._parts = parts
+
+    def cursor(self) -> str:
+        """Where they are now."""
+        return ",".join(part.cursor() for part in self._parts)
+
+    def after(self, cursor: str) -> list[int] | None:
+        """Ids that ended after a cursor, oldest first of each user; None when that is no longer known."""
+        texts = cursor.split(",")
+        if len(texts) != len(self._parts):
+            return None
+        found: list[int] = []
+        for part, text in zip(self._parts, texts, strict=True):
+            ended = part.after(text)
+            if ended is None:
+                return None
+            found += ended
+        return found
 
 
 FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)

@@ -55,10 +55,6 @@ class Gate:
     def __len__(self) -> int:
         return len(self._by_inner)
 
-    def open_of(self, uid: int) -> int:
-        """How many connections a user has."""
-        return len(self._of.get(uid, ()))
-
     def unread_of(self, uid: int) -> int:
         """Bytes of answers that a user has not taken in yet."""
         return sum(door.unread for door in self._of.get(uid, ()))
@@ -78,32 +74,28 @@ class Gate:
 
     def enter(self, door: Door, uid: int, pid: int | None) -> TooMany | None:
         """Take in a new connection; why not, when there is no room."""
-        if uid not in self._of:
-            self._of[uid] = set()
         caller = Caller(uid, user_name(uid), pid)
         if not is_root(caller):
             problem = self._make_room(caller)
             if problem is not None:
                 self._refused(caller, "connect", problem.message)
-                self._forget(uid)
                 return problem
-        self._of[uid].add(door)
+        # Only now: the room may have been made by giving up the only one that they had.
+        self._of.setdefault(uid, set()).add(door)
         self._by_inner[door.inner] = door
         return None
 
     def leave(self, door: Door) -> None:
         """A connection is gone."""
         self._by_inner.pop(door.inner, None)
-        self._of.get(door.uid, set()).discard(door)
-        self._forget(door.uid)
-
-    def _forget(self, uid: int) -> None:
-        if not self._of.get(uid):
-            self._of.pop(uid, None)
+        doors = self._of.get(door.uid, set())
+        doors.discard(door)
+        if not doors:
+            self._of.pop(door.uid, None)
 
     def _make_room(self, caller: Caller) -> TooMany | None:
         limits = self._limits()
-        own = self._of[caller.uid]
+        own = self._of.get(caller.uid, set())
         if len(own) >= limits.connections_per_user and not _give_up(own):
             return too_many(
                 f"{caller.user} has {len(own)} connections open, all of them in use",

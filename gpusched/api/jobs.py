@@ -276,16 +276,17 @@ def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilt
 
 def selected(viewer: Viewer, wanted: JobFilter) -> list[Job]:
     """Those of these jobs that the caller may know of, by id; of jobs by name those whose name they may see."""
-    if viewer.is_restricted and not viewer.is_operator:
+    service = viewer.service
+    if viewer.is_admin or not (viewer.is_restricted or wanted.names):
+        return _selected(service, wanted)
+    is_seen = viewer.sees_all_of if wanted.names else viewer.sees
+    if not viewer.is_operator:
         # Only their own: the table need not be read for the rest.
         own = viewer.caller.user
         if wanted.users and own not in wanted.users:
             return []
-        wanted = replace(wanted, users=frozenset({own}))
-    if not (viewer.is_restricted or wanted.names):
-        return _selected(viewer.service, wanted)
-    is_seen = viewer.sees_all_of if wanted.names else viewer.sees
-    jobs = [job for job in _selected(viewer.service, replace(wanted, limit=None)) if is_seen(job)]
+        return [job for job in _selected(service, replace(wanted, users=frozenset({own}))) if is_seen(job)]
+    jobs = [job for job in _selected(service, replace(wanted, limit=None)) if is_seen(job)]
     return jobs if wanted.limit is None else jobs[-wanted.limit :]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.ended import FEED, Ends
+from gpusched.api.ended import FEED, SeveralEnds
 from gpusched.api.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import Service, number, service_of
 from gpusched.api.sight import Viewer, viewer_of
@@ -67,9 +67,9 @@ async def logs(request: web.Request) -> web.Response:
             task for array in arrays for task in service.scheduler.world.tasks_of(array) if task.id not in are_named
         ]
         mark = _mark((*named, *active), _runs_of(service, [job for job in (*named, *active) if job.run]))
-        tasks, after = _tasks(
-            service, arrays, active, known, mark, feed.of(arrays[0].uid if arrays else viewer.caller.uid)
-        )
+        # Who may read the output of several users may follow arrays of theirs at once.
+        ends = feed.of_all([array.uid for array in arrays] or [viewer.caller.uid])
+        tasks, after = _tasks(service, arrays, active, known, mark, ends)
         left_s = deadline - loop.time()
         has_news = mark != known.mark or known.place is not None or len(tasks) > len(active)
         if has_news or left_s <= 0:
@@ -103,7 +103,7 @@ def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
 
 
 def _tasks(
-    service: Service, arrays: list[Job], active: list[Job], known: Known, mark: str, feed: Ends
+    service: Service, arrays: list[Job], active: list[Job], known: Known, mark: str, feed: SeveralEnds
 ) -> tuple[list[Job], Known]:
     """The tasks to tell of, by array and number, and what is known then."""
     now = feed.cursor()

@@ -6,8 +6,11 @@ from typing import Any
 
 from gpusched.api.render import plain
 from gpusched.daemon.forecast import Forecast
+from gpusched.model.settings import Settings
 from gpusched.policy.ahead.estimates import Accuracy, StartRange
 from gpusched.policy.ahead.whatif import Alternative
+from gpusched.predict.calibrating import Calibration
+from gpusched.predict.judging import Measure
 
 
 def forecast_json(found: Forecast) -> dict[str, Any]:
@@ -15,9 +18,19 @@ def forecast_json(found: Forecast) -> dict[str, Any]:
     return {**plain(found), "alternatives": [alternative_json(one) for one in found.alternatives]}
 
 
-def range_json(found: StartRange) -> dict[str, Any] | None:
-    """Both ends of a start; null when nothing is known."""
-    return None if found.is_unknown else {"low_at": found.low_at, "high_at": found.high_at}
+def range_json(found: StartRange, calibration: Calibration, now: float) -> dict[str, Any] | None:
+    """Both ends of a start, and between which instants four in five start; null when nothing is known."""
+    if found.is_unknown:
+        return None
+    low_at, high_at = likely_range(found, calibration, now)
+    return {"low_at": found.low_at, "high_at": found.high_at, "likely_low_at": low_at, "likely_high_at": high_at}
+
+
+def likely_range(found: StartRange, calibration: Calibration, now: float) -> tuple[float | None, float | None]:
+    """Between which instants four in five such jobs start; None twice when too few have started."""
+    if calibration.likely is None or found.high_at is None or found.high_at <= now:
+        return None, None
+    return calibration.likely.range(now, found.high_at)
 
 
 def alternative_json(one: Alternative) -> dict[str, Any]:
@@ -31,6 +44,13 @@ def alternative_json(one: Alternative) -> dict[str, Any]:
     }
 
 
-def accuracy_json(found: Accuracy | None) -> dict[str, Any] | None:
-    """How good estimates were; null when none can be judged."""
-    return None if found is None else plain(found)
+def prediction_json(found: Measure, settings: Settings) -> dict[str, Any]:
+    """How far off guesses of run times and users' limits have been, and which of them jobs are planned with."""
+    return {**plain(found), "is_used": settings.priority.predict and found.is_better}
+
+
+def accuracy_json(found: Accuracy | None, calibration: Calibration) -> dict[str, Any] | None:
+    """How good estimates were, and part of the ranges of four in five that held; null when none can be judged."""
+    if found is None:
+        return None
+    return {**plain(found), "likely_count": calibration.judged, "likely_inside": calibration.share}

@@ -96,7 +96,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/starts",
         ahead.starts,
         "When waiting jobs start: from when, until when at the latest; null is unknown.",
-        "starts, accuracy",
+        "starts, accuracy, predictions",
         query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
     ),
     Route(

@@ -11,8 +11,8 @@ from aiohttp import web
 from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, event_json, job_json, run_json
 from gpusched.api.service import Service, service_of
-from gpusched.daemon.access import Act, Caller, Hidden, hides, is_operator, is_private, may, unknown
-from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.daemon.access import Act, Caller, Hidden, check, hides, is_admin, is_operator, is_private, may
+from gpusched.errors import NotFound, Refused
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.policy.life.dependencies import parse_dependency
 
@@ -61,6 +61,11 @@ class Viewer:
         self._known: dict[str, bool] = {}
 
     @property
+    def is_admin(self) -> bool:
+        """Whether nothing of anybody's jobs is hidden from this caller."""
+        return is_admin(self.caller, self._settings)
+
+    @property
     def is_operator(self) -> bool:
         """Whether some of the others' jobs are this caller's to look after."""
         return is_operator(self.caller, self._settings)
@@ -102,13 +107,7 @@ class Viewer:
 
     def check(self, job: Job, act: Act = Act.READ) -> None:
         """Refuse what the caller may not do to a job. Raises: Forbidden, Hidden."""
-        if may(self.caller, act, job, self._settings):
-            return
-        if not self.sees(job):
-            raise unknown(job.shown_id)
-        raise Forbidden(
-            f"job {job.shown_id} belongs to {job.user}, not to {self.caller.user}", "list your own jobs with: gq --me"
-        )
+        check(self.caller, act, job, self._settings)
 
     def check_dependency(self, dependency: str | None) -> None:
         """Refuse a dependency on a job that is hidden, as on one that does not exist. Raises: Refused."""

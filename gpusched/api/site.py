@@ -20,6 +20,7 @@ from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands
 from gpusched.daemon.access import check_admin
 from gpusched.daemon.caging import isolation
+from gpusched.daemon.census import weight
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
@@ -230,7 +231,10 @@ def _counts(viewer: Viewer) -> dict[str, int]:
     counts = world.counts()
     if not viewer.is_restricted:
         return counts
-    seen = Counter(job.state.value for job in world.jobs.values() if viewer.sees(job))
+    seen: Counter[str] = Counter()
+    for job in world.jobs.values():
+        if viewer.sees(job):
+            seen[job.state.value.lower()] += weight(job)
     return {state: seen[state] for state in counts}
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from gpusched.bench.harness import machine
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.ports import Changes
+from gpusched.ports import Changes, JobFilter
 from gpusched.store.sqlite import SqliteStore
 
 AT_ONCE = 1000
@@ -37,10 +37,10 @@ def main(jobs: int = 1_000_000, kept: int = 100_000) -> None:
             for first in range(1, jobs + 1, AT_ONCE):
                 store.commit(_ended(first, min(AT_ONCE, jobs + 1 - first)))
                 done = min(first + AT_ONCE - 1, jobs)
-                remembered = min(done, kept)
                 _forget(store, before_at=float(done - kept + 1))
                 if first % (jobs // LINES or 1) < AT_ONCE or done == jobs:
                     size, wal = os.path.getsize(path), os.path.getsize(f"{path}-wal")
+                    remembered = len(store.jobs(JobFilter()))
                     mib = f"{size / (1 << 20):9.1f} {wal / (1 << 20):8.1f}"
                     print(f"{done:12,} {mib} {remembered:11,} {size / remembered:11.0f}", flush=True)
         finally:

@@ -144,12 +144,48 @@ def simulate(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV: a row for each policy, with --gains for each user.")
     ] = False,
+    pack: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--pack",
+            metavar="NODES PODS",
+            help="Instead of a trace: fill these nodes with tasks that never leave, both tables as of openb; --policy "
+            "names strategies of [placement], or random.",
+        ),
+    ] = None,
+    orders: Annotated[
+        int | None, typer.Option("--orders", metavar="N", help="With --pack, in so many orders of arrival; default: 1.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a virtual clock through the policy of the daemon, and print what the schedule is worth.
 
     example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
     """
+    if pack is not None or orders is not None:
+        from gpusched.cli.packing import show_packing
+
+        others = {
+            "a trace": trace,
+            "--nodes": nodes,
+            "--cluster": cluster,
+            "--exact": exact,
+            "--config": config,
+            "--from-history": from_history,
+            "--since": since,
+            "--tick": tick,
+            "--fail-rate": fail_rate,
+            "--retries": retries,
+            "--seed": seed,
+            "--details": details,
+            "--gains": gains,
+            "--by": by,
+            "--wait-bound": wait_bound,
+            "--plot": plot,
+            "--csv": as_csv,
+        }
+        show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
+        return
     from gpusched.cli.simulating import show  # nothing that the other commands need
     from gpusched.cli.simulation import Asked
     from gpusched.simulate.whole import Mishaps

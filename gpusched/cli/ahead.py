@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _NAME_WIDTH = 24
 _ENOUGH = 5
 """With fewer estimates that came to an end, nothing is said of how good they are."""
+_ENOUGH_RUNS = 20
 _AT_ONCE_S = 5.0
 _MINUTE_S = 60.0
 
@@ -90,14 +91,33 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
         lines.append(f"place in the queue: {why['place']} of {why['of']}")
     condition = " and what it waits for succeeds" if why["reason"] == "Dependency" else ""
     lines.append(f"start: {_start(why.get('start'), now, condition)}")
+    lines.extend(_likely(why.get("start"), now))
     accuracy = why.get("accuracy")
     if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
         lines.append(
             f"such estimates so far: {accuracy['inside']:.0%} of {accuracy['count']} jobs started inside their range; "
             f"half of them within {format_duration(accuracy['median_error_s'])} of its beginning"
         )
+        if accuracy.get("likely_count", 0) >= _ENOUGH:
+            lines[-1] += f"; {accuracy['likely_inside']:.0%} of {accuracy['likely_count']} in that of four in five"
+    said = why.get("predictions")
+    if why.get("start") and said and said["runs"] >= _ENOUGH_RUNS:
+        by = "predictions" if said["is_used"] else "limits"
+        lines.append(
+            f"run times of the last {said['runs']} jobs with a limit: limits are off by a factor of "
+            f"{said['limit_factor']:.1f}, predictions by {said['guess_factor']:.1f}; {by} are planned with"
+        )
     lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
     return lines
+
+
+def _likely(start: dict[str, Any] | None, now: float) -> list[str]:
+    """The range that holds for four in five, once enough have started to know it."""
+    if start is None or start.get("likely_high_at") is None:
+        return []
+    first, last = ends(start["likely_low_at"], start["likely_high_at"], now)
+    between = f"at {last}" if first == last else f"between {first} and {last}"
+    return [f"four in five that were told so started {between}"]
 
 
 def forecast_lines(found: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.repeat import check_key, check_resubmission, keep_snapshots, say_found, take_snapshot
 from gpusched.cli.submission import captured, current_folder, from_environment, over, spec_of, umask
 from gpusched.client import connect
-from gpusched.errors import Refused, UsageError
+from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Table, Values
+    from gpusched.client import Client
 
 _BATCH_HINT = "give --batch a file with one shell line a job"
 
@@ -67,7 +68,7 @@ def body(words: list[str]) -> int:
     with connect() as client:
         take_snapshot(client, spec, values)
         keep_snapshots(client, given)
-        answer = client.call("POST", "/v1/jobs", request)
+        answer = _hand_in(client, request)
         if values.get("dry_run"):
             return _print_forecast(answer, values)
         if values.get("notify"):
@@ -95,6 +96,24 @@ def body(words: list[str]) -> int:
 
             return await_one(client, job["id"], "gsub", as_json=bool(values.get("json")), also=of_key)
     return 0
+
+
+def _hand_in(client: Client, request: dict[str, Any]) -> dict[str, Any]:
+    """The daemon's answer. One that dies before it answers may have taken the job: only a key makes it safe to repeat.
+
+    Raises: NotReady without a key; else as `Client.call`.
+    """
+    try:
+        return client.call("POST", "/v1/jobs", request)
+    except ConnectionError:
+        client.close()
+        if "key" not in request["spec"] and "dry_run" not in request:
+            raise NotReady(
+                "the scheduler went away before it answered, and may have taken the job",
+                "look with: gq   With gsub --key NAME it would be submitted again by itself, and taken once",
+            ) from None
+    with connect() as again:
+        return again.call("POST", "/v1/jobs", request)
 
 
 def _what(table: Table, given: Values, operands: list[str], is_command: bool) -> dict[str, Any]:

@@ -114,11 +114,13 @@ def wait_until_done(client: Client, ids: list[str], timeout_s: float | None) -> 
 
 def call_patiently(client: Client, path: str) -> dict[str, Any]:
     """GET, over a restart of the daemon. Raises: DaemonUnreachable when it stays away."""
-    deadline = time.monotonic() + _PATIENCE_S
+    away_since = None
     while True:
         try:
             return client.call("GET", path)
         except (DaemonUnreachable, ConnectionError):
-            if time.monotonic() > deadline:
+            # Counted from the first failure: the daemon may have kept the question for longer than that.
+            away_since = away_since or time.monotonic()
+            if time.monotonic() > away_since + _PATIENCE_S:
                 raise
             time.sleep(_RECONNECT_S)

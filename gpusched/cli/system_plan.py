@@ -117,8 +117,12 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     """What takes it all away again but, without `purge`, settings and job table."""
     steps: list[Step] = []
     units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
-    if not site.root and (units or service.is_enabled or service.is_active):
-        steps.append(_command("systemctl", "disable", "--quiet", "--now", UNIT, METRICS, why="jobs go on"))
+    # One that is not there, because somebody took it away by hand, systemctl fails over each time.
+    there = [name for name in (UNIT, METRICS) if f"{UNITS}/{name}" in units]
+    if there and not site.root:
+        steps.append(_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs go on"))
+    if service.is_active and UNIT not in there:
+        steps.append(_command("systemctl", "stop", UNIT, why="jobs go on"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
         steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", lift))
     steps += [_removal(site, path, "") for path in units]

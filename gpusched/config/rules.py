@@ -181,6 +181,8 @@ RULES: dict[str, Rule] = {
     "priority.weight_qos": _WEIGHT,
     "priority.weight_deadline": _WEIGHT,
     "priority.weight_fit": _WEIGHT,
+    "priority.weight_short": _WEIGHT,
+    "priority.weight_whole": _WEIGHT,
     "priority.half_life_s": _SOME_TIME,
     "priority.calc_period_s": Range(0, MAX_SECONDS),
     "priority.backfill_depth": Range(0, 1_000_000),

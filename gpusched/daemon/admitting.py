@@ -65,23 +65,18 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
         check_dependency(dependency, turn)
 
 
-def check_nice(
-    nice: int | None, queue: str | None, caller: Caller, settings: Settings, jobs: Sequence[Job] = ()
-) -> None:
+def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings) -> None:
     """Refuse a nice value that puts a job before those of others, unless the caller has a say in their queue.
 
-    Args: jobs: those that are changed; their queues count unless they are moved. Raises: Forbidden.
+    Raises: Forbidden.
     """
-    if nice is None or nice >= 0 or is_admin(caller, settings):
+    if nice is None or nice >= 0 or is_admin(caller, settings) or operates(caller, queue, settings):
         return
-    queues = [queue] if queue is not None else [job.spec.queue for job in jobs]
-    for name in queues:
-        if not operates(caller, name, settings):
-            raise Forbidden(
-                f"nice {nice} would put the job before those of others, and {caller.user} is neither an admin nor an "
-                f"operator of queue {name}",
-                f"use 0 or more, or ask {admins(settings)}",
-            )
+    raise Forbidden(
+        f"nice {nice} would put the job before those of others, and {caller.user} is neither an admin nor an "
+        f"operator of queue {queue}",
+        f"use 0 or more, or ask {admins(settings)}",
+    )
 
 
 def jobs_in(spec: JobSpec) -> int:

@@ -255,7 +255,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}", turn)
     placement = Placement(node.name, shares, 0.0, 0)
     job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
-    where = ",".join(str(share.index) for share in shares)
+    where = ",".join(gpu_label(share.index) for share in shares)
     turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     turn.adopted.append((job, run))
     turn.changes.payloads.update(command.payloads)

@@ -68,11 +68,14 @@ class Cager:
         samples: Mapping[str, GpuSample],
         open_runs: Mapping[str, Run],
     ) -> Cage | None:
-        """Of a run that is about to start; None when nothing is enforced here. The same again for the same run."""
+        """Of a run that is about to start; None when nothing is enforced here.
+
+        A start that could not be recorded comes again under the same id, and may be elsewhere: nothing of it is kept.
+        """
+        self._cages.pop(run.id, None)
+        self._held.pop(run.id, None)
         if not self.isolation.is_limited or not settings.enforce:
             return None
-        if run.id in self._cages:
-            return self._cages[run.id]
         gpus = [samples.get(share.uuid) for share in run.gpus]
         near = {sample.numa for sample in gpus if sample is not None and sample.numa is not None}
         cpus: tuple[int, ...] = ()
@@ -87,7 +90,7 @@ class Cager:
         return cage
 
     def known(self, run: str) -> Cage | None:
-        """That of a run of which it was asked before."""
+        """That of a run, as it was made when it was last about to start."""
         return self._cages.get(run)
 
     def _taken(self, runs: Iterable[Run]) -> Collection[int]:

@@ -252,21 +252,25 @@ def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str],
 
 def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
     jobs = named(caller, Act.HOLD if hold else Act.RELEASE, ids, turn)
-    changed, unchanged = [], []
     for job in jobs:
         if job.state.is_final:
             raise _has_ended(job)
+    jobs = with_tasks(jobs, turn)
+    for job in jobs:
         if not hold and job.hold == "admin" and caller.uid == job.uid and not _overrules(caller, job, turn):
             raise Forbidden(
                 f"job {job.shown_id} was held by an admin or operator, and {caller.user} cannot release it",
                 f"see who it was with: gshow {job.shown_id}",
             )
-    for job in with_tasks(jobs, turn):
-        if hold == (job.hold is not None):
+    changed, unchanged = [], []
+    for job in jobs:
+        by_others = caller.uid != job.uid
+        # A hold by others is added to one by its owner, who could otherwise undo both.
+        if job.hold == "admin" or (job.hold and not by_others) if hold else job.hold is None:
             unchanged.append(job.shown_id)
             continue
         after, event = (
-            lifecycle.hold(job, turn.now, caller.user, admin=caller.uid != job.uid)
+            lifecycle.hold(job, turn.now, caller.user, admin=by_others)
             if hold
             else lifecycle.release(job, turn.now, caller.user)
         )
@@ -285,7 +289,11 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     if not REWRITING.isdisjoint(command.changes):
         for job in jobs:
             check(command.caller, Act.REWRITE, job, turn.settings)
-    check_nice(command.changes.get("nice"), command.changes.get("queue"), command.caller, turn.settings, jobs)
+    for job in jobs:
+        queue = command.changes.get("queue", job.spec.queue)
+        # One that goes first in its user's own queue must not be moved before the jobs of others.
+        if "nice" in command.changes or queue != job.spec.queue:
+            check_nice(command.changes.get("nice", job.spec.nice), queue, command.caller, turn.settings)
     updated = []
     named_ids = {job.id for job in jobs}
     for job in jobs:

@@ -6,7 +6,7 @@ ended because of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
@@ -15,7 +15,10 @@ from gpusched.model.states import JobState
 from gpusched.policy.ahead import vram
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
+from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import SAMPLES, Family, family, predict
+from gpusched.predict.judging import Judge, Measure, Said
+from gpusched.predict.past import Guess, Past, by_all_alike
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""
@@ -39,6 +42,10 @@ class History:
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
         self._peaks_mib: dict[Family, tuple[int, ...]] = {}
         """VRAM of each card that runs used, by family, oldest first."""
+        self._past = Past()
+        self._judge = Judge()
+        self._said: dict[int, int] = {}
+        """What running jobs with a time limit were guessed to run, as they started."""
         self._unread: range | None = None
         """Jobs whose past is not read yet; None before the first look into the table."""
 
@@ -63,13 +70,16 @@ class History:
     def _read(self, ids: frozenset[int]) -> None:
         jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=frozenset({JobState.COMPLETED})))}
         older: dict[Family, list[float]] = {}
+        ended: list[tuple[Job, float]] = []
         peaks: dict[Family, list[int]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
             run_s = _run_s(run)
             if run_s is not None:
                 older.setdefault(family(jobs[run.job_id]), []).append(run_s)
+                ended.append((jobs[run.job_id], run_s))
             if (peak_mib := vram.peak_of(run)) is not None:
                 peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
+        self._look_back(ended)
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
         for kind, peaks_mib in peaks.items():
@@ -77,9 +87,17 @@ class History:
 
     def learn(self, job: Job, run: Run) -> None:
         """Take in a run that has ended; what failed or was stopped says nothing of how long it takes."""
+        said_s = self._said.pop(job.id, None)
         run_s = _run_s(run)
         if self._unread is None or job.id in self._unread or run_s is None:
             return
+        limit_s = job.spec.time_limit_s
+        if limit_s is not None:
+            if said_s is None:
+                # It started before this daemon did.
+                said_s = self._guess(job, limit_s).plan_s
+            self._judge.add(Said(said_s, limit_s, run_s))
+        self._past.learn(_marks(job), run_s)
         kind = family(job)
         before = self._run_times_s.pop(kind, ())
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
@@ -94,9 +112,50 @@ class History:
         """How much VRAM jobs like this one used of each card; None when too few have ended."""
         return vram.seen(self._peaks_mib.get(family(job), ()))
 
+    def began(self, job: Job) -> None:
+        """Remember what was thought of a job as it started, to judge that by."""
+        limit_s = job.spec.time_limit_s
+        if limit_s is not None and self._unread is not None:
+            self._said[job.id] = self._guess(job, limit_s).plan_s
+
+    def guess(self, job: Job) -> Guess | None:
+        """How long a job with a time limit will run; None as long as limits have been the better guesses."""
+        limit_s = job.spec.time_limit_s
+        if limit_s is None or not self._judge.measure.is_better:
+            return None
+        return self._guess(job, limit_s)
+
+    @property
+    def measure(self) -> Measure:
+        """How good guesses and limits have been."""
+        return self._judge.measure
+
+    def _guess(self, job: Job, limit_s: int) -> Guess:
+        return by_all_alike(self._past, _marks(job), limit_s) or Guess(limit_s, limit_s)
+
+    def _look_back(self, ended: Sequence[tuple[Job, float]]) -> None:
+        """Take in what ended before all that is known, oldest first; each is judged by those before it."""
+        past, said = Past(), []
+        for job, run_s in ended:
+            marks, limit_s = _marks(job), job.spec.time_limit_s
+            if limit_s is not None:
+                guess = by_all_alike(past, marks, limit_s) or Guess(limit_s, limit_s)
+                said.append(Said(guess.plan_s, limit_s, run_s))
+            past.learn(marks, run_s)
+        self._judge.add_older(said)
+        for mark in dict.fromkeys(mark for job, _ in ended for mark in _marks(job)):
+            for run_times_s in past.known((mark,)):
+                self._past.learn_older((mark,), run_times_s)
+
     def predict(self, job: Job) -> Prediction | None:
         """How long this job will run; None when too few like it have ended."""
         return predict(self._run_times_s.get(family(job), ()))
+
+
+def _marks(job: Job) -> tuple[Hashable, ...]:
+    """Who is like it: those of its family with its limit, those of its family, those of its user."""
+    kind = family(job)
+    return (kind, job.spec.time_limit_s), kind, job.user
 
 
 def _run_s(run: Run) -> float | None:
@@ -145,6 +204,13 @@ class Estimates:
         after = Estimate(job_id, before.made_at, before.low_at, before.high_at, at)
         self.known()[job_id] = after
         return after
+
+    def calibration(self) -> Calibration:
+        """The range that four in five start in, by what became of those estimates; and how often it held."""
+        told = [
+            Told(one.made_at, one.high_at, one.start_at) for one in self.known().values() if one.high_at is not None
+        ]
+        return calibrate(told)
 
     def accuracy(self) -> Accuracy | None:
         """How good they were; None when none can be judged yet."""

@@ -135,7 +135,7 @@ class Scheduler:
         """The machine is being shut down: nothing is started any more."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
-        self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict))
+        self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict, self.history.guess))
         self.alerts = Alerts(store, self.world, settings)
         self._gpu_watch = GpuWatch()
         self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, boot_id)
@@ -348,7 +348,7 @@ class Scheduler:
             return error
         self.witness(Deed(command.caller, "reload", "the settings"))
         self.settings = reloaded.settings
-        self.world.adopt(Rules.of(self.settings, self.history.predict))
+        self.world.adopt(Rules.of(self.settings, self.history.predict, self.history.guess))
         self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
         for listener in self.settings_listeners:
             listener(self.settings)
@@ -466,7 +466,9 @@ class Scheduler:
         self._carried = Changes()
         self._look_again = True
         self.estimates.forget()
-        self.world = World.load(self.store, self._clock.now(), Rules.of(self.settings, self.history.predict))
+        self.world = World.load(
+            self.store, self._clock.now(), Rules.of(self.settings, self.history.predict, self.history.guess)
+        )
         self.alerts.reload(self.store, self.world, self.settings)
         self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
         self._run_events.resume_releases(self.world, self._clock.now())
@@ -518,6 +520,7 @@ class Scheduler:
                 job, run, story = lifecycle.start_run(job, placement, self._boot_id, turn.now, stdout_path, stderr_path)
                 turn.put(job, run, (*story, *self._kept_to(job, run)))
                 launches.append((job, run))
+                self.history.began(job)
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:
                     turn.changes.estimates[job.id] = estimate
             # What was suspended or resumed has changed what there is to plan with.

@@ -32,6 +32,7 @@ from gpusched.policy.life.dependencies import (
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.families import planned_s
+from gpusched.predict.past import Guess
 
 from .alarms import Alarms
 from .arrays import Arrays
@@ -60,18 +61,32 @@ class Rules:
     """Of each QOS."""
     predict: Callable[[Job], Prediction | None] | None = None
     """How long a job without a time limit is planned to run; None leaves that open."""
+    guess: Callable[[Job], Guess | None] | None = None
+    """How long a job with a time limit runs; None goes by the limit."""
 
     @classmethod
-    def of(cls, settings: Settings, predict: Callable[[Job], Prediction | None] | None = None) -> Rules:
-        """Those of these settings; `predict` is used only where they ask for it."""
+    def of(
+        cls,
+        settings: Settings,
+        predict: Callable[[Job], Prediction | None] | None = None,
+        guess: Callable[[Job], Guess | None] | None = None,
+    ) -> Rules:
+        """Those of these settings; `predict` and `guess` are used only where they ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
-        return cls(settings.life.grace_s, tiers, predict if settings.priority.predict else None)
+        is_on = settings.priority.predict
+        return cls(settings.life.grace_s, tiers, predict if is_on else None, guess if is_on else None)
 
     def planned_s(self, job: Job | None) -> int | None:
         """Run time that a job without a time limit is planned with, in seconds."""
         if self.predict is None or job is None or job.spec.time_limit_s is not None:
             return None
         return planned_s(self.predict(job))
+
+    def guess_of(self, job: Job | None) -> Guess | None:
+        """How long a job with a time limit runs; None where its limit is gone by."""
+        if self.guess is None or job is None or job.spec.time_limit_s is None:
+            return None
+        return self.guess(job)
 
 
 class World:
@@ -231,7 +246,12 @@ class World:
         self.lined_up += 1
         if job.is_array and not self.arrays.line(job.id):
             return
-        key = class_key(job, self._inheritance.inherited(job.id), self.rules.planned_s(job))
+        guess = self.rules.guess_of(job)
+        inherited = self._inheritance.inherited(job.id)
+        if guess is None:
+            key = class_key(job, inherited, self.rules.planned_s(job))
+        else:
+            key = class_key(job, inherited, guess.expected_s, guess.plan_s)
         self._lines.add(job, key, self.arrays.line(job.id) if job.is_array else None)
 
     def promote(self, now: float) -> bool:
@@ -550,7 +570,8 @@ class World:
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
         held = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
-        planned_s = self.rules.planned_s(job)
+        guess = self.rules.guess_of(job)
+        planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
         if planned_s is not None:
             held = evolve(held, predicted_end_at=held.start_at + planned_s)
         self.holds[run.id] = held

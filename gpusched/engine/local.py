@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
 from gpusched.engine.cage import leaf_of
+from gpusched.engine.cgroup import is_populated
 from gpusched.engine.cgroup import kill as kill_leaf
 from gpusched.engine.cgroup import remove as remove_leaf
 from gpusched.engine.codec import event_from, order_line, ticket_facts
@@ -552,14 +553,18 @@ class LocalEngine:
         left = kill_remains(lost, self._spool, spared)
         for watched in haunted:
             watched.left = left[watched.run]
-            if watched.left:
+            if watched.left or self._lives_in_its_leaf(watched):
                 self._look_again(watched)
                 continue
-            if self._cages is not None:
-                # If it does not go at once it stays, empty.
-                remove_leaf(leaf_of(self._cages, watched.run), patience_s=0.1)
             detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
             self._end(watched, RunLost(watched.run, self._clock.now(), detail))
+
+    def _lives_in_its_leaf(self, watched: Watched) -> bool:
+        """Whether its cage holds a process yet, which takes long to die; an empty one is removed, or stays, empty."""
+        if self._cages is None:
+            return False
+        leaf = leaf_of(self._cages, watched.run)
+        return not remove_leaf(leaf, patience_s=0.1) and is_populated(leaf)
 
     # --- files ------------------------------------------------------------------------------------------
 

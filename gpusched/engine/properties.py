@@ -35,12 +35,6 @@ class Names:
         """The unit of a run `JOB.RUN`."""
         return f"{self.prefix}-{run}.service"
 
-    def run(self, unit: str) -> str | None:
-        """The run of a unit; None when it is not one of ours."""
-        run = unit.removeprefix(f"{self.prefix}-").removesuffix(".service")
-        job, dot, number = run.partition(".")
-        return run if dot and job.isdigit() and number.isdigit() and unit == self.unit(run) else None
-
 
 @dataclass(frozen=True, slots=True)
 class Program:

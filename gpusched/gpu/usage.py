@@ -52,6 +52,9 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
 
     Args: owners: pid -> run handle; booked: open runs on this card, those being released included.
     """
+    if sample.mig_instances:
+        # Each process is told of its instance as well. The driver lists them all for the card, too.
+        return Usage({}, {}, (), 0, 0, has_blind_spot=False)
     ours: dict[str, int | None] = {}
     pids: dict[str, tuple[GpuProcess, ...]] = {}
     foreign = []

@@ -18,7 +18,9 @@ def setting(default: Any, doc: str) -> Any:
 
 BACKFILL_ORDERS = ("line", "shortest")
 ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "spf", "saf", "drf", "fairshare")
-STRATEGIES = ("pack", "spread", "best_fit", "fgd", "first")
+STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
+LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
+"""Those that look at the jobs that are usual here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,16 @@ class PrioritySettings:
         0.0, "Weight of the deadline factor: 0 far from it, 1 at the last start that meets it."
     )
     weight_fit: float = setting(0.0, "Weight of the fit factor: 1 less the dominant share of the cluster asked for.")
+    weight_short: float = setting(
+        0.0,
+        "Weight of the short factor: 1 for a job that is over at once, less by as much for each doubling of its "
+        "length, as predicted or by its limit, 0 for a month and for an unknown length.",
+    )
+    weight_whole: float = setting(
+        0.0,
+        "Weight of the whole factor: the part of a node's GPUs that the job needs free at once, 1 for whole nodes. "
+        "Against it that small jobs keep passing wide ones.",
+    )
     half_life_s: float = setting(7 * 86400.0, "Time after which past usage counts half, in seconds.")
     calc_period_s: float = setting(
         60.0,
@@ -71,8 +83,8 @@ class PrioritySettings:
     )
     predict: bool = setting(
         False,
-        "Plan jobs without a time limit with the run time learned from earlier ones. Nothing is ever ended for it, but "
-        "a reserved start may come later than planned when a job runs on.",
+        "Plan jobs with the run time learned from earlier ones, those with a time limit as long as that has been the "
+        "better guess. Nothing is ever ended for it, but a reserved start may come later when a job runs on.",
     )
 
 
@@ -82,8 +94,9 @@ class PlacementSettings:
 
     strategy: str = setting(
         "pack",
-        "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, "
-        "`fgd` leaves what the waiting jobs can use best, `first` takes the first node and card with room.",
+        "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, `dot_product` goes "
+        "where least of what is asked for is free, `fgd` leaves the fewest GPUs that the usual jobs cannot use, "
+        "`outlook` leaves what they would take most of, `first` takes the first node and card with room.",
     )
 
 
@@ -453,8 +466,8 @@ class AlertSettings:
 
     admin: tuple[str, ...] = setting(
         (),
-        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts and of "
-        "trouble with the database.",
+        "Targets of the daemon's own `notify.toml` that are told of lost, suspect and drained GPUs, of restarts, of "
+        "trouble with the database and of processes that `[foreign]` had ended.",
     )
     pending_s: float = setting(86400.0, "Time a job waits before `--notify pending` tells of it, in seconds.")
     timeout_s: float = setting(20.0, "Longest time that one try to reach a target may take, in seconds.")

@@ -23,7 +23,7 @@ from functools import partial
 from math import inf
 
 from gpusched.model.resources import Resources
-from gpusched.model.settings import Settings
+from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
@@ -62,7 +62,7 @@ class Cycle:
         self.name_of = snapshot.name_of
         self.extensions = extensions
         self.layout = Layout(snapshot.nodes, settings)
-        if self.layout.strategy == "fgd":
+        if self.layout.strategy in LEARNING_STRATEGIES:
             self.layout.typical = typical_of(snapshot)
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)
@@ -86,8 +86,7 @@ class Cycle:
         self.preemption = Preemption(others, self.quotas, settings, self.ranking.capacity, self.now, snapshot.name_of)
         self.guards = Guards(self.layout, settings, held.values(), self.quotas, extensions)
         self.line = Line(snapshot.pending, self.ranking)
-        self.turns = Turns(self.quotas, self.now, lambda: [*map(self._runner, held.values()), *self._started])
-        self._started: list[Runner] = []
+        self.turns = Turns(self.quotas, self.now, lambda: map(self._runner, held.values()))
         self.starts: list[Start] = []
         self.resumes: list[Resume] = []
         self.blocked: dict[ClassKey, Blocked] = {}
@@ -116,7 +115,6 @@ class Cycle:
         self.guards.started(key, booking, amount)
         self.quotas.add(key.queue, key.user, key.qos, amount)
         self.turns.started(key, amount, self.end_of(key))
-        self._started.append(Runner(key.queue, key.user, key.qos, amount, self.now, self.end_of(key)))
         self.ranking.started(key, booking)
         if key.throttle is not None:
             self._tasks[key.throttle[0]] += 1

@@ -6,7 +6,7 @@ factor is the resource-aware term of dominant-resource schedulers.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, log2
 
 from gpusched.model.job import NICE_MAX, NICE_MIN, Request
 from gpusched.model.resources import Resources
@@ -34,6 +34,26 @@ def size_factor(request: Request, wanted: Resources, capacity: Resources, *, fav
     have, want = (capacity.gpus, wanted.gpus) if request.gpus else (capacity.cpus, wanted.cpus)
     size = clamped(want / have) if have > 0 else 0.0
     return 1.0 - size if favor_small else size
+
+
+_LONG_S = 30 * 86400.0
+"""A run of a month or more is no longer short in any way."""
+
+
+def short_factor(length_s: float) -> float:
+    """1 for a job that is over at once, 0 for a month or more, and for an unknown (infinite) length.
+
+    Each doubling takes away as much: run times differ by powers of ten, and so do the errors of what is known of them.
+    """
+    return clamped(1.0 - log2(1.0 + max(0.0, length_s)) / log2(1.0 + _LONG_S))
+
+
+def whole_factor(request: Request, largest_node: int) -> float:
+    """The part of the largest node's cards that it needs free at once; 0 without GPUs, 1 for whole nodes.
+
+    For so many cards others must end before one of them begins anew, so that small jobs that pass cost most.
+    """
+    return clamped(request.gpus / largest_node) if largest_node and not request.shares_cards else 0.0
 
 
 def fit_factor(wanted: Resources, capacity: Resources) -> float:

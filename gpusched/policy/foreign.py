@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import ForeignSettings
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
 FIRST_PERSON_UID = 1000
 """Below are the system's accounts."""
@@ -154,7 +154,7 @@ def messages(step: Tell, ways: Sequence[str], others: frozenset[int], node: str,
             ("at", now),
             ("node", node),
             ("user", stranger.user),
-            ("gpus", ",".join(str(card.index) for card in stranger.cards)),
+            ("gpus", ",".join(gpu_label(card.index) for card in stranger.cards)),
         ),
     )
     found = [replace(base, targets=direct)] if direct else []
@@ -193,6 +193,6 @@ def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
 def held_by(stranger: Stranger) -> str:
     """Its cards, and how much it has of each."""
     return "GPU " + ", ".join(
-        str(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
+        gpu_label(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
         for card in stranger.cards
     )

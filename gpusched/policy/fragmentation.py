@@ -129,7 +129,7 @@ def _request_of(held: Allocation) -> Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Usual:
+class Usual:
     """A usual job as this layout sees it."""
 
     need: Need
@@ -252,11 +252,11 @@ def fragmentation_of(layout: Layout) -> Fragmentation | None:
     return made
 
 
-def _usual(layout: Layout, need: Need, weight: float) -> _Usual:
+def _usual(layout: Layout, need: Need, weight: float) -> Usual:
     found = pool(layout, need)
     places = {place.node for place in found.places}
     cards = frozenset(card.number for node in places for card in found.cards_of[node])
-    return _Usual(need, weight, frozenset(places), cards)
+    return Usual(need, weight, frozenset(places), cards)
 
 
 def _takes(need: Need, card: Card) -> int:

@@ -44,7 +44,9 @@ class Priority:
     """Name of each factor and its weighted value."""
 
 
-def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | None = None) -> ClassKey:
+def class_key(
+    job: Job, inherited: Urgency | None = None, predicted_s: int | None = None, plan_s: int | None = None
+) -> ClassKey:
     """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
     spec = job.spec
     limit = None if spec.array is None else spec.array.throttle
@@ -64,7 +66,8 @@ def class_key(job: Job, inherited: Urgency | None = None, predicted_s: int | Non
         can_requeue=spec.retry.requeue,
         can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
         throttle=None if limit is None else (job.array_id or job.id, limit),
-        predicted_s=predicted_s if spec.time_limit_s is None else None,
+        predicted_s=predicted_s,
+        plan_s=plan_s,
     )
 
 
@@ -73,12 +76,17 @@ Measure = tuple[float, ...]
 
 
 def ranked_at(now: float, settings: Settings) -> float:
-    """As of when ranks are worked out: the last whole period up to this instant.
+    """As of when ranks are worked out: the last whole period up to this instant."""
+    period_s = rank_period_s(settings)
+    return now - now % period_s if period_s > 0 and -inf < now < inf else now
+
+
+def rank_period_s(settings: Settings) -> float:
+    """How long ranks do not change by themselves; 0: they always may.
 
     Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
     """
-    period_s = min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
-    return now - now % period_s if period_s > 0 and -inf < now < inf else now
+    return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
 
 
 def weighs_use(settings: Settings) -> bool:
@@ -136,6 +144,7 @@ class Ranking:
         self.settings = settings
         self.layout = Layout(snapshot.nodes, settings) if layout is None else layout
         self.capacity = capacity_of(self.layout)
+        self._largest_node = max((len(cards) for cards in self.layout.cards_of), default=0)
         self._quotas = quotas
         self._extensions = extensions
         self._held: dict[str, Resources] = {}
@@ -241,6 +250,8 @@ class Ranking:
             ("nice", weights.weight_nice * factors.nice_factor(nice)),
             ("deadline", weights.weight_deadline * deadline),
             ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
+            ("short", weights.weight_short * factors.short_factor(_expected_s(key))),
+            ("whole", weights.weight_whole * factors.whole_factor(key.request, self._largest_node)),
             *self._extensions.queue_sort(key),
         )
 

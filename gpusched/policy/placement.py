@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gpusched.model.settings import LEARNING_STRATEGIES
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Card, Draft, Part
 from gpusched.policy.filters import (
@@ -32,6 +33,7 @@ __all__ = [
     "Option",
     "Pool",
     "Rejection",
+    "Search",
     "Tally",
     "find",
     "fits",
@@ -110,9 +112,15 @@ def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[P
 def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Sequence[Place]:
     """Of nodes that are alike, and of which as much is free, the first so many.
 
-    They score the same, so that the first would be taken before the others in any case.
+    They score the same, so that the first would be taken before the others in any case; not so where it counts which
+    other jobs may run there.
     """
-    if need.is_slice or need.request.is_exclusive or len(places) <= each:
+    if (
+        draft.layout.strategy in LEARNING_STRATEGIES
+        or need.is_slice
+        or need.request.is_exclusive
+        or len(places) <= each
+    ):
         return places
     twins = twins_of(draft.layout)
     free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib
@@ -150,11 +158,13 @@ def options(
         if tally is not None:
             tally[rejection] += 1
         return []
-    search = _Search(draft, need, ceilings, avoid, tally)
+    search = Search(draft, need, ceilings, avoid, tally)
     found = []
     places: Sequence[Place] = pool(draft.layout, need).places
     if tally is None:
         places = _with_cards(draft, need, places)
+        if len(places) < need.request.nodes:
+            return []
         if each and guard is None and not avoid and (ceilings is None or not ceilings.is_active):
             places = _unlike(draft, need, places, each)
     for place in places:
@@ -190,13 +200,19 @@ def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> 
 
 def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
     """The best nodes together, or nothing; the licenses are booked once, with the first."""
+    if guard is None:
+        best = sorted(found)[:nodes]
+        if len(best) < nodes:
+            return []
+        others = tuple(replace(one.booking, licenses=()) for one in best[1:])
+        return [Option(best[-1].score, replace(best[0].booking, others=others))]
     chosen: Booking | None = None
     count = 0
     for option in sorted(found):
         wider = option.booking
         if chosen is not None:
             wider = replace(chosen, others=(*chosen.others, replace(wider, licenses=())))
-        if guard is not None and count and guard.why_not(wider) is not None:
+        if count and guard.why_not(wider) is not None:
             continue
         chosen, count = wider, count + 1
         if count == nodes:
@@ -219,7 +235,7 @@ def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
     return not request.is_linked or largest_group(draft.layout, place.node, free) >= request.gpus
 
 
-class _Search:
+class Search:
     """The search of one place after another for one need."""
 
     __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally")

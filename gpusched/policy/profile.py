@@ -270,28 +270,33 @@ class Profile:
         millicpus = need.millicpus * need.request.nodes - sum(state.free_millicpus)
         cards = 0 if need.is_slice else need.request.gpus * need.request.nodes - sum(state.free_cards)
         ended, at, must_go_on = 0, now, False
-        give_back, free_cards = state.release, state.free_cards
-        whole = 0 if need.is_slice else need.request.gpus
-        # Nodes with as many free cards as one node needs; there are only ever more of them.
-        ready = {node for node, free in enumerate(free_cards) if free >= whole}
+        nodes, whole = need.request.nodes, 0 if need.is_slice else need.request.gpus
+        # At most so many cards are free of a node: a slice may leave others on its card.
+        free = state.free_cards.copy()
+        ready = {node for node, count_of in enumerate(free) if count_of >= whole}
+        leaving: list[Booking] = []
         while True:
             # Of ends that nobody knows each is an instant of its own.
             while ended < count and (millicpus > 0 or cards > 0 or must_go_on or by_end[ended][0] <= at < inf):
                 must_go_on = False
                 end_at, _, _, ending = by_end[ended]
-                at = max(at, end_at)
+                if end_at > at:
+                    at = end_at
                 booking = ending.booking
-                millicpus -= booking.millicpus
-                cards -= len(booking.parts)
-                for piece in booking.others:
-                    millicpus -= piece.millicpus
-                    cards -= len(piece.parts)
-                give_back(booking)
+                leaving.append(booking)
                 ended += 1
-                if whole:
-                    ready.update([piece.node for piece in booking.pieces() if free_cards[piece.node] >= whole])
-            if len(ready) >= need.request.nodes and fits(state, need):
-                break
+                for piece in booking.pieces() if booking.others else (booking,):
+                    left = len(piece.parts)
+                    millicpus -= piece.millicpus
+                    cards -= left
+                    free[piece.node] = left = free[piece.node] + left
+                    if left >= whole:
+                        ready.add(piece.node)
+            if len(ready) >= nodes:
+                state.release_all(leaving)
+                leaving.clear()
+                if fits(state, need):
+                    break
             if ended == count:
                 return None
             must_go_on = True

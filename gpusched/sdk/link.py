@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gpusched import client as plain
@@ -24,6 +26,10 @@ class Link:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._open: list[plain.Client] = []
+        self._busy: set[plain.Client] = set()
+        """On which an answer is awaited."""
+        self._to_close: set[plain.Client] = set()
+        """Of those, the ones that are closed as soon as the answer has come."""
         self._has_been_there = False
 
     def call(self, method: str, path: str, body: object = None, *, again: bool | None = None) -> dict[str, Any]:
@@ -44,7 +50,8 @@ class Link:
                 time.sleep(_RECONNECT_S)
                 continue
             try:
-                return client.call(method, path, body)
+                with self._in_use(client):
+                    return client.call(method, path, body)
             except (DaemonUnreachable, ConnectionError) as error:
                 self._drop()
                 # When nobody listens, nothing has been asked for yet.
@@ -65,11 +72,30 @@ class Link:
         return self._client().socket_path
 
     def close(self) -> None:
-        """Drop all connections; the next request makes new ones."""
+        """Drop all connections, those of requests under way once they are answered; the next request makes new ones."""
         with self._lock:
+            self._to_close |= self._busy
             for client in self._open:
-                client.close()
+                if client not in self._busy:
+                    client.close()
             self._open.clear()
+
+    @contextmanager
+    def _in_use(self, client: plain.Client) -> Iterator[None]:
+        """Keep others from closing the connection under this thread."""
+        with self._lock:
+            self._busy.add(client)
+            if client not in self._open:
+                # It was dropped by `close`, and opens itself again.
+                self._open.append(client)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(client)
+                if client in self._to_close:
+                    self._to_close.discard(client)
+                    client.close()
 
     def _client(self) -> plain.Client:
         pid = os.getpid()

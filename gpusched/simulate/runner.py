@@ -24,6 +24,9 @@ from gpusched.simulate.trace import TraceJob
 Progress = Callable[[int, int], None]
 """Told now and then how many jobs have started, and of how many."""
 
+Watch = Callable[[int, Standing, Sequence[int], Sequence[int]], None]
+"""Told of each cycle: the instant, what stands then, who has come and waits, who has ended; by place in the trace."""
+
 _TOLD_EVERY = 4096
 
 
@@ -72,6 +75,7 @@ def run(
     orders_by_run_time: bool = False,
     predict: str | None = None,
     keeps_places: bool = False,
+    watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """The schedule of these jobs on these machines.
@@ -79,6 +83,7 @@ def run(
     Args:
         orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
         predict: plan, and order where the order asks for it, by what `predicting` makes of the jobs that have ended.
+        watch: called after each cycle.
         keeps_places: put down where each ran, for what depends on time (`metrics_over_time`) and for plots.
     Raises: BrokenInvariant when jobs wait that nothing can ever start.
     """
@@ -92,12 +97,15 @@ def run(
     ends: list[tuple[int, int]] = []
     coming, last, cycles = 0, len(arrivals), 0
     while coming < last or ends:
+        came: list[int] = []
+        over: list[int] = []
         now = jobs[arrivals[coming]].submit_s if coming < last else ends[0][0]
         if ends and ends[0][0] <= now:
             now = ends[0][0]
             while ends and ends[0][0] == now:
                 job_id = heappop(ends)[1]
                 standing.ended(job_id)
+                over.append(job_id - 1)
                 if foresight is not None:
                     foresight.ended(job_id - 1)
             if foresight is not None:
@@ -106,6 +114,7 @@ def run(
             number = arrivals[coming]
             kind = foresight.arrived(number) if foresight is not None else kinds[number]
             standing.arrived(kind, PendingJob(number + 1, now))
+            came.append(number)
             coming += 1
         cycles += 1
         for start in standing.decide(now).starts:
@@ -116,6 +125,8 @@ def run(
             heappush(ends, (now + jobs[number].run_s, start.job_id))
             if timeline is not None:
                 timeline.add(number, now, now + jobs[number].run_s, start.placement)
+        if watch is not None:
+            watch(now, standing, [number for number in came if starts[number] < 0], over)
         if progress is not None and cycles % _TOLD_EVERY == 0:
             progress(coming, last)
     stuck = [jobs[number].id for number, at in enumerate(starts) if at < 0]

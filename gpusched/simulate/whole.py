@@ -36,6 +36,7 @@ from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_i
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
+from gpusched.policy.ordering import rank_period_s
 from gpusched.ports import Changes
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.runner import Attempt, Outcome, Progress
@@ -82,7 +83,10 @@ class VirtualClock:
 
 
 class _WellCards(GpuTracker):
-    """Cards that are always well, nobody else's, and free as soon as a run has ended."""
+    """Cards that are always well, nobody else's, and free as soon as a run has ended.
+
+    Failures of jobs speak against none: nobody is there who would take it back in.
+    """
 
     def __init__(self, settings: Settings, cards: tuple[GpuView, ...]) -> None:
         super().__init__(settings.gpu)
@@ -142,8 +146,6 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
         else CeilingSettings(),
         gpu=replace(settings.gpu, mps_dir=None),
         idle=replace(settings.idle, after_s=0.0),
-        # Nobody is there who would take a card back in that failures of the jobs themselves spoke against.
-        fault=replace(settings.fault, early_users=0),
         access=replace(settings.access, admin_group=_ADMINS),
         isolation=replace(settings.isolation, enforce=False),
         plugins=(),
@@ -286,7 +288,7 @@ class _Whole:
             self._numbers[job_id] = number
             max_age_s = self._settings.priority.max_age_s
             if max_age_s < inf and self._settings.priority.order != "fifo":
-                heappush(self._wakes, (self._clock.at + max_age_s + _JUST_AFTER_S, job_id))
+                heappush(self._wakes, (_just_after(self._clock.at + max_age_s, self._settings), job_id))
 
         return take
 
@@ -398,6 +400,12 @@ class _Whole:
             f"{_jobs(len(world.jobs))} left that nothing lets start, the first of them {name}{why}",
             "change the settings, or give a larger cluster with --nodes",
         )
+
+
+def _just_after(at: float, settings: Settings) -> float:
+    """The first instant at which ranks are worked out as of one that is later than this."""
+    period_s = rank_period_s(settings)
+    return at - at % period_s + period_s if period_s > 0 else at + _JUST_AFTER_S
 
 
 def _protected_s(settings: Settings) -> float | None:

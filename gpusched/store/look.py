@@ -24,8 +24,6 @@ class Look:
     schema: int | None = None
     newest_at: float | None = None
     """The last submission or end that is recorded."""
-    jobs_up_to: int | None = None
-    """The highest id."""
 
     @property
     def is_older(self) -> bool:
@@ -94,10 +92,10 @@ def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> Look:
     if thoroughly and (problems := [text for (text,) in db.execute("PRAGMA quick_check(3)")]) != ["ok"]:
         return _problem(failures.corrupt(path, "; ".join(problems)))
     (schema,) = db.execute("PRAGMA user_version").fetchone()
-    last = db.execute("SELECT id, submit_at FROM jobs ORDER BY id DESC LIMIT 1").fetchone()
+    last = db.execute("SELECT submit_at FROM jobs ORDER BY id DESC LIMIT 1").fetchone()
     (end_at,) = db.execute("SELECT max(end_at) FROM jobs").fetchone()
-    instants = [at for at in (end_at, last and last[1]) if at is not None]
-    return Look(schema=schema, newest_at=max(instants, default=None), jobs_up_to=last and last[0])
+    instants = [at for at in (end_at, last and last[0]) if at is not None]
+    return Look(schema=schema, newest_at=max(instants, default=None))
 
 
 def _problem(error: GpuschedError) -> Look:

@@ -121,6 +121,33 @@ def test_many_submissions_at_once_with_one_key_make_one_job_also_over_a_kill(own
     assert own.ok("gq", "-a", "--quiet").split() == ["1", "2"]
 
 
+def dies_at_the_first_submission(own: Shell) -> None:
+    """Start a daemon that does."""
+    env = {**own.env, "GPUSCHED_CRASH_AT": "commit:1"}
+    subprocess.run(own.argv("gpusched", "daemon", "start"), env=env, cwd=own.work, check=True, capture_output=True)
+
+
+def test_a_submission_with_a_key_is_made_again_by_itself_when_the_daemon_dies_under_it(own: Shell) -> None:
+    dies_at_the_first_submission(own)
+    assert own.submit("--key", "k", "--hold", "--", "true") == "1"
+    assert own.ok("gq", "-a", "--quiet").split() == ["1"]
+
+
+def test_a_submission_without_one_says_that_it_may_have_been_taken(own: Shell) -> None:
+    dies_at_the_first_submission(own)
+    done = own.type("gsub", "--hold", "--", "true")
+    assert done.code == 1
+    assert done.out == ""
+    assert "error: the scheduler went away before it answered, and may have taken the job" in done.err
+    assert "--key" in done.err
+    assert own.ok("gq", "-a", "--quiet") == ""
+
+
+def test_a_forecast_is_asked_for_again_when_the_daemon_dies_under_it(own: Shell) -> None:
+    dies_at_the_first_submission(own)
+    assert own.ok("gsub", "--dry-run", "--", "true")
+
+
 def test_a_hundred_requests_at_once_with_one_key_make_one_job(sh: Shell) -> None:
     sh.submit("--", "true")
     spec = {"argv": ["true"], "work_dir": "/", "hold": True, "key": "k-hundred"}

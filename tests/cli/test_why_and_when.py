@@ -196,6 +196,27 @@ def test_how_good_estimates_were_is_said_when_there_are_enough() -> None:
     assert len(why_lines(asked(accuracy=good), NOW)) == 1
 
 
+def test_the_range_of_four_in_five_is_said_once_it_is_known() -> None:
+    start = {"low_at": NOW + 600, "high_at": NOW + 1200, "likely_low_at": NOW + 90, "likely_high_at": NOW + 1530}
+    first, last = (instant(at, NOW) for at in (NOW + 90, NOW + 1530))
+    assert f"four in five that were told so started between {first} and {last}" in why_lines(asked(start=start), NOW)
+    good = {"count": 40, "inside": 0.5, "median_error_s": 75.0, "likely_count": 30, "likely_inside": 0.8}
+    assert why_lines(asked(start=start, accuracy=good), NOW)[-1].endswith("; 80% of 30 in that of four in five")
+
+
+def test_how_good_predictions_were_is_said_with_what_is_planned_with() -> None:
+    start = {"low_at": NOW + 600, "high_at": NOW + 1200}
+    said = {"runs": 40, "guess_factor": 1.84, "limit_factor": 9.06, "is_better": True, "is_used": True}
+    assert why_lines(asked(start=start, predictions=said), NOW)[-1] == (
+        "run times of the last 40 jobs with a limit: limits are off by a factor of 9.1, predictions by 1.8; "
+        "predictions are planned with"
+    )
+    assert why_lines(asked(start=start, predictions={**said, "is_used": False}), NOW)[-1].endswith(
+        "limits are planned with"
+    )
+    assert len(why_lines(asked(start=start, predictions={**said, "runs": 19}), NOW)) == 1
+
+
 def test_both_ends_are_explained() -> None:
     both = why_lines(asked(start={"low_at": NOW + 600, "high_at": NOW + 1200}), NOW)
     assert both[0].startswith("start: between 12:10, if runs take as long as usual, and 12:21, if ")

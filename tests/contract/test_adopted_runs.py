@@ -26,7 +26,8 @@ class Bench:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def process(self, text: str = "exec sleep 1000") -> subprocess.Popen[bytes]:
-        self.started.append(subprocess.Popen(["/bin/sh", "-c", f"echo ready\n{text}"], stdout=subprocess.PIPE))
+        argv = ["/bin/sh", "-c", f"echo ready\n{text}"]
+        self.started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         process = self.started[-1]
         assert process.stdout is not None
         process.stdout.readline()
@@ -48,7 +49,8 @@ class Bench:
     def close(self) -> None:
         for process in self.started:
             process.kill()
-            process.communicate()
+            # Closes its pipes and waits for it.
+            process.__exit__(None, None, None)
         self.engine.close()
 
 
@@ -68,8 +70,11 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_its_end_is_heard_and_not_how(bench: Bench) -> None:
-    process = bench.process("sleep 0.3\nexit 7")
+    process = bench.process("read -r word\nexit 7")
     bench.adopt(process)
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
     assert bench.end(process, 7).stopped_by is None
 
 

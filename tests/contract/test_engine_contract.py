@@ -73,7 +73,11 @@ def test_several_runs_are_told_apart(bench: Bench) -> None:
     tickets = [bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 11)]
     bench.engine.start(tickets)
     assert [bench.end_of(ticket.run).exit_code for ticket in tickets] == list(range(1, 11))
-    assert all([type(event) for event in bench.of(t.run)] == [RunStarted, RunEnded] for t in tickets)
+    for ticket in tickets:
+        # A run that is over before a slow machine has told of its start is told of by its end alone, start included.
+        kinds = [type(event) for event in bench.of(ticket.run)]
+        assert kinds in ([RunStarted, RunEnded], [RunEnded])
+        assert bench.end_of(ticket.run).start_at is not None
 
 
 def test_a_command_that_is_not_there_is_a_launch_error_and_nothing_was_started(bench: Bench) -> None:

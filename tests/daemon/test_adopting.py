@@ -81,6 +81,24 @@ def test_it_runs_on_as_a_job_of_its_owner(lab: Daemon, strangers: Strangers) -> 
     assert lab.call("GET", "/v1/usage?by=user")["usage"][0]["gpu_hours"] > 0
 
 
+def test_one_on_a_mig_instance_is_a_job_there(lab: Daemon, strangers: Strangers) -> None:
+    process = strangers.start()
+    on_it = [{"pid": process.pid, "vram": "15GiB", "user": "eva", "name": "python"}]
+    # Of the card the driver tells all that is on its instances.
+    strangers.cards[1].update(mig=[{"profile": "2g.20gb", "processes": on_it}], processes=on_it)
+    strangers.write()
+    wait_until(lambda: process.pid in foreign(lab), what="the stranger to be seen")
+    assert [row["gpu"] for row in lab.call("GET", "/v1/foreign")["foreign"]] == [1010]
+    job = lab.wait_state(adopt(lab, process.pid), "RUNNING")
+    assert [gpu["index"] for gpu in job["gpus"]] == [1010]
+    assert [event["text"].rpartition(", ")[2] for event in job["events"] if event["kind"] == "started"] == ["GPU 1:0"]
+    process.kill()
+    process.wait()
+    strangers.cards[1].update(mig=[{"profile": "2g.20gb"}], processes=[])
+    strangers.write()
+    lab.wait(job["id"])
+
+
 def test_its_card_is_booked_whole_and_nobody_gets_it(lab: Daemon, strangers: Strangers) -> None:
     process = strangers.start()
     stand_on(lab, strangers, 0, process.pid, vram="300MiB")

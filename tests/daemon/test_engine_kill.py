@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import ENDS, FOREVER, Does, LocalBench, WallClock, open_run
+from engine_bench import BOOT, ENDS, FOREVER, Does, LocalBench, WallClock, open_run
 from support import wait_until
 
 from gpusched.engine import proctree
@@ -180,6 +180,26 @@ def test_a_supervisor_killed_while_no_daemon_ran(bench: LocalBench) -> None:
     bench.engine.adopt([open_run("1.1", started)])
     assert isinstance(bench.until("1.1", *ENDS), RunLost)
     assert in_session(started.supervisor_pid) == []
+
+
+def test_a_run_is_not_lost_while_its_cage_holds_a_process(bench: LocalBench, tmp_path: Path) -> None:
+    bench.start("1.1", SLEEPS)
+    started = bench.ready("1.1")
+    bench.engine.close()
+    os.kill(started.supervisor_pid, signal.SIGKILL)
+    leaf = tmp_path / "cages" / "gpusched-1.1"
+    leaf.mkdir(parents=True)
+    populated, kill = leaf / "cgroup.events", leaf / "cgroup.kill"
+    populated.write_text("populated 1\nfrozen 0\n")
+    kill.write_text("")
+    bench.engine = LocalEngine(bench.spool, boot_id=BOOT, clock=WallClock(), cages=str(leaf.parent))
+    bench.engine.adopt([open_run("1.1", started)])
+    for _ in range(3):
+        bench.wait(lambda: kill.read_text() == "1", what="that it is killed")
+        kill.write_text("")
+    assert not ends_of(bench, "1.1"), "whoever is left there may have its GPU open"
+    populated.write_text("populated 0\nfrozen 0\n")
+    assert isinstance(bench.until("1.1", *ENDS), RunLost)
 
 
 def test_an_idle_supervisors_death_is_harmless(bench: LocalBench) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpusched.model.resources import Resources
 from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Usage
-from gpusched.policy.sharing.accounts import AccountTree
+from gpusched.policy.sharing.accounts import AccountTree, factors_without_accounts
 from gpusched.policy.sharing.usage import charged, decayed
 
 MACHINES = Resources(gpus=8, cpus=64)
@@ -175,3 +175,11 @@ def test_time_alone_changes_no_standing(accounts, steps, half_lives):
     for row, early in zip(lab.tree().standings(), before, strict=True):
         assert row.usage == pytest.approx(early.usage * 0.5**half_lives)
         assert row.effective_usage == pytest.approx(early.effective_usage)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 3), st.floats(0, 1e9)), max_size=8))
+def test_without_accounts_a_shorter_way_gives_the_same(amounts):
+    # Ties are frequent among small whole numbers, and each kind of amount can be the dominant one.
+    used = {user: Resources(gpus=float(gpus), cpus=cpus if gpus > 1 else 0.0) for user, (gpus, cpus) in amounts.items()}
+    tree = AccountTree({}, {("", user): amount for user, amount in used.items()}, MACHINES, ())
+    assert factors_without_accounts(used, MACHINES) == {user: tree.factor("", user) for user in used}

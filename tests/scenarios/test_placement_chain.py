@@ -263,7 +263,7 @@ def test_like_cards_are_given_by_the_free_ones_of_each_node(strategy, gpus):
     assert Scenario(THREE, [wants(1, gpus)], BUSY, chosen).outcome().starts == {1: WHERE[strategy, gpus]}
 
 
-@pytest.mark.parametrize("strategy", ["pack", "spread", "first", "best_fit", "fgd"])
+@pytest.mark.parametrize("strategy", ["pack", "spread", "first", "best_fit", "dot_product", "fgd", "outlook"])
 def test_of_equal_nodes_the_first_is_taken(strategy):
     chosen = settings(placement={"strategy": strategy})
     assert Scenario(THREE, [wants(1, 2)], settings=chosen).outcome().starts == {1: "n1:0,1"}
@@ -368,12 +368,28 @@ STRATEGIES = {
         wants(1, 1, cpus=2),
         "n2:0",
     ),
-    "best_fit looks at memory as well": (
+    "best_fit does not look at memory": (
         "best_fit",
         [node("n1", gpus=4), node("n2", gpus=4)],
         [running(9, "n2", cpus=0.0, mem_mib=32 * GIB)],
         wants(1, 1),
+        "n1:0",
+    ),
+    "dot_product goes where fewer cores are free to a job that asks for many": (
+        "dot_product",
+        [node("n1", gpus=2), node("n2", gpus=4)],
+        [running(9, "n2", cpus=12)],
+        # Of 16 cores and 4 GPUs at most: n1 4/16 x 16/16 + 1/4 x 2/4 = 0.375, n2 4/16 x 4/16 + 1/4 x 4/4 = 0.3125.
+        wants(1, 1, cpus=4),
         "n2:0",
+    ),
+    "dot_product goes where fewer GPUs are free to a job that asks for few cores": (
+        "dot_product",
+        [node("n1", gpus=2), node("n2", gpus=4)],
+        [running(9, "n2", cpus=12)],
+        # n1 1/16 + 1/8 = 0.1875, n2 1/64 + 1/4 = 0.265625.
+        wants(1, 1, cpus=1),
+        "n1:0",
     ),
     "spread takes single cards from the group with the most free": (
         "spread",

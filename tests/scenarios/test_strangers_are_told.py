@@ -109,6 +109,14 @@ def test_the_message_says_what_where_since_when_and_what_to_do() -> None:
     )
 
 
+def test_a_mig_instance_is_named_as_people_know_it() -> None:
+    (step,) = steps([replace(EVA, cards=(Card("MIG-a", 1021, 9216, None),))], POLITE, NOW)
+    assert isinstance(step, Tell)
+    (alert,) = messages(step, ("write",), frozenset(), "n1", NOW)
+    assert dict(alert.facts)["gpus"] == "2:1"
+    assert "has been on GPU 2:1 (9G) for" in str(dict(alert.facts)["message"])
+
+
 def test_a_name_cannot_draw_on_the_screen_of_others() -> None:
     (step,) = steps([replace(EVA, name="\x1b[2Jroot")], POLITE, NOW)
     assert isinstance(step, Tell)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from scenario import HOUR, MINUTE, Scenario, apply_plan, running, settings, wants
 
-from gpusched.policy.cycle import decide
+from gpusched.model.states import ReasonCode
+from gpusched.policy.cycle import Cycle, decide
 from gpusched.testing import node, snapshot
 
 LIMITS = {
@@ -125,6 +126,21 @@ def test_what_a_queue_is_guaranteed_it_need_not_leave_to_others():
         rules,
     ).outcome()
     assert found.starts.keys() == {2}
+
+
+def test_each_running_job_is_looked_at_once_however_many_users_wait_at_their_limits(monkeypatch):
+    looked_at = []
+    look = Cycle._runner
+    monkeypatch.setattr(Cycle, "_runner", lambda self, one: looked_at.append(one.first.job_id) or look(self, one))
+    users = [f"user{number}" for number in range(6)]
+    world = snapshot(
+        node(gpus=8),
+        running=[running(1 + number, f"n1:{number}", user=user, queue="nlp") for number, user in enumerate(users)],
+        waiting=[wants(10 + number, 2, user=user, queue="nlp") for number, user in enumerate(users)],
+    )
+    plan = decide(world, settings(queue={"nlp": {"max_gpus_per_user": 2}}))
+    assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.QUEUE_MAX_PER_USER}
+    assert sorted(looked_at) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("steps", [60])

@@ -6,10 +6,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpusched.simulate import cluster, runner
+from gpusched.simulate import cluster, ranges, runner
 from gpusched.simulate.metrics import slowdown
 from gpusched.simulate.predicting import NAMES
 from gpusched.simulate.rules import rules_of
@@ -37,7 +38,7 @@ def schedule(jobs, policy, predict):
     return runner.run(jobs, nodes, chosen.settings(), predict=predict).start_s
 
 
-@settings(max_examples=60)
+@hypothesis_settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(NAMES[:-1]))
 def test_nothing_is_known_before_it_has_ended(seed, policy, name):
     dice = Random(seed)
@@ -55,7 +56,7 @@ def test_nothing_is_known_before_it_has_ended(seed, policy, name):
     assert [at <= until for at in first] == [at <= until for at in second]
 
 
-@settings(max_examples=30)
+@hypothesis_settings(max_examples=30)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(NAMES))
 def test_no_processor_is_given_twice_whatever_is_predicted(seed, policy, name):
     jobs = some_jobs(Random(seed))
@@ -107,3 +108,28 @@ def test_targets(file, policy, name, most, longest, trace_file):
     slowdowns = [slowdown(job, wait) for job, wait in zip(trace.jobs, waits, strict=True)]
     assert sum(slowdowns) / len(slowdowns) <= most
     assert max(waits) <= longest * LONGEST_S[file]
+
+
+def test_ranges_are_asked_for_of_those_that_wait():
+    jobs = [replace(job, submit_s=90 * job.submit_s) for job in some_jobs(Random(11), 60)]
+    settings = rules_of("fcfs+easy").settings()
+    starts = schedule(jobs, "fcfs+easy", None)
+    late = sum(at > job.submit_s for job, at in zip(jobs, starts, strict=True))
+    found = ranges.measure(jobs, cluster.processors(8), settings, every=2, cycles=20)
+    assert 0 < found.asked <= late // 2
+    assert 0 <= found.between_ends <= 1
+    # Too few have started to know what is likely.
+    assert found.calibration.share is None
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("every", "count"), [(10, 30_000), (3, 10_000)])
+def test_four_in_five_start_in_their_range(every, count, trace_file):
+    trace = read_trace(trace_file("kth_sp2.swf.gz"))
+    nodes = cluster.processors(trace.procs or 0)
+    found = ranges.measure(trace.jobs[:count], nodes, rules_of("fcfs+easy").settings(), every)
+    assert found.calibration.judged > 1000
+    share = found.calibration.share
+    assert share is not None
+    assert 0.75 <= share <= 0.85

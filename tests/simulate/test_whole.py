@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError, UserError
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import (
     LimitSettings,
+    OversubscribeSettings,
     PreemptSettings,
     PrioritySettings,
     QosSettings,
@@ -71,9 +72,20 @@ def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES))
 def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
-    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
+    # Of one user: of several the daemon knows at once what a run has used that ends within a `calc_period_s`.
+    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2]) for n, one in enumerate(rows)]
     fast, slow = both(jobs, nodes_of("1x8"), policy)
     assert slow.start_s == fast.start_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(RIGID, min_size=1, max_size=25))
+@example([(0, 1, 1, gpus) for gpus in (1, 1, 1, 6, 1, 2, 1, 1, 1, 2)])
+def test_jobs_of_several_users_start_alike_where_use_counts_at_once(rows):
+    jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
+    rules = Settings(priority=PrioritySettings(calc_period_s=0.0))
+    nodes = nodes_of("1x8")
+    assert whole.run(jobs, nodes, rules).start_s == runner.run(jobs, nodes, rules).start_s
 
 
 @pytest.mark.nightly
@@ -140,7 +152,7 @@ def test_runs_fail_by_seed_alone_and_only_where_the_end_is_not_known():
 
 
 def test_a_run_ends_at_its_time_limit():
-    jobs = [gpu_job("a", 0, 90, estimate_s=60, outcome="timeout"), gpu_job("b", 0, 20, gpus=4, estimate_s=30)]
+    jobs = [gpu_job("a", 0, 60, estimate_s=60, outcome="timeout"), gpu_job("b", 0, 20, gpus=4, estimate_s=30)]
     outcome = whole.run(jobs, ONE, Settings())
     assert ends_of(outcome, 0) == [(0, 60, "timeout")]
     assert ends_of(outcome, 1) == [(60, 80, "completed")]
@@ -202,12 +214,16 @@ def test_who_may_have_no_more_jobs_asks_again_later():
 
 def test_who_has_waited_for_too_long_goes_first_without_any_other_event():
     order = PrioritySettings(order="sjf", max_age_s=1000, backfill=False)
-    jobs = [gpu_job("now", 0, 2000, 4), gpu_job("long", 1, 900, 4)]
-    jobs += [gpu_job(f"s{n}", 10 + n, 50, 4) for n in range(3)]
-    overdue = whole.run(jobs, ONE, Settings(priority=order))
-    assert overdue.start_s[1] == 2000
+    # One that is shorter, and too wide for the cards that are free, keeps it from them until it is overdue itself.
+    jobs = [gpu_job("now", 0, 5000, 2), gpu_job("wide", 25, 50, 4), gpu_job("long", 21, 900)]
+    jobs.append(gpu_job("first", 0, 30, 2))
+    overdue = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1000)))
+    # Ranks are worked out each minute.
+    assert overdue.start_s == [0, 5000, 1080, 0]
+    at_once = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1000, calc_period_s=0)))
+    assert at_once.start_s == [0, 5000, 1021, 0]
     patient = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1e9)))
-    assert patient.start_s[1] == 2150
+    assert patient.start_s == [0, 5000, 5050, 0]
 
 
 def test_many_ended_jobs_are_forgotten_on_the_way_and_none_in_the_result(monkeypatch):
@@ -227,6 +243,25 @@ def test_where_each_run_was_is_put_down_when_that_is_asked_for():
         (0, 1600, "completed"),
         (1, 1000, "completed"),
     ]
+
+
+def test_jobs_that_fail_at_once_take_no_card_away():
+    jobs = [gpu_job(f"f{n}", 10 * n, 3, 4, user=f"u{n % 3}", outcome="failed") for n in range(9)]
+    outcome = whole.run([*jobs, gpu_job("last", 100, 50, 4)], ONE, Settings())
+    assert outcome.start_s[-1] == 100
+
+
+def test_more_cores_than_there_are_can_be_handed_out():
+    jobs = [TraceJob(str(n), 0, 100, 100, procs=8) for n in range(3)]
+    plain = whole.run(jobs, processors(8), Settings())
+    twice = whole.run(jobs, processors(8), Settings(oversubscribe=OversubscribeSettings(cpus=2.0)))
+    assert (plain.start_s, twice.start_s) == ([0, 100, 200], [0, 0, 100])
+
+
+def test_who_was_let_before_others_is_let_again_and_without_that_nobody_is():
+    asked = [spec(nice=nice, time_limit_s=50, request=replace(spec().request, gpus=4)) for nice in (0, 0, -500)]
+    jobs = [replace(gpu_job(str(n), n, 50, 4, user="ann"), spec=one) for n, one in enumerate(asked)]
+    assert whole.run(jobs, ONE, Settings()).start_s == [0, 100, 50]
 
 
 # --- what cannot be simulated ---------------------------------------------------------------------------

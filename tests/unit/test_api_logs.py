@@ -11,11 +11,12 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab import ANN, Lab
+from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.api import logs, sight
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
+from gpusched.daemon.access import Caller
 from gpusched.daemon.commands import Cancel
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.selection import Selection
@@ -27,9 +28,9 @@ def app_of(lab: Lab) -> web.Application:
     return build_app(Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={}))
 
 
-def ask(app: web.Application, ids: str, since: str = "") -> dict[str, Any]:
+def ask(app: web.Application, ids: str, since: str = "", caller: Caller = ANN) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sight, "caller_of", lambda request: ANN)
+        patch.setattr(sight, "caller_of", lambda request: caller)
         request = make_mocked_request("GET", f"/v1/logs?ids={ids}&since={since}", app=app)
         return dict(json.loads(asyncio.run(logs.logs(request)).body))  # type: ignore[arg-type]
 
@@ -37,8 +38,9 @@ def ask(app: web.Application, ids: str, since: str = "") -> dict[str, Any]:
 class Reader:
     """What glogs knows, and how much it was sent for it."""
 
-    def __init__(self, ids: str) -> None:
+    def __init__(self, ids: str, caller: Caller = ANN) -> None:
         self.ids = ids
+        self.caller = caller
         self.jobs: dict[str, dict[str, Any]] = {}
         self.version = ""
         self.answers: list[int] = []
@@ -46,7 +48,7 @@ class Reader:
 
     def look(self, app: web.Application) -> None:
         while True:
-            answer = ask(app, self.ids, self.version)
+            answer = ask(app, self.ids, self.version, self.caller)
             self.version = answer["version"]
             self.jobs.update({job["id"]: job for job in answer["jobs"]})
             self.answers.append(len(answer["jobs"]))
@@ -74,6 +76,20 @@ def test_ended_tasks_are_told_once() -> None:
     assert reader.is_done
     assert sorted(reader.jobs) == sorted(f"{array}_{n}" for n in range(40))
     assert max(reader.answers) <= 8, "those that have ended, and those that run instead"
+
+
+def test_the_arrays_of_several_users_are_followed_at_once() -> None:
+    lab = Lab(cpus=4)
+    ids = [lab.ask(lab.submission(owner, array=ArraySpec("0-3")))[0]["ids"][0] for owner in (ANN, BOB)]
+    app, reader = app_of(lab), Reader(",".join(map(str, ids)), ROOT)
+    reader.look(app)
+    for _ in range(4):
+        lab.turn(11)
+        reader.look(app)
+    assert reader.is_done
+    assert {task: job["state"] for task, job in reader.jobs.items()} == {
+        f"{array}_{n}": "COMPLETED" for array in ids for n in range(4)
+    }
 
 
 def test_a_large_array_is_told_in_parts_and_what_changes_meanwhile_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,16 +180,28 @@ def test_processors_of_runs_of_an_earlier_daemon_are_asked_for() -> None:
     assert cage.cpus == (1, 9)
 
 
-def test_a_run_is_next_to_its_gpu_and_keeps_its_cage() -> None:
+def test_a_run_is_next_to_its_gpu_and_its_cage_is_known() -> None:
     cager = Cager(FULL, TWO_SOCKETS)
     one = booked(1, gpus=1, cpus=2.0)
     samples = {"GPU-0": sample(0, numa=1)}
     cage = cager.cage(one, PINS, samples, {one.id: one})
     assert cage is not None
     assert (cage.cpus, cage.gpu_minors) == ((4, 12), (7,))
-    assert cager.cage(one, PINS, {}, {one.id: one}) is cage
     assert cager.known(one.id) is cage
     assert cager.known("9.9") is None
+
+
+def test_a_start_that_comes_again_elsewhere_has_the_cage_of_where_it_is_now() -> None:
+    cager = Cager(FULL, TWO_SOCKETS)
+    samples = {f"GPU-{index}": sample(index, numa=1 - index, minor=index) for index in range(2)}
+    for index, cpus in enumerate(((4, 12), (0, 8))):
+        one = replace(booked(1, cpus=2.0), gpus=(GpuShare(f"GPU-{index}", index),))
+        cage = cager.cage(one, PINS, samples, {})
+        assert cage is not None
+        assert (cage.cpus, cage.gpu_minors) == (cpus, (index,))
+        assert cager.known(one.id) is cage
+    assert cager.cage(one, replace(PINS, enforce=False), samples, {}) is None
+    assert cager.known(one.id) is None
 
 
 def test_what_cannot_be_enforced_is_in_no_cage() -> None:

@@ -12,7 +12,7 @@ from gpu_builders import reading, sample, whole
 from gpusched.daemon.gpu_watch import GpuWatch
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.tracker import CLEAN, GpuTracker
-from gpusched.model.cluster import GpuSample
+from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import gpu_label, mig_index
 
@@ -122,6 +122,21 @@ def card() -> GpuSample:
 
 def part(uuid: str = "MIG-0") -> GpuSample:
     return sample(uuid, index=1000, name="A100 MIG 2g.20gb", mig_parent="GPU-0", mig_profile="2g.20gb")
+
+
+def test_what_is_on_an_instance_is_not_on_its_card_as_well() -> None:
+    # The driver tells of the card what is on all of its instances, of jobs and of others.
+    own, stranger = (7, 4096), (8, 9216)
+    whole_card = replace(card(), vram_used_mib=13312, processes=(GpuProcess(*own), GpuProcess(*stranger)))
+    instance = replace(part(), vram_used_mib=9216, processes=(GpuProcess(*stranger),))
+    tracker = GpuTracker(GpuSettings(free_polls=1))
+    tracker.observe(reading(1.0, whole_card, instance), {7: "1.1"}, {})
+    assert tracker.status("GPU-0").foreign == ()
+    assert [process.pid for process in tracker.status("MIG-0").foreign] == [8]
+    assert [(found.foreign_mib, found.why_not_whole is None) for found in tracker.views(1.0)] == [
+        (0, True),
+        (9216, False),
+    ]
 
 
 def test_a_divided_card_is_no_gpu_and_says_what_is_in_its_place() -> None:

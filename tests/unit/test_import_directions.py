@@ -45,6 +45,7 @@ ALLOWED: dict[str, frozenset[str]] = {
             "engine",
             "policy",
             "plugins",
+            "predict",
             "ports",
             "model",
             "errors",

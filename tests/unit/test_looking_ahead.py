@@ -20,6 +20,7 @@ from gpusched.model.settings import QueueSettings
 from gpusched.model.states import JobState, RunState
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
+from gpusched.predict.judging import LEAST
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")
@@ -55,6 +56,31 @@ def test_runs_are_learned_as_they_end_and_are_known_after_a_restart() -> None:
         assert found is not None
         assert (found.median_s, found.samples) == (100, 3)
     assert lab.scheduler.history.predict(replace(one, user="bob")) is None
+
+
+def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_restart() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    ended(lab, LEAST - 1, time_limit_s=3600)
+    assert lab.scheduler.history.guess(one) is None
+    ended(lab, 1, time_limit_s=3600)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        guess = scheduler.history.guess(one)
+        assert guess is not None
+        assert guess.plan_s == pytest.approx(100, rel=0.06)
+        assert scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None))) is None
+        measure = scheduler.history.measure
+        assert (measure.runs, round(measure.limit_factor)) == (LEAST, 36)
+        assert measure.guess_factor < 1.3
+
+
+def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab.scheduler.history.load()
+    ended(lab, LEAST, time_limit_s=100)
+    assert lab.scheduler.history.guess(job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)) is None
 
 
 def test_what_failed_says_nothing() -> None:

@@ -8,7 +8,9 @@ from gpusched.daemon.world import Rules, World
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
+from gpusched.policy.profile import end_of
 from gpusched.predict.families import planned_s
+from gpusched.predict.past import Guess
 from gpusched.testing import NOW, job, run
 
 ASKED = Settings(priority=PrioritySettings(predict=True))
@@ -59,3 +61,16 @@ def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
     world.put_job(job(1), NOW)
     world.adopt(Rules.of(ASKED, predict))
     assert world.pending_views()[0].key.predicted_s is not None
+
+
+def test_jobs_with_a_limit_are_planned_as_guessed_as_long_as_that_is_better():
+    world = World(Rules.of(ASKED, predict, lambda one: Guess(90, 40)))
+    world.put_job(job(1, time_limit_s=600), NOW)
+    key = world.pending_views()[0].key
+    assert (key.time_limit_s, key.predicted_s, key.planned_s) == (600, 40, 90)
+    one = job(2, state=JobState.RUNNING, run=1, time_limit_s=600)
+    world.put_job(one, NOW)
+    world.put_run(run(one, start_at=NOW))
+    held = world.holds["2.1"]
+    assert (held.predicted_end_at, held.expected_end_at) == (NOW + 90, NOW + 600)
+    assert (end_of(held, NOW + 89), end_of(held, NOW + 90)) == (NOW + 90, NOW + 600)

@@ -256,6 +256,12 @@ IN_THE_WAY = {
         [],
         ["reservation b keeps n1:0 at the same time"],
     ),
+    "another entry on the same MIG instance": (
+        entry(held=(place(1002),)),
+        [entry("b", held=(place(1002),))],
+        [],
+        ["reservation b keeps n1:0:2 at the same time"],
+    ),
     "an entry of the same name is replaced and not in the way": (entry(), [entry()], [], []),
     "a job that ends before it": (entry(), [], [busy(7, 0, ends_in=HOUR)], []),
     "a job that may run into it": (

@@ -9,10 +9,10 @@ import pytest
 
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.model.snapshot import Placement
+from gpusched.model.snapshot import PendingJob, Placement
 from gpusched.policy.amounts import micros_of, squeeze
 from gpusched.policy.draft import Booking, Draft, Layout, Part
-from gpusched.policy.factors import age_factor, nice_factor
+from gpusched.policy.factors import age_factor, nice_factor, short_factor, whole_factor
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.ordering import Line, Ranking, class_key
 from gpusched.policy.placement import Need, find, fits, options
@@ -42,6 +42,43 @@ def test_nice_counts_from_most_to_least_urgent(nice, factor):
     assert nice_factor(nice) == pytest.approx(factor)
 
 
+@pytest.mark.parametrize(
+    ("length_s", "factor"),
+    [(inf, 0.0), (0, 1.0), (60, 0.722), (3600, 0.445), (86400, 0.23), (30 * 86400, 0.0), (1e9, 0.0)],
+)
+def test_each_doubling_of_a_length_counts_as_much(length_s, factor):
+    assert short_factor(length_s) == pytest.approx(factor, abs=0.001)
+    if 60 <= length_s <= 86400:
+        step = short_factor(length_s) - short_factor(2 * length_s)
+        assert step == pytest.approx(1 / 21.3, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("asked", "factor"),
+    [
+        (request(1), 0.125),
+        (request(8), 1.0),
+        (request(8, nodes=4), 1.0),
+        (request(), 0.0),
+        (request(1, vram_mib=1024), 0.0),
+    ],
+)
+def test_whole_nodes_are_hard_to_get(asked, factor):
+    assert whole_factor(asked, 8) == factor
+    assert whole_factor(asked, 0) == 0.0
+
+
+def test_a_short_job_goes_before_a_long_one_that_came_as_early():
+    weights = replace(SETTINGS, priority=PrioritySettings(weight_short=2000.0))
+    short, long = job(1, time_limit_s=600), job(2, time_limit_s=86400)
+    ranking = Ranking(snapshot(), weights)
+    assert ranking.rank(class_key(short), PendingJob(9, NOW)) < ranking.rank(class_key(long), PendingJob(3, NOW))
+    # The long one has waited for two weeks: nothing is put off for ever.
+    assert ranking.rank(class_key(long), PendingJob(3, NOW - 14 * DAY)) < ranking.rank(
+        class_key(short), PendingJob(9, NOW)
+    )
+
+
 def test_the_rank_is_the_sum_of_its_parts():
     rank = Ranking(snapshot(), SETTINGS).priority(class_key(job(nice=-100)), NOW - 3.5 * DAY)
     parts = dict(rank.parts)
@@ -54,6 +91,8 @@ def test_the_rank_is_the_sum_of_its_parts():
         "nice": pytest.approx(10_100.0),
         "deadline": 0.0,
         "fit": 0.0,
+        "short": 0.0,
+        "whole": 0.0,
     }
     assert rank.total == pytest.approx(20_600.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import json
 import os
@@ -9,22 +10,41 @@ import pwd
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import paths
+from gpusched.api import sight, site
+from gpusched.api.jobs import selected
 from gpusched.api.pace import Bucket, Pace
 from gpusched.api.render import JOB_FIELDS
+from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon import access
 from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
+from gpusched.daemon.commands import Hold, Release, Update
 from gpusched.daemon.turn import Deed
-from gpusched.errors import TooMany
+from gpusched.errors import Forbidden, TooMany
+from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
+from gpusched.model.states import JobState
+from gpusched.ports import JobFilter
 from gpusched.testing import FakeClock, job
 
-QUEUES = {"lab": QueueSettings("lab", operators=("bob",)), "vision": QueueSettings("vision", parent="lab")}
+QUEUES = {
+    "batch": QueueSettings("batch"),
+    "lab": QueueSettings("lab", operators=("bob",)),
+    "speech": QueueSettings("speech", parent="lab"),
+    "vision": QueueSettings("vision", parent="lab"),
+}
+
+
+@pytest.fixture(autouse=True)
+def daemon_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon's own user may do everything: that is nobody of these, whoever runs the tests."""
+    monkeypatch.setattr(access.os, "geteuid", lambda: 0)
 
 
 def test_each_key_of_a_job_is_either_shown_to_strangers_or_masked() -> None:
@@ -44,6 +64,40 @@ def test_rights_by_act(act: Act) -> None:
     is_root_only = act in (Act.ATTACH, Act.REWRITE)
     assert may(BOB, act, theirs, settings) == (not is_root_only and act not in (Act.SCRIPT, Act.REPEAT))
     assert may(ROOT, act, theirs, settings) == (act is not Act.REPEAT)
+
+
+def test_what_others_hold_its_owner_cannot_release() -> None:
+    lab = Lab(cpus=1)
+    first, second = lab.submit(hold=True), lab.submit(array=ArraySpec("0-3"), hold=True)
+    assert lab.ask(Hold(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
+    again = lab.ask(Hold(ANN, (first,)), Hold(ROOT, (first,)))
+    assert [answer["changed"] for answer in again] == [[], []]
+    for held in (first, second + 1, second):
+        (refused,) = lab.ask(Release(ANN, (held,)))
+        assert isinstance(refused, Forbidden)
+        assert "was held by an admin or operator, and ann cannot release it" in refused.message
+    assert {lab.job(job_id).hold for job_id in (first, second + 1)} == {"admin"}
+    assert lab.job(second).hold == "user"
+    assert lab.ask(Release(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
+    assert lab.ask(Release(ANN, (second,)))[0]["changed"] == [str(second)]
+    assert [lab.job(job_id).hold for job_id in (first, second, second + 1)] == [None, None, None]
+
+
+def test_a_job_that_goes_first_in_ones_own_queue_does_not_go_first_in_that_of_others() -> None:
+    lab = Lab(cpus=1, queue=QUEUES)
+    lab.submit(queue="batch")
+    (answer,) = lab.ask(lab.submission(BOB, queue="vision", nice=-100))
+    (moved,) = answer["ids"]
+    (refused,) = lab.ask(Update(BOB, (moved,), {"queue": "batch"}))
+    assert isinstance(refused, Forbidden)
+    assert refused.message.startswith("nice -100 would put the job before those of others, and bob is neither")
+    assert lab.job(moved).spec.queue == "vision"
+    assert lab.ask(Update(BOB, (moved,), {"queue": "speech"}))[0]["changed"] == [str(moved)]
+    assert lab.ask(Update(BOB, (moved,), {"queue": "batch", "nice": 0}))[0]["changed"] == [str(moved)]
+    # One that an admin has put first stays so, whatever else its owner changes.
+    lab.ask(Update(ROOT, (moved,), {"nice": -5}))
+    assert lab.ask(Update(BOB, (moved,), {"queue": "batch", "name": "mine"}))[0]["changed"] == [str(moved)]
+    assert lab.job(moved).spec.nice == -5
 
 
 def test_an_admin_is_who_is_in_the_group_right_now() -> None:
@@ -74,6 +128,50 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
     }.items():
         assert bob.text(text) == told
         assert Viewer(service, ROOT).text(text) == text
+
+
+def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
+    lab.submit()
+    lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
+    lab.turn()
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+
+    def counts(caller: Caller) -> dict[str, int]:
+        request = make_mocked_request("GET", "/v1/status", app=build_app(service))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sight, "caller_of", lambda request: caller)
+            found = json.loads(asyncio.run(site.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
+        return {state: count for state, count in found.items() if count}
+
+    assert counts(ROOT) == {"running": 1, "pending": 5}
+    assert counts(ANN) == {"running": 1}
+    assert counts(BOB) == {"pending": 5}
+    assert counts(Caller(1002, "eve")) == {}
+
+
+@pytest.mark.parametrize(("caller", "found"), [(ROOT, [3, 4]), (ANN, [2, 4]), (BOB, [1, 3]), (Caller(1002, "eve"), [])])
+def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
+    caller: Caller, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab()
+    for owner in (BOB, ANN, BOB, ANN):
+        lab.ask(lab.submission(owner, name="train"))
+    lab.turn(11)
+    lab.turn(11)
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    wanted = JobFilter(states=frozenset({JobState.COMPLETED}), names=frozenset({"train"}), limit=2)
+    read: list[int] = []
+    stored = lab.store.jobs
+
+    def counted(which: JobFilter) -> list[Job]:
+        jobs = stored(which)
+        read.extend(job.id for job in jobs)
+        return jobs
+
+    monkeypatch.setattr(lab.store, "jobs", counted)
+    assert [job.id for job in selected(Viewer(service, caller), wanted)] == found
+    assert read == found
 
 
 def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:

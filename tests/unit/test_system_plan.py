@@ -128,17 +128,20 @@ def commands(site: Site, service: Service) -> list[str]:
     return [step.target for step in install_plan(site, service) if step.word == "run"]
 
 
-def test_systemd_is_told_what_has_changed(site: Site) -> None:
-    assert commands(site, Service()) == []
-    carry_out(install_plan(site, Service()))
+def with_systemd(site: Site) -> Site:
+    """The files below the root, and systemd as on a machine."""
 
     class Machine(Site):
-        """The files below the root, and systemd as on a machine."""
-
         def at(self, path: str) -> str:
             return site.root + path
 
-    here = Machine(site.folder, launcher="systemd")
+    return Machine(site.folder, launcher="systemd")
+
+
+def test_systemd_is_told_what_has_changed(site: Site) -> None:
+    assert commands(site, Service()) == []
+    carry_out(install_plan(site, Service()))
+    here = with_systemd(site)
     assert commands(here, Service(is_enabled=True, is_active=True, version=__version__)) == []
     restart = ["systemctl restart gpusched.service"]
     older = Service(is_enabled=True, is_active=True, version="0.0.1")
@@ -154,6 +157,23 @@ def test_systemd_is_told_what_has_changed(site: Site) -> None:
     Path(site.root, "etc/systemd/system/gpusched.service").write_text("")
     now = Service(is_enabled=True, is_active=True, version=__version__)
     assert commands(here, now) == ["systemctl daemon-reload", *restart]
+
+
+def test_systemd_is_told_of_no_unit_that_somebody_took_away_by_hand(site: Site) -> None:
+    carry_out(install_plan(site, Service()))
+    here, units = with_systemd(site), Path(site.root, "etc/systemd/system")
+
+    def told(service: Service) -> list[str]:
+        return [step.target for step in uninstall_plan(here, service, purge=False) if step.word == "run"]
+
+    disable, reload = "systemctl disable --quiet --now", "systemctl daemon-reload"
+    runs = Service(is_enabled=True, is_active=True, version=__version__)
+    assert told(runs) == [f"{disable} gpusched.service gpusched-metrics.service", reload]
+    (units / "gpusched-metrics.service").unlink()
+    assert told(runs) == [f"{disable} gpusched.service", reload]
+    (units / "gpusched.service").unlink()
+    assert told(Service(is_active=True, version=__version__)) == ["systemctl stop gpusched.service"]
+    assert told(Service()) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Plan, Prediction, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingClass, Plan, Prediction, Snapshot
 from gpusched.model.states import ReasonCode
 from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit
 from gpusched.policy.ahead.place import in_order
@@ -64,7 +64,7 @@ def forecast_starts(
     arrivals = tuple(arrivals)
     snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
     max_cycles = max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
-    late = Future(snapshot, settings, by_limit, arrivals, extensions)
+    late = Future(_by_limits(snapshot), settings, by_limit, arrivals, extensions)
     latest = late.play(wanted, max_cycles)
     plan = late.first_plan
     promised = {} if plan is None else {one.job_id: one.start_at for one in plan.reservations}
@@ -85,6 +85,25 @@ def forecast_starts(
             low_at = high_at if low_at is None else min(low_at, high_at)
         ranges[job_id] = StartRange(low_at, high_at)
     return ranges
+
+
+def _by_limits(snapshot: Snapshot) -> Snapshot:
+    """The same world, planned by time limits where there are any: what is promised is no guess."""
+    if not any(waiting.key.plan_s is not None for waiting in snapshot.pending) and not any(
+        held.predicted_end_at is not None and held.expected_end_at is not None for held in snapshot.allocations
+    ):
+        return snapshot
+    allocations = tuple(
+        held if held.expected_end_at is None else replace(held, predicted_end_at=None) for held in snapshot.allocations
+    )
+    classes: dict[ClassKey, PendingClass] = {}
+    for waiting in snapshot.pending:
+        key = waiting.key if waiting.key.time_limit_s is None else replace(waiting.key, plan_s=None)
+        other = classes.get(key)
+        jobs = waiting.jobs if other is None else (*other.jobs, *waiting.jobs)
+        total = waiting.total if other is None else other.total + waiting.total
+        classes[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+    return replace(snapshot, allocations=allocations, pending=tuple(classes.values()))
 
 
 def _knows_any(snapshot: Snapshot, arrivals: Iterable[Arrival], run_s: Predict) -> bool:

@@ -13,7 +13,7 @@ from math import floor, gcd, inf
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.job import JobSpec
 from gpusched.model.snapshot import Window
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy.capacity import Refusal
 
 MOST_WINDOWS = 16
@@ -113,7 +113,7 @@ def shared(one: CalendarEntry, other: CalendarEntry) -> tuple[str, ...]:
                 names.add(mine.node)
                 continue
             kept = {share.uuid for share in theirs.gpus}
-            names.update(f"{mine.node}:{share.index}" for share in mine.gpus if share.uuid in kept)
+            names.update(f"{mine.node}:{gpu_label(share.index)}" for share in mine.gpus if share.uuid in kept)
     return tuple(sorted(names))
 
 

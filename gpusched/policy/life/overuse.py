@@ -19,9 +19,6 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_size_mib, gpu_label
 from gpusched.policy.life.transitions import completing
 
-VRAM_OVER = ("ignore", "warn", "kill")
-"""What [gpu] vram_over may be."""
-
 _BEFORE_S, _AFTER_S = 10.0, 2.0
 """Readings from so long before the end of a run until so long after it speak of what its memory ran out of."""
 

@@ -93,6 +93,21 @@ class AccountTree:
         return tuple(_list(self._root, 0))
 
 
+def factors_without_accounts(usage: Mapping[str, Resources], capacity: Resources) -> dict[str, float]:
+    """The factor of each user where there are no accounts and all have as many shares: those of `AccountTree`."""
+    names = sorted(usage)
+    used = [max(0.0, usage[name].dominant_share(capacity)) for name in names]
+    total, share = sum(used), 1.0 / max(1, len(names))
+    level = {name: _level_fs(share, amount / total if total else 0.0) for name, amount in zip(names, used, strict=True)}
+    factors: dict[str, float] = {}
+    before, rank = -1.0, len(names)
+    for number, name in enumerate(sorted(names, key=lambda name: (-level[name], name))):
+        if level[name] != before:
+            before, rank = level[name], len(names) - number
+        factors[name] = rank / len(names)
+    return factors
+
+
 def _plant(accounts: Mapping[str, AccountSettings], leaves: Iterable[tuple[str, str]]) -> _Node:
     """The bare tree: accounts under their parents, users under their accounts."""
     root = _Node("", None, 1.0)

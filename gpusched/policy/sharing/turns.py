@@ -8,7 +8,7 @@ by then, or if the limit has room for both: EASY backfill (see `profile`) of a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -46,10 +46,13 @@ class Turn:
 class Turns:
     """Those of one cycle: at most one below each limit, the first in line."""
 
-    def __init__(self, quotas: Quotas, now: float, running: Callable[[], Sequence[Runner]]) -> None:
+    def __init__(self, quotas: Quotas, now: float, running: Callable[[], Iterable[Runner]]) -> None:
         self._quotas = quotas
         self._now = now
         self._running = running
+        self._started: list[Runner] = []
+        self._by_user: dict[str | None, list[Runner]] = {}
+        """Those that run or were started in this cycle, under None all of them; empty until a job waits."""
         self._turns: dict[Limit, Turn] = {}
 
     def wait(self, job_id: int, limit: Limit, amount: Resources, start_at: float = inf) -> None:
@@ -59,8 +62,7 @@ class Turns:
         """
         if limit in self._turns:
             return
-        quotas = self._quotas
-        counted = [one for one in self._running() if quotas.is_under(limit, one.queue, one.user, one.qos)]
+        counted = self._counted(limit)
         counted.sort(key=lambda one: (max(one.end_at, self._now), one.start_at))
         needed = _share(limit, amount)
         held = sum(_share(limit, one.amount) for one in counted)
@@ -72,6 +74,17 @@ class Turns:
         if start_at < inf:
             until = max(until, start_at)
         self._turns[limit] = Turn(job_id, limit, until, limit.most - held - needed)
+
+    def _counted(self, limit: Limit) -> list[Runner]:
+        if not self._by_user:
+            for one in (*self._running(), *self._started):
+                self._add(one)
+        quotas, of_user = self._quotas, self._by_user.get(limit.user, ())
+        return [one for one in of_user if quotas.is_under(limit, one.queue, one.user, one.qos)]
+
+    def _add(self, one: Runner) -> None:
+        for user in (None, one.user):
+            self._by_user.setdefault(user, []).append(one)
 
     def _pass_until(self, ended: Sequence[Runner]) -> float:
         """As for reservations: nobody knows when a job without a limit ends, so who passes is short beside it."""
@@ -92,6 +105,10 @@ class Turns:
         """A job of this class has started."""
         for turn in self._met_by(key, end_at):
             turn.spare -= _share(turn.limit, amount)
+        one = Runner(key.queue, key.user, key.qos, amount, self._now, end_at)
+        self._started.append(one)
+        if self._by_user:
+            self._add(one)
 
     def _met_by(self, key: ClassKey, end_at: float) -> list[Turn]:
         if not self._turns:

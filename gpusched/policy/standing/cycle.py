@@ -10,7 +10,7 @@ from math import inf
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import Settings
+from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.cycle import decide
@@ -78,7 +78,7 @@ class Standing:
         return (
             settings.priority.order in ORDERS
             and self.extensions == NO_EXTENSIONS
-            and settings.placement.strategy != "fgd"
+            and settings.placement.strategy not in LEARNING_STRATEGIES
             and settings.limit.running_per_user is None
             and not (settings.queue or settings.qos or settings.license)
             and max(over.cpus, over.mem, over.vram) <= 1

@@ -12,7 +12,7 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.ordering import weighs_use
-from gpusched.policy.sharing.accounts import AccountTree
+from gpusched.policy.sharing.accounts import AccountTree, factors_without_accounts
 from gpusched.policy.sharing.usage import accrued, decayed
 
 
@@ -113,11 +113,21 @@ class Shares:
         self._is_due = False
         for sharer in self._sharers.values():
             self._rank(sharer)
-        usage = {mark: one.ranked for mark, one in self._sharers.items()}
-        tree = AccountTree(self._settings.account, usage, self._capacity, ())
+        factors = self._factors()
         weight, changed = self._settings.priority.weight_fairshare, False
-        for (account, user), sharer in self._sharers.items():
-            points = weight * tree.factor(account, user)
+        for mark, sharer in self._sharers.items():
+            points = weight * factors[mark]
             if points != sharer.points:
                 sharer.points, changed = points, True
         return changed
+
+    def _factors(self) -> dict[tuple[str, str], float]:
+        """Of each account and user, the factor that `AccountTree` gives."""
+        accounts = self._settings.account
+        if not accounts and not any(account for account, _ in self._sharers):
+            used = {user: one.ranked for (_, user), one in self._sharers.items()}
+            found = factors_without_accounts(used, self._capacity)
+            return {mark: found[mark[1]] for mark in self._sharers}
+        usage = {mark: one.ranked for mark, one in self._sharers.items()}
+        tree = AccountTree(accounts, usage, self._capacity, ())
+        return {mark: tree.factor(*mark) for mark in self._sharers}

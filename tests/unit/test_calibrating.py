@@ -1,0 +1,62 @@
+"""Ranges of starts that hold as often as they say."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.predict.calibrating import KEPT, LEAST, Likely, Told, calibrate
+
+DICE = st.integers(0, 1 << 32).map(Random)
+
+
+def some_told(dice, count, wait):
+    """Jobs that are told a wait one after the other, and what became of them."""
+    made = []
+    for number in range(count):
+        told_s = dice.choice([100.0, 1000.0, 20_000.0])
+        made_at = 1000.0 * number
+        made.append(Told(made_at, made_at + told_s, made_at + told_s * wait(number)))
+    return made
+
+
+@given(DICE)
+def test_four_in_five_lie_in_their_range_whatever_the_waits(dice):
+    power = dice.choice([0.3, 1.0, 3.0])
+    found = calibrate(some_told(dice, 1500, lambda number: 2 * dice.random() ** power))
+    assert found.share == pytest.approx(0.8, abs=0.05)
+
+
+@given(DICE)
+def test_ranges_follow_a_change(dice):
+    found = calibrate(some_told(dice, 3000, lambda number: (0.2 if number < 1500 else 3.0) * (0.5 + dice.random())))
+    assert found.share == pytest.approx(0.8, abs=0.07)
+
+
+def test_with_few_starts_no_range_is_given():
+    made = some_told(Random(1), LEAST - 1, lambda number: 0.5)
+    assert calibrate(made).likely is None
+    assert calibrate(made).share is None
+    assert calibrate([]).likely is None
+
+
+def test_those_that_wait_say_nothing_yet():
+    made = some_told(Random(1), LEAST, lambda number: 0.5)
+    waiting = [Told(one.made_at, one.high_at, None) for one in made]
+    assert calibrate(waiting).likely is None
+    assert calibrate([*made, *waiting]).likely == calibrate(made).likely
+
+
+def test_a_range_is_of_what_had_started_when_it_was_told():
+    # All are told at one instant: none of them has anything to go by.
+    made = [Told(0.0, 100.0, 50.0 + number) for number in range(KEPT)]
+    found = calibrate(made)
+    assert (found.judged, found.likely is not None) == (0, True)
+
+
+def test_a_range_is_a_part_of_the_wait_that_is_told():
+    assert Likely(0.25, 1.5).range(1000.0, 2000.0) == (1250.0, 2500.0)
+    assert Likely(0.5, 1.0).range(1000.0, 1000.0) == (1030.0, 1060.0)
