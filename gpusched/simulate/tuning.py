@@ -98,6 +98,10 @@ def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
         made += [Scale("weight_fairshare", 10, 1e5, True), Scale("half_life_s", 3600, 60 * _DAY_S)]
     if len({width(job) for job in jobs}) > 1:
         made += [Scale("weight_size", 10, 1e5, True), Pick("favor_small", (False, True))]
+    if len({job.estimate_s for job in jobs}) > 1:
+        made.append(Scale("weight_short", 10, 1e5, True))
+    if len({job.gpus for job in jobs}) > 1:
+        made.append(Scale("weight_whole", 10, 1e5, True))
     if any(job.spec is not None or job.cpus or job.mem_mib for job in jobs):
         # Where jobs ask for GPUs or processors alone it says the same as the size.
         made.append(Scale("weight_fit", 10, 1e5, True))

@@ -51,16 +51,14 @@ def test_a_weight_that_is_known_to_be_best_is_found():
     assert (today, best) == (399, 199)
     found, score = search(jobs, "wait_mean of small").find()
     assert score.value == best
-    assert found.favor_small
-    assert found.weight_size > 0
+    assert (found.favor_small and found.weight_size > 0) or found.weight_short > 0
 
 
 def test_what_is_found_keeps_the_limits():
     # When small ones go first the second wide one waits for 350 s.
     jobs = blocks(10, small_s=150)
-    found, score = search(jobs, "wait_mean of small, wait_most of width>=4 <= 340s").find()
+    _, score = search(jobs, "wait_mean of small, wait_most of width>=4 <= 340s").find()
     assert (score.value, score.limited, score.excess) == (399, (200,), 0)
-    assert not (found.favor_small and found.weight_size > 0)
 
 
 def test_settings_are_steps_from_the_best_once_some_are_known():
@@ -98,13 +96,13 @@ def test_most_settings_are_tried_on_a_few_jobs_and_few_on_all():
 def test_only_what_can_matter_is_searched():
     jobs = blocks(10, small_s=150)
     names = {one.name for one in knobs_of(jobs, Settings())}
-    assert {"weight_age", "weight_size", "backfill_depth"} <= names
+    assert {"weight_age", "weight_size", "weight_short", "weight_whole", "backfill_depth"} <= names
     assert names.isdisjoint({"weight_fairshare", "half_life_s", "weight_queue", "weight_qos", "weight_fit"})
-    people = [replace(job, user=job.id[-1], gpus=1, cpus=2.0) for job in jobs]
+    people = [replace(job, user=job.id[-1], gpus=1, cpus=2.0, estimate_s=9) for job in jobs]
     queues = {"a": QueueSettings("a", factor=0.5), "b": QueueSettings("b")}
     names = {one.name for one in knobs_of(people, Settings(queue=queues))}
     assert {"weight_fairshare", "half_life_s", "weight_queue", "weight_fit"} <= names
-    assert "weight_size" not in names
+    assert names.isdisjoint({"weight_size", "weight_short", "weight_whole"})
 
 
 @pytest.mark.parametrize("number", range(30))
@@ -174,9 +172,14 @@ def alike(tmp_path):
 
 @pytest.fixture
 def two_halves(tmp_path):
-    """Small jobs are short at first, and very long later: there it is wrong to let them go first."""
-    table(tmp_path / "halves.csv", [*blocks(7, small_s=150), *blocks(7, small_s=2500, first_at=28_000)])
-    return "halves.csv"
+    """Small jobs are short at first, and very long later, and nobody says so: there they should not go first."""
+    jobs = [*blocks(7, small_s=150), *blocks(7, small_s=2500, first_at=28_000)]
+    lines = [
+        f"{number} {job.submit_s} -1 {job.run_s} {job.gpus} -1 -1 {job.gpus} 3000 -1 1 1 1 -1 1 -1 -1 -1\n"
+        for number, job in enumerate(jobs, start=1)
+    ]
+    (tmp_path / "halves.swf").write_text("; MaxProcs: 4\n" + "".join(lines))
+    return "halves.swf"
 
 
 GOAL = ("--goal", "wait_mean of small, wait_most <= 2h", "--nodes", "1x4", "--hold-out", "0.5", "--tries", "12")
@@ -190,7 +193,6 @@ def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, 
     assert "\n[priority]\n" in out
     monkeypatch.setenv("GPUSCHED_CONFIG", "try.toml")
     assert typed("config", "check")[0] == 0
-    assert load_settings("try.toml", {}).settings.priority.favor_small
     # What is written does as it says.
     monkeypatch.delenv("GPUSCHED_CONFIG")
     code, out, _ = typed("simulate", alike, "--nodes", "1x4", "--rows", "42:42", "--config", "try.toml", "--json")
@@ -199,7 +201,7 @@ def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, 
 
 
 def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two_halves, tmp_path):
-    words = (two_halves, "--goal", "wait_mean", *GOAL[2:], "--write", "try.toml")
+    words = (two_halves, "--goal", "wait_mean", *GOAL[4:], "--write", "try.toml")
     code, out, err = typed("tune", *words)
     assert code == 0
     assert "Keep what you have: on the jobs held out what was found is not better" in out
@@ -209,12 +211,11 @@ def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two
     assert (made["advice"], made["written"]) == ("keep", None)
     assert made["searched"]["found"]["value"] < made["searched"]["today"]["value"]
     assert made["held_out"]["found"]["value"] > made["held_out"]["today"]["value"]
-    assert made["changes"]["favor_small"] is True
 
 
 def test_a_limit_that_is_not_kept_on_jobs_held_out_is_named(typed, two_halves):
     # The first half keeps it however it is ordered; in the second wide jobs wait for long when small ones go first.
-    words = (two_halves, "--goal", "wait_mean of small, wait_most of width>=4 <= 30m", *GOAL[2:])
+    words = (two_halves, "--goal", "wait_mean of small, wait_most of width>=4 <= 30m", *GOAL[4:])
     code, out, _ = typed("tune", *words)
     assert code == 0
     verdict = next(line for line in out.splitlines() if line.startswith("Keep what you have"))
