@@ -112,6 +112,7 @@ def simulate(
     ] = None,
     predict: options.Predict = None,
     exact: options.Exact = False,
+    rules: options.Rules = None,
     rows: options.Rows = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="A config file, as the policy default.")
@@ -170,6 +171,7 @@ def simulate(
             "--nodes": nodes,
             "--cluster": cluster,
             "--exact": exact,
+            "--rules": rules,
             "--config": config,
             "--from-history": from_history,
             "--since": since,
@@ -196,6 +198,7 @@ def simulate(
         cluster=cluster,
         policies=() if policy is None else tuple(policy.split(",")),
         is_exact=exact,
+        rules=rules,
         predict=predict,
         from_history=from_history,
         since=since,

@@ -16,6 +16,7 @@ from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
 from gpusched.simulate.metrics import size_of
 from gpusched.simulate.rows import pick, rows_of
+from gpusched.simulate.rules import check_exact
 from gpusched.simulate.runner import Outcome, Progress
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 from gpusched.simulate.whole import Mishaps
@@ -31,6 +32,8 @@ class Asked:
     policies: Sequence[str] = ()
     """By name; none: what fits the rest."""
     is_exact: bool = False
+    rules: str | None = None
+    """By which every start is determined, `swf` or `gang`; anything that leaves one open is refused."""
     predict: str | None = None
     """How run times are guessed under policies that name no way of their own."""
     from_history: bool = False
@@ -87,6 +90,8 @@ def prepare(asked: Asked) -> Simulation:
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
     choices = choices_of(names, None if asked.config is None else Path(asked.config), asked.predict)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
+    if asked.rules is not None:
+        check_exact(asked.rules, names, trace.jobs)
     if asked.rows:
         pick(trace, rows_of(asked.rows))
     nodes = _machines(asked, trace)
@@ -105,7 +110,7 @@ def prepare(asked: Asked) -> Simulation:
                 )
         else:
             refuse_fast(choice)
-    trace.jobs = with_estimates(trace.jobs, "exact" if asked.is_exact else "given")
+    trace.jobs = with_estimates(trace.jobs, "exact" if asked.is_exact or asked.rules == "gang" else "given")
     gpus, procs = largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
     leave_out_what_cannot_fit(trace, nodes, choices, is_admitted=is_whole)
@@ -124,6 +129,10 @@ def _check_words(asked: Asked) -> None:
         raise UsageError("--since is of --from-history", "--from-history --since 30d")
     if asked.nodes is not None and asked.cluster is not None:
         raise UsageError("--nodes and --cluster both say what the machines are", "give one of them")
+    others = {"--tick": asked.tick, "--from-history": asked.from_history, "--predict": asked.predict}
+    given = [name for name, value in others.items() if value]
+    if asked.rules is not None and given:
+        raise UsageError(f"{given[0]} is not by the rules {asked.rules}", "leave one of them out")
     mishaps = asked.mishaps
     if not 0 <= mishaps.fail_rate < 1:
         raise UsageError(f"--fail-rate {mishaps.fail_rate:g} is no part of all runs", "--fail-rate 0.05")

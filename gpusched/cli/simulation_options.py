@@ -22,6 +22,15 @@ Predict = Annotated[
     typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
 ]
 Exact = Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")]
+Rules = Annotated[
+    str | None,
+    typer.Option(
+        "--rules",
+        metavar="KIND",
+        help="By which every start is determined: swf, rigid jobs on processors, or gang, whole GPUs on nodes, run "
+        "times known; what leaves a start open is refused.",
+    ),
+]
 Rows = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,7 +8,7 @@ A policy is named `ORDER[+BACKFILL][/PLACEMENT]`: `fcfs`, `sjf+easy`, `fcfs+gree
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -25,6 +25,12 @@ BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "sjbf":
 """Whether others pass the first that is blocked, and for how many something is kept; with sjbf the shortest first."""
 
 PLACEMENTS = {"best": "pack", "first": "first", "spread": "spread"}
+
+EXACT = {
+    "swf": (("fcfs", "sjf", "saf", "sjf_exact"), ("none", "greedy", "easy", "cons"), ("best",)),
+    "gang": (("fcfs", "sjf"), ("none", "greedy", "easy"), ("best", "first", "spread")),
+}
+"""Orders, backfills and placements for which the rules determine every start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,31 @@ def rules_of(text: str) -> Rules:
         if name not in known:
             raise UsageError(f"{text!r} names no {what} that is known: {', '.join(known)}", "--policy fcfs+easy")
     return rules
+
+
+def check_exact(kind: str, policies: Iterable[str], jobs: Iterable[TraceJob]) -> None:
+    """That these policies on these jobs give one schedule alone by the rules of this kind, `swf` or `gang`.
+
+    Raises: UsageError for another kind, a policy that the rules do not cover, and jobs of the other kind.
+    """
+    if kind not in EXACT:
+        raise UsageError(f"{kind!r} names no rules that are known: {', '.join(EXACT)}", "--rules swf")
+    for policy in policies:
+        rules = rules_of(policy)
+        parts = rules.order, rules.backfill, rules.placement
+        for name, known in zip(parts, EXACT[kind], strict=True):
+            if name not in known:
+                raise UsageError(
+                    f"the rules {kind} do not say what {name!r} of {policy} is: {', '.join(known)}",
+                    "--policy fcfs+easy",
+                )
+    wants_gpus = kind == "gang"
+    other = next((job.id for job in jobs if bool(job.gpus) is not wants_gpus), None)
+    if other is not None:
+        what, better = ("no GPU", "swf") if wants_gpus else ("GPUs", "gang")
+        raise UsageError(
+            f"job {other} asks for {what}, which is not by the rules {kind}", f"--rules {better}, or leave it out"
+        )
 
 
 def request_of(job: TraceJob, nodes: Sequence[NodeView]) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 
 import pytest
 
@@ -38,6 +39,33 @@ def test_one_document(monkeypatch, capsys):
     assert row["wait_s"]["mean"] > 0
 
 
+def test_by_the_rules_of_gangs_estimates_are_the_run_times(monkeypatch, capsys, tmp_path):
+    log = tmp_path / "log.txt"
+    row = "{}|2026-01-01T00:00:0{}|2026-01-02T00:00:00|00:{}|{}|gres/gpu={}"
+    # The last one passes the second only if it is known to be over in time.
+    rows = [row.format(*one) for one in (("1", 0, "01:40", "00:01:40", 4), ("2", 1, "00:50", "00:00:50", 8))]
+    rows.append(row.format("3", 2, "00:10", "01:00:00", 4))
+    log.write_text("JobID|Submit|Start|Elapsed|Timelimit|ReqTRES\n" + "\n".join(rows) + "\n")
+    shas = [typed_sha(monkeypatch, capsys, str(log), "--nodes", "1x8", *words) for words in ((), ("--rules", "gang"))]
+    assert shas == [sha256(text).hexdigest()[:16] for text in (b"0\n100\n150", b"0\n100\n2")]
+
+
+def typed_sha(monkeypatch, capsys, *words):
+    return json.loads(typed(monkeypatch, capsys, *words, "--json")[1].out)["policies"][0]["starts_sha"]
+
+
+def test_by_the_rules_of_rigid_jobs_a_log_gives_one_schedule(monkeypatch, capsys, tmp_path):
+    log = tmp_path / "log.swf"
+    jobs = [(1, 0, 10, 3), (2, 1, 10, 2), (3, 2, 5, 1)]
+    fields = "{} {} -1 {} {} -1 -1 {} {} -1 1 1 1 -1 1 -1 -1 -1"
+    lines = [fields.format(n, at, run, procs, procs, run) for n, at, run, procs in jobs]
+    log.write_text("; MaxProcs: 4\n" + "\n".join(lines) + "\n")
+    assert typed_sha(monkeypatch, capsys, str(log), "--rules", "swf") == sha256(b"0\n10\n2").hexdigest()[:16]
+    code, shown = typed(monkeypatch, capsys, str(log), "--rules", "gang")
+    assert code == 2
+    assert "job 1 asks for no GPU, which is not by the rules gang" in shown.err
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -47,6 +75,15 @@ def test_one_document(monkeypatch, capsys):
         ([TRACE, "--nodes", "4x8", "--rows", "10"], "'10' names no rows of a trace"),
         ([TRACE, "--nodes", "4x8", "--rows", "0:0"], "'0:0' names no rows of a trace"),
         ([TRACE, "--nodes", "4x8", "--rows", "50:11"], "has 60 jobs, and not those of rows 50:11"),
+        ([TRACE, "--nodes", "4x8", "--rules", "foo"], "'foo' names no rules that are known: swf, gang"),
+        ([TRACE, "--nodes", "4x8", "--rules", "swf"], "job 0 asks for GPUs, which is not by the rules swf"),
+        ([TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "saf"], "do not say what 'saf' of saf is: fcfs, sjf"),
+        (
+            [TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "fcfs+sjbf"],
+            "do not say what 'sjbf' of fcfs+sjbf is",
+        ),
+        ([TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "default"], "'default' names no order"),
+        ([TRACE, "--nodes", "1x32", "--rules", "gang", "--tick"], "--tick is not by the rules gang"),
         (["nowhere.swf"], "there is no trace nowhere.swf"),
     ],
 )
