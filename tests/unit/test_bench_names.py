@@ -1,0 +1,21 @@
+"""The list of benchmarks can be asked for; each is a module that is there."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+
+from gpusched import bench
+from gpusched.bench.__main__ import BENCHES, main
+
+
+def test_every_benchmark_is_there_and_named() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(bench.__path__)}
+    assert modules - {"__main__", "harness", "million"} == set(BENCHES)
+
+
+def test_one_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nope"]) != 0
+    shown = capsys.readouterr()
+    assert "no benchmark 'nope'; there are: arrays" in shown.out + shown.err
