@@ -43,26 +43,33 @@ class Measure:
 
 
 class Judge:
-    """Keeps what was said of the newest runs that have ended."""
+    """Keeps how far off what was said of the newest runs was, worked out once for each: it is told at every end."""
 
     def __init__(self) -> None:
-        self._known: tuple[Said, ...] = ()
+        self._guesses: list[float] = []
+        self._limits: list[float] = []
         self.measure = Measure(0, 1.0, 1.0)
 
     def add(self, *ended: Said) -> None:
         """Runs that have ended now, oldest first."""
-        self._take((*self._known, *ended)[-KEPT:])
+        guesses, limits = _errors(ended)
+        self._take(self._guesses + guesses, self._limits + limits)
 
     def add_older(self, ended: Iterable[Said]) -> None:
         """Runs that ended before all that are known, oldest first."""
-        self._take((*ended, *self._known)[-KEPT:])
+        guesses, limits = _errors(ended)
+        self._take(guesses + self._guesses, limits + self._limits)
 
-    def _take(self, known: tuple[Said, ...]) -> None:
-        self._known = known
-        count = max(1, len(known))
-        guess = sum(_error(one.guess_s, one.run_s) for one in known) / count
-        limit = sum(_error(one.limit_s, one.run_s) for one in known) / count
-        self.measure = Measure(len(known), exp(guess), exp(limit))
+    def _take(self, guesses: list[float], limits: list[float]) -> None:
+        self._guesses, self._limits = guesses[-KEPT:], limits[-KEPT:]
+        count = max(1, len(self._guesses))
+        means = sum(self._guesses) / count, sum(self._limits) / count
+        self.measure = Measure(len(self._guesses), exp(means[0]), exp(means[1]))
+
+
+def _errors(ended: Iterable[Said]) -> tuple[list[float], list[float]]:
+    runs = tuple(ended)
+    return [_error(one.guess_s, one.run_s) for one in runs], [_error(one.limit_s, one.run_s) for one in runs]
 
 
 def _error(said_s: float, run_s: float) -> float:
