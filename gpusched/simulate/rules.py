@@ -77,10 +77,10 @@ def rules_of(text: str) -> Rules:
     return rules
 
 
-def check_exact(kind: str, policies: Iterable[str], jobs: Iterable[TraceJob]) -> None:
+def check_exact(kind: str, policies: Iterable[str], jobs: Sequence[TraceJob]) -> None:
     """That these policies on these jobs give one schedule alone by the rules of this kind, `swf` or `gang`.
 
-    Raises: UsageError for another kind, a policy that the rules do not cover, and jobs of the other kind.
+    Raises: UsageError for another kind, a policy or a request that the rules do not cover, and jobs of the other kind.
     """
     if kind not in EXACT:
         raise UsageError(f"{kind!r} names no rules that are known: {', '.join(EXACT)}", "--rules swf")
@@ -99,6 +99,12 @@ def check_exact(kind: str, policies: Iterable[str], jobs: Iterable[TraceJob]) ->
         what, better = ("no GPU", "swf") if wants_gpus else ("GPUs", "gang")
         raise UsageError(
             f"job {other} asks for {what}, which is not by the rules {kind}", f"--rules {better}, or leave it out"
+        )
+    more = next((job.id for job in jobs if job.cpus or job.mem_mib or job.gpu_fraction is not None), None)
+    if more is not None:
+        raise UsageError(
+            f"job {more} asks for cores, memory or a part of a card, which the rules {kind} do not know",
+            "leave --rules out",
         )
 
 

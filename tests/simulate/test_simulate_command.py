@@ -66,6 +66,15 @@ def test_by_the_rules_of_rigid_jobs_a_log_gives_one_schedule(monkeypatch, capsys
     assert "job 1 asks for no GPU, which is not by the rules gang" in shown.err
 
 
+def test_what_the_rules_do_not_know_is_refused(monkeypatch, capsys, tmp_path):
+    log = tmp_path / "log.txt"
+    row = "1|2026-01-01T00:00:00|2026-01-01T00:00:00|00:01:40|8|gres/gpu=2"
+    log.write_text(f"JobID|Submit|Start|Elapsed|ReqCPUS|ReqTRES\n{row}\n")
+    code, shown = typed(monkeypatch, capsys, str(log), "--nodes", "1x8", "--rules", "gang")
+    assert code == 2
+    assert "job 1 asks for cores, memory or a part of a card, which the rules gang do not know" in shown.err
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
