@@ -160,7 +160,7 @@ def _tune(asked: Asked, goal: Goal, tries: int, hold_out: float, seed: int, file
     sizes = len(first), len(later)
     report = _Report(goal, tries, seed, sizes, priority, settings.priority, searched, held_out)
     written = file is not None and report.is_better
-    if file is not None and report.is_better:
+    if file is not None and written:
         _write(file, report, simulation)
     if as_json:
         _print_document(report, simulation, str(file) if written else None)

@@ -123,7 +123,7 @@ for pid in [above, *map(int, sys.argv[1:])]:
         "environ": outcome(lambda: open(f"/proc/{pid}/environ", "rb").read()),
         "fds": outcome(lambda: os.listdir(f"/proc/{pid}/fd")),
         "cwd": outcome(lambda: os.readlink(f"/proc/{pid}/cwd")),
-        "root": outcome(lambda: os.listdir(f"/proc/{pid}/root/")),
+        "root": outcome(lambda: os.listdir(f"/proc/{pid}/root")),
     }
 print(json.dumps(told))
 """
