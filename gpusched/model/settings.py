@@ -21,6 +21,8 @@ ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "sp
 STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
 LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
 """Those that look at the jobs that are usual here."""
+SPARING_STRATEGIES = frozenset({"pack"})
+"""Those that leave scarce cards to who insists on them."""
 
 
 @dataclass(frozen=True, slots=True)

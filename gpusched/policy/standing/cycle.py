@@ -10,7 +10,7 @@ from math import inf
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import LEARNING_STRATEGIES, Settings
+from gpusched.model.settings import LEARNING_STRATEGIES, SPARING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.cycle import decide
@@ -23,6 +23,7 @@ from gpusched.policy.sharing.usage import footprint
 from gpusched.policy.standing.kinds import Kind, Running, Shape, Waiting
 from gpusched.policy.standing.lines import ORDERS, Lines
 from gpusched.policy.steps import Steps
+from gpusched.policy.wanted import Wanted
 
 _NOTHING = Plan()
 
@@ -38,6 +39,8 @@ class Standing:
         self.settings = settings
         self.extensions = extensions
         self.layout = Layout(self.nodes, settings)
+        if settings.placement.strategy in SPARING_STRATEGIES and self.layout.cards:
+            self.layout.wanted = Wanted()
         self._draft = Draft(self.layout)
         self._lines = Lines(self.layout, settings)
         self._running: dict[int, Running] = {}
@@ -95,12 +98,14 @@ class Standing:
     def arrived(self, kind: Kind, job: PendingJob) -> None:
         """A job waits from now on."""
         self._lines.add(kind, job)
+        if kind.micros:
+            self._want(kind, kind.micros)
 
     def left(self, job_id: int) -> None:
         """A waiting job waits no longer: it was cancelled, held or changed."""
         entry = self._lines.entry(job_id)
         self._lines.take_off(entry)
-        self._lines.forget(entry[2])
+        self._forget(entry[2])
         self._is_stale = True
 
     def ended(self, job_id: int) -> None:
@@ -110,11 +115,25 @@ class Standing:
         self._draft.release(ending.booking)
         self._draft.settle()
         del self._ends[self._number_of(ending)]
-        self._lines.forget(one.kind)
+        self._forget(one.kind)
         if self._lines.shares.weigh:
             self._gone.append(one)
         self._epoch += 1
         self._is_stale = True
+
+    def _forget(self, kind: Kind) -> None:
+        self._lines.forget(kind)
+        if kind.micros:
+            self._want(kind, -kind.micros)
+
+    def _want(self, kind: Kind, micros: int) -> None:
+        """So much more is asked for by those who wait and run; where any of them insist, that changes the places."""
+        wanted = self.layout.wanted
+        if wanted is None:
+            return
+        if wanted.insisted or kind.insists is not None:
+            self._is_stale = True
+        wanted.add(kind.insists, micros)
 
     def expect(self, job_id: int, end_at: float) -> None:
         """A running job that may run on is taken to end then, or at its limit; infinite: nobody knows when."""

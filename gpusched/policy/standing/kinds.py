@@ -13,18 +13,24 @@ from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank
 from gpusched.policy.profile import Ending
 from gpusched.policy.standing.shares import Sharer
+from gpusched.policy.wanted import insistence, micros_asked
 
 
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
-    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s", "points", "shape", "sharer")
+    __slots__ = (
+        *("insists", "is_limited", "is_of_cores", "is_plain", "key", "limit_s"),
+        *("micros", "planned_s", "points", "shape", "sharer"),
+    )
 
     def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
         request = key.request
         self.key = key
         self.shape = shape
         self.sharer = sharer
+        self.insists, self.micros = insistence(request), micros_asked(request)
+        """What it counts for in what is `wanted`."""
         self.points = points
         """Of the weighted sum, all but those for age and fair share."""
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
@@ -117,5 +123,6 @@ class Running:
                 resources=place.resources,
                 licenses=place.licenses,
                 is_exclusive=place.is_exclusive,
+                request=key.request,
                 predicted_end_at=end_at if ending.end_at < ending.start_at + self.kind.limit_s else None,
             )
