@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +14,28 @@ from gpusched.model.settings import AccountSettings, PlacementSettings, Priority
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.cycle import decide
 from gpusched.policy.standing import Standing
-from gpusched.testing import NOW, node
+from gpusched.testing import NOW, gpu_view, node
 
 CLUSTERS = {
     "one node of cores": (node(cpus=8.0),),
     "like nodes of cards": tuple(node(f"n{number}", gpus=4) for number in range(3)),
     "unlike nodes of cards": (node("n1", gpus=4), node("n2", gpus=2, cpus=4.0), node("n3", cpus=6.0)),
+    "nodes of cards that some insist on": (
+        node("n1", gpus=4),
+        node("n2", gpus=4, labels=("big",)),
+        node("n3", [gpu_view(0, "n3", name="NVIDIA H100"), gpu_view(1, "n3")]),
+    ),
 }
+
+
+def some_insisting_request(dice: Random) -> Request:
+    """Of cards, now and then of some and no others."""
+    wish: dict[str, Any] = dice.choice([{}, {}, {"constraint": "big"}, {"nodelist": ("n1",)}])
+    if dice.random() < 0.2:
+        return Request(cpus=0.0, gpus=1, gpu_type="h100", vram_mib=dice.choice([None, 4096]))
+    if dice.random() < 0.2:
+        return Request(cpus=0.0, gpus=1, vram_mib=dice.choice([4096, 12288]), **wish)
+    return Request(cpus=0.0, gpus=dice.randint(1, 4), **wish)
 
 
 def some_request(dice: Random) -> Request:
@@ -78,6 +94,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
     dice = Random(seed)
     chosen = some_settings(dice)
     is_of_cores = cluster == "one node of cores" and dice.random() < 0.5
+    draw = some_insisting_request if "insist" in cluster and dice.random() < 0.8 else some_request
     limits_s = [1, 2, 5, 10, 30] * 3 + ([None] * dice.choice([1, 15]) if dice.random() < 0.3 else [])
     users = dice.choice([1, 2, 4])
     standing = Standing(CLUSTERS[cluster], chosen)
@@ -89,7 +106,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
         for _ in range(dice.randint(0, 3)):
             last += 1
             limit_s = dice.choice(limits_s)
-            request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else some_request(dice)
+            request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else draw(dice)
             number = dice.randrange(users)
             key = ClassKey(
                 uid=1000 + number,
