@@ -8,7 +8,8 @@ were asked for in the same proportions, each free card of a class would be asked
         * free cards of all classes / free cards of the class
 
 From `SCARCE` on the class is scarce, and others take its cards only where nothing else is left. A class of which
-there is plenty is filled as ever, until just enough is left of it. Where nobody insists on anything, or what they
+there is plenty is filled as ever, until just enough is left of it; one without a free card has nothing to be left,
+and slices may fill the cards that are open. Where nobody insists on anything, or what they
 insist on is everywhere, nothing is scarce and nothing is worked out.
 
 Source: after the protection levels of yield management (Belobaba, Application of a Probabilistic Decision Model to
@@ -123,7 +124,7 @@ class Scarcity:
             frozenset(
                 number
                 for number, part in enumerate(parts)
-                if part and part * self._cards[number] * every_one >= SCARCE * free[number]
+                if part * self._cards[number] * every_one >= SCARCE * free[number] > 0
             ),
         )
 

@@ -70,11 +70,13 @@ def test_cards_are_scarce_once_those_that_are_free_are_just_enough():
     assert scarce_cards(draft) == []
 
 
-def test_where_nothing_is_free_any_more_the_rest_of_a_shared_card_is_scarce():
-    draft = draft_of([*OLD, node("b0", gpus=1, labels=("new",))], (Request(1, constraint="new"), 1), (Request(1), 99))
-    assert scarce_cards(draft) == []
-    draft.book(find(draft, Need.of(Request(1, gpu_fraction=0.5, constraint="new"), 1)))
+def test_where_no_card_is_free_there_is_nothing_to_be_left():
+    draft = draft_of([*OLD, node("b0", gpus=1, labels=("new",))], (Request(1, constraint="new"), 1), (Request(1), 3))
     assert scarce_cards(draft) == [12]
+    draft.book(find(draft, Need.of(Request(1, gpu_fraction=0.5, constraint="new"), 1)))
+    assert scarce_cards(draft) == []
+    # So a slice goes beside another, and opens no card.
+    assert find(draft, Need.of(Request(1, gpu_fraction=0.5), 1)).parts[0].card == 12
 
 
 def test_nothing_is_scarce_where_nobody_insists_or_what_they_insist_on_is_everywhere_or_nowhere():
