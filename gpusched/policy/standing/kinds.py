@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
@@ -18,7 +19,10 @@ from gpusched.policy.standing.shares import Sharer
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
-    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s", "points", "shape", "sharer")
+    __slots__ = (
+        *("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s"),
+        *("points", "shape", "sharer", "waiting"),
+    )
 
     def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
         request = key.request
@@ -27,6 +31,8 @@ class Kind:
         self.sharer = sharer
         self.points = points
         """Of the weighted sum, all but those for age and fair share."""
+        self.waiting = 0
+        """How many of these wait."""
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
@@ -44,6 +50,11 @@ class Kind:
             or key.is_front
             or key.deadline_at is not None
         )
+
+    def foresee(self, predicted_s: int | None, plan_s: int | None) -> None:
+        """Take these for how long it is expected and planned to run."""
+        key = self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
+        self.planned_s = inf if key.planned_s is None else key.planned_s
 
 
 class Shape:
@@ -87,9 +98,11 @@ Waiting = tuple[Rank, PendingJob, Kind]
 class Running:
     """A job that runs."""
 
-    __slots__ = ("ending", "kind", "placement", "rate")
+    __slots__ = ("ending", "is_guessed", "kind", "placement", "rate")
 
     def __init__(self, kind: Kind, ending: Ending, placement: Placement, rate: Resources) -> None:
+        self.is_guessed = not kind.is_limited or kind.key.plan_s is not None
+        """Whether it was not planned by its limit, whatever is thought of its kind by now."""
         self.rate = rate
         """What its user is charged for, a second."""
         self.kind = kind
