@@ -96,7 +96,7 @@ def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
 def test_an_array_is_planned_anew_with_its_tasks():
     thought = [600]
     world = World(Rules.of(ASKED, None, lambda one: Guess(thought[0], thought[0])))
-    array = job(1, time_limit_s=3600, array=ArraySpec("0-4"))
+    array = replace(job(1, time_limit_s=3600, array=ArraySpec("0-4")), tasks_left="0-4")
     world.put_job(array, NOW)
     thought[0] = 60
     assert world.rethink([family(array)])
