@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable
 from heapq import heapify, heappop, heapreplace
 from math import inf
@@ -20,6 +20,7 @@ from gpusched.policy.ordering import Rank
 from gpusched.policy.placement import find, fits, options
 from gpusched.policy.profile import NO_JOB, Ending, Profile
 from gpusched.policy.sharing.usage import footprint
+from gpusched.policy.standing.future import Future
 from gpusched.policy.standing.kinds import Kind, Running, Shape, Waiting
 from gpusched.policy.standing.lines import ORDERS, Lines
 from gpusched.policy.steps import Steps
@@ -43,8 +44,7 @@ class Standing:
         self._running: dict[int, Running] = {}
         self._gone: list[Running] = []
         """Who has ended since the last cycle, and is yet to be charged."""
-        self._ends: list[tuple[float, float, int, Ending]] = []
-        """Running jobs by their planned ends."""
+        self._future = Future(self._draft)
         self._is_flat = len(self.nodes) == 1 and not self.layout.cards
         """One node without cards: there is one place or none."""
         self._is_plain = self._has_one_line()
@@ -109,7 +109,7 @@ class Standing:
         ending = one.ending
         self._draft.release(ending.booking)
         self._draft.settle()
-        del self._ends[self._number_of(ending)]
+        self._future.remove(ending)
         self._lines.forget(one.kind)
         if self._lines.shares.weigh:
             self._gone.append(one)
@@ -126,13 +126,10 @@ class Standing:
             end_at = min(end_at, before.start_at + one.kind.limit_s)
         if before.end_at == end_at:
             return
-        del self._ends[self._number_of(before)]
+        self._future.remove(before)
         one.ending = ending = Ending(job_id, before.start_at, end_at, before.booking)
-        insort(self._ends, (end_at, before.start_at, job_id, ending))
+        self._future.add(ending)
         self._is_stale = True
-
-    def _number_of(self, ending: Ending) -> int:
-        return bisect_left(self._ends, (ending.end_at, ending.start_at, ending.job_id))
 
     def _move_to(self, now: float) -> None:
         """Count the time that has passed."""
@@ -143,9 +140,9 @@ class Standing:
             shares.ended(one.kind.sharer, one.rate, now)
         self._gone.clear()
         # What was predicted and has not come true says nothing of what is to come.
-        late = 0
-        while late < len(self._ends) and self._ends[late][0] <= now:
-            end_at, start_at, job_id, _ = self._ends[late]
+        late, ends = 0, self._future.ends
+        while late < len(ends) and ends[late][0] <= now:
+            end_at, start_at, job_id, _ = ends[late]
             if end_at >= start_at + self._running[job_id].kind.limit_s:
                 late += 1
             else:
@@ -193,8 +190,9 @@ class Standing:
         profile = self._profile
         if self._first is not None and not self._has_backfill:
             _, job, kind = self._first
+            kept = self._future.keep(job.id, kind.shape.need, kind.planned_s, self._now)
             profile = Profile(self._draft, (), self._now)
-            profile.reserve_first(job.id, kind.shape.need, kind.planned_s, self._ends)
+            profile.kept.extend(() if kept is None else (kept,))
         return tuple(
             Reservation(kept.job_id or NO_JOB, placement(kept.booking), kept.start_at) for kept in profile.kept
         )
@@ -218,7 +216,7 @@ class Standing:
 
     def _can_plan_in_steps(self, now: float) -> bool:
         can = self._depth > 1 and self._is_flat and not self._lines.others and len(self._lines) <= self._depth
-        if not can or (self._ends and self._ends[0][0] <= now):
+        if not can or (self._future.ends and self._future.ends[0][0] <= now):
             self._steps = None
             return False
         return self._has_backfill
@@ -228,7 +226,7 @@ class Standing:
         steps = self._steps
         if steps is None or self._is_stale or self._lines.is_amid or any(at <= now for _, _, at in self._planned):
             free = self._draft.free_millicpus[0]
-            steps = self._steps = Steps(now, free, ((end[0], end[3].booking.millicpus) for end in self._ends))
+            steps = self._steps = Steps(now, free, ((end[0], end[3].booking.millicpus) for end in self._future.ends))
             self._planned.clear()
             entries = self._lines.in_order()
         else:
@@ -272,7 +270,7 @@ class Standing:
         return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._lines.new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
-        endings = [end[3] for end in self._ends] if self._depth > 1 else ()
+        endings = [end[3] for end in self._future.ends] if self._depth > 1 else ()
         profile = self._profile = Profile(self._draft, endings, now)
         self._is_stale, self._blocked, self._first = False, None, None
         self._epoch += 1
@@ -440,7 +438,7 @@ class Standing:
         self._draft.settle()
         end_at = now + kind.planned_s
         ending = Ending(job_id, now, end_at, booking)
-        insort(self._ends, (end_at, now, job_id, ending))
+        self._future.add(ending)
         rate = NOTHING
         if self._lines.shares.weigh:
             rate = self._rate(kind, booking)
@@ -466,4 +464,7 @@ class Standing:
             return shape.can_fit
         if self._depth > 1:
             return self._profile.reserve(job_id, need, planned_s) is not None
-        return self._profile.reserve_first(job_id, need, planned_s, self._ends) is not None
+        kept = self._future.keep(job_id, need, planned_s, now)
+        if kept is not None:
+            self._profile.kept.append(kept)
+        return kept is not None
