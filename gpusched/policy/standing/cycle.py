@@ -9,7 +9,6 @@ from math import inf
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
-from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
 from gpusched.policy.ceilings import ceilings_of
@@ -23,6 +22,7 @@ from gpusched.policy.sharing.usage import footprint
 from gpusched.policy.standing.future import Future
 from gpusched.policy.standing.kinds import Kind, Running, Shape, Waiting
 from gpusched.policy.standing.lines import ORDERS, Lines
+from gpusched.policy.standing.shares import Amounts, amounts_of
 from gpusched.policy.steps import Steps
 
 _NOTHING = Plan()
@@ -47,6 +47,8 @@ class Standing:
         self._future = Future(self._draft)
         self._is_flat = len(self.nodes) == 1 and not self.layout.cards
         """One node without cards: there is one place or none."""
+        self._is_alike = len({card.view.vram_total_mib for card in self.layout.cards}) <= 1
+        """Whether all cards are of one size."""
         self._is_plain = self._has_one_line()
         priority = settings.priority
         # Without reservations there is nobody whom others must not pass, with backfill or without.
@@ -439,19 +441,23 @@ class Standing:
         end_at = now + kind.planned_s
         ending = Ending(job_id, now, end_at, booking)
         self._future.add(ending)
-        rate = NOTHING
+        running = self._running[job_id] = Running(kind, ending, start.placement)
         if self._lines.shares.weigh:
-            rate = self._rate(kind, booking)
-            self._lines.shares.began(kind.sharer, rate, now)
-        self._running[job_id] = Running(kind, ending, start.placement, rate)
+            running.rate = self._rate(kind, booking)
+            self._lines.shares.began(kind.sharer, running.rate, now)
         self._epoch += 1
         return ending
 
-    def _rate(self, kind: Kind, booking: Booking) -> Resources:
-        """What its user is charged for, a second."""
-        qos = self.settings.qos.get(kind.key.qos)
-        held = footprint(self.layout, booking)
-        return held if qos is None else held.times(max(0.0, qos.usage_factor))
+    def _rate(self, kind: Kind, booking: Booking) -> Amounts:
+        """What its user is charged for, a second; where all cards are alike, the same in all places."""
+        rate = kind.rate
+        if rate is None:
+            qos = self.settings.qos.get(kind.key.qos)
+            held = footprint(self.layout, booking)
+            rate = amounts_of(held if qos is None else held.times(max(0.0, qos.usage_factor)))
+            if self._is_alike and not booking.is_exclusive:
+                kind.rate = rate
+        return rate
 
     def _keep(self, entry: Waiting, now: float) -> bool:
         """Keep room for the first job that is blocked; False when it never fits."""

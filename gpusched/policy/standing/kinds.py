@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from math import inf
 
 from gpusched.model.cluster import Allocation
-from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
 from gpusched.policy.draft import Booking
 from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank
 from gpusched.policy.profile import Ending
-from gpusched.policy.standing.shares import Sharer
+from gpusched.policy.standing.shares import Amounts, Sharer
 
 
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
-    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s", "points", "shape", "sharer")
+    __slots__ = (
+        *("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s"),
+        *("points", "rate", "shape", "sharer"),
+    )
 
     def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
         request = key.request
@@ -27,6 +29,8 @@ class Kind:
         self.sharer = sharer
         self.points = points
         """Of the weighted sum, all but those for age and fair share."""
+        self.rate: Amounts | None = None
+        """What one of these is charged for, a second, where that is the same wherever it runs."""
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
@@ -89,8 +93,8 @@ class Running:
 
     __slots__ = ("ending", "kind", "placement", "rate")
 
-    def __init__(self, kind: Kind, ending: Ending, placement: Placement, rate: Resources) -> None:
-        self.rate = rate
+    def __init__(self, kind: Kind, ending: Ending, placement: Placement) -> None:
+        self.rate: Amounts = 0.0, 0.0, 0.0, 0.0
         """What its user is charged for, a second."""
         self.kind = kind
         self.ending = ending

@@ -127,7 +127,7 @@ class Lines:
         """A job waits no longer; whether it is `complex` or of the `others` counts until it is `forgotten`."""
         _, job, kind = entry
         del self._waiting[job.id]
-        kind.sharer.waiting -= 1
+        self.shares.waits_no_more(kind.sharer)
         line = kind.shape.line
         del line[0 if line[0] is entry else bisect_left(line, entry)]
         if self.is_by_length:
