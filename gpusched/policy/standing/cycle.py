@@ -94,6 +94,15 @@ class Standing:
         """The kind of all jobs with this key, to be handed in with each of them."""
         return self._lines.kind_of(key)
 
+    def own_kind(self, key: ClassKey) -> Kind:
+        """A kind for jobs of which `foresee` is to tell: nobody else's, whatever the key."""
+        return self._lines.own_kind(key)
+
+    def foresee(self, kind: Kind, predicted_s: int | None, plan_s: int | None) -> None:
+        """Those of an own kind that wait are expected and planned to run for so long; who runs, runs as planned."""
+        self._lines.foresee(kind, predicted_s, plan_s)
+        self._is_stale = True
+
     def arrived(self, kind: Kind, job: PendingJob) -> None:
         """A job waits from now on."""
         self._lines.add(kind, job)
@@ -122,9 +131,9 @@ class Standing:
         """A running job that may run on is taken to end then, or at its limit; infinite: nobody knows when."""
         one = self._running[job_id]
         before = one.ending
+        if not one.is_guessed:
+            return
         if one.kind.is_limited:
-            if one.kind.key.plan_s is None:
-                return
             end_at = min(end_at, before.start_at + one.kind.limit_s)
         if before.end_at == end_at:
             return

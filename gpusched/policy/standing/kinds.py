@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
@@ -19,7 +20,7 @@ class Kind:
 
     __slots__ = (
         *("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s"),
-        *("points", "rate", "shape", "sharer"),
+        *("points", "rate", "shape", "sharer", "waiting"),
     )
 
     def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
@@ -31,6 +32,8 @@ class Kind:
         """Of the weighted sum, all but those for age and fair share."""
         self.rate: Amounts | None = None
         """What one of these is charged for, a second, where that is the same wherever it runs."""
+        self.waiting = 0
+        """How many of these wait."""
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
@@ -48,6 +51,11 @@ class Kind:
             or key.is_front
             or key.deadline_at is not None
         )
+
+    def foresee(self, predicted_s: int | None, plan_s: int | None) -> None:
+        """Take these for how long it is expected and planned to run."""
+        key = self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
+        self.planned_s = inf if key.planned_s is None else key.planned_s
 
 
 class Shape:
@@ -91,9 +99,11 @@ Waiting = tuple[Rank, PendingJob, Kind]
 class Running:
     """A job that runs."""
 
-    __slots__ = ("ending", "kind", "placement", "rate")
+    __slots__ = ("ending", "is_guessed", "kind", "placement", "rate")
 
     def __init__(self, kind: Kind, ending: Ending, placement: Placement) -> None:
+        self.is_guessed = not kind.is_limited or kind.key.plan_s is not None
+        """Whether it was not planned by its limit, whatever is thought of its kind by now."""
         self.rate: Amounts = 0.0, 0.0, 0.0, 0.0
         """What its user is charged for, a second."""
         self.kind = kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 from itertools import chain
 from math import inf
@@ -38,6 +38,14 @@ class Lines:
         priority = settings.priority
         self.is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
         """Whether the shortest fill gaps first."""
+        self._is_by_prediction = (
+            self.is_by_length
+            or priority.order in ("sjf", "spf", "saf")
+            or (self._is_weighted and priority.weight_short != 0)
+        )
+        """Whether where a job stands depends on how long it is taken to run."""
+        self._foreseen: dict[Kind, tuple[int | None, int | None]] = {}
+        """What is thought of kinds, but that they stand in line as was thought before."""
         self._is_flat = len(layout.nodes) == 1 and not layout.cards
         self._kinds: dict[ClassKey, Kind] = {}
         self._shapes: dict[object, Shape] = {}
@@ -68,21 +76,42 @@ class Lines:
         """The kind of all jobs with this key."""
         found = self._kinds.get(key)
         if found is None:
-            need = Need.of(key.request, key.uid)
-            shape = self._shapes.get(need.signature)
-            if shape is None:
-                shape = self._shapes[need.signature] = Shape(need, is_by_length=self.is_by_length)
-            request = key.request
-            is_of_cores = (
-                self._is_flat
-                and not (request.mem_mib or request.gpus or request.tail_gpus)
-                and request.nodes == 1
-                and bool(pool(self._layout, need).places)
-            )
-            sharer = self.shares.of(key.account, key.user)
-            points = self._ranking.own_points(key) if self._is_weighted else 0.0
-            found = self._kinds[key] = Kind(key, shape, sharer, points, is_of_cores=is_of_cores)
+            found = self._kinds[key] = self.own_kind(key)
         return found
+
+    def own_kind(self, key: ClassKey) -> Kind:
+        """A kind that no other jobs have, whatever their key: it can be foreseen anew."""
+        need = Need.of(key.request, key.uid)
+        shape = self._shapes.get(need.signature)
+        if shape is None:
+            shape = self._shapes[need.signature] = Shape(need, is_by_length=self.is_by_length)
+        request = key.request
+        is_of_cores = (
+            self._is_flat
+            and not (request.mem_mib or request.gpus or request.tail_gpus)
+            and request.nodes == 1
+            and bool(pool(self._layout, need).places)
+        )
+        sharer = self.shares.of(key.account, key.user)
+        return Kind(key, shape, sharer, self._own_points(key), is_of_cores=is_of_cores)
+
+    def _own_points(self, key: ClassKey) -> float:
+        return self._ranking.own_points(key) if self._is_weighted else 0.0
+
+    def foresee(self, kind: Kind, predicted_s: int | None, plan_s: int | None) -> None:
+        """All of a kind of its own are expected, and planned, to run for so long.
+
+        The weighted order goes by what is expected as of the last whole period, as it does by age and use.
+        """
+        if not kind.waiting or not self._is_by_prediction:
+            self._foreseen.pop(kind, None)
+            kind.foresee(predicted_s, plan_s)
+            kind.points = self._own_points(kind.key)
+        elif self._is_weighted and kind.key.predicted_s is not None:
+            kind.foresee(kind.key.predicted_s, plan_s)
+            self._foreseen[kind] = predicted_s, plan_s
+        else:
+            self._foreseen[kind] = predicted_s, plan_s
 
     def rank(self, kind: Kind, job: PendingJob) -> Rank:
         """Where it stands, as `Ranking` has it; the first parts are the same for all that are plain."""
@@ -107,6 +136,7 @@ class Lines:
         if self.is_by_length:
             insort(kind.shape.by_length, self.in_gaps(entry))
         self._waiting[job.id] = job, kind
+        kind.waiting += 1
         self.new.append(entry)
         if entry[0] < self._last:
             self.is_amid = True
@@ -127,6 +157,7 @@ class Lines:
         """A job waits no longer; whether it is `complex` or of the `others` counts until it is `forgotten`."""
         _, job, kind = entry
         del self._waiting[job.id]
+        kind.waiting -= 1
         self.shares.waits_no_more(kind.sharer)
         line = kind.shape.line
         del line[0 if line[0] is entry else bisect_left(line, entry)]
@@ -173,9 +204,27 @@ class Lines:
         changed = self.shares.weigh and self.shares.compare(at)
         if self._ages and is_later and self._has_aged(at):
             changed = True
+        foreseen = self._take_foreseen(is_later=is_later) if self._foreseen else ()
         if changed:
-            self._sort()
-        return changed
+            self._sort(self._lines, None)
+        elif foreseen:
+            self._sort({kind.shape: None for kind in foreseen}, foreseen)
+        return changed or bool(foreseen)
+
+    def _take_foreseen(self, *, is_later: bool) -> Collection[Kind]:
+        """Have kinds stand in line as they are thought of now; those of whom somebody waits, to be sorted anew."""
+        found: set[Kind] = set()
+        left: dict[Kind, tuple[int | None, int | None]] = {}
+        for kind, (predicted_s, plan_s) in self._foreseen.items():
+            if self._is_weighted and not is_later and kind.waiting and kind.key.predicted_s is not None:
+                left[kind] = predicted_s, plan_s
+                continue
+            kind.foresee(predicted_s, plan_s)
+            kind.points = self._own_points(kind.key)
+            if kind.waiting:
+                found.add(kind)
+        self._foreseen = left
+        return found
 
     def _has_aged(self, at: float) -> bool:
         """Whether the age of anybody is more than counts: from then on all others catch up with it.
@@ -195,13 +244,19 @@ class Lines:
             heappop(heap)
         return found
 
-    def _sort(self) -> None:
+    def _sort(self, shapes: Iterable[Shape], kinds: Collection[Kind] | None) -> None:
+        """Rank these kinds anew, or all of them, and put the lines in order: what is left as it is costs little."""
         rank = self.rank
-        self._last = ()
-        for shape in self._lines:
-            line = [(rank(kind, job), job, kind) for _, job, kind in shape.line]
+        for shape in shapes:
+            if kinds is None:
+                line = [(rank(kind, job), job, kind) for _, job, kind in shape.line]
+            else:
+                line = [
+                    (rank(entry[2], entry[1]), entry[1], entry[2]) if entry[2] in kinds else entry
+                    for entry in shape.line
+                ]
             line.sort()
             shape.line[:] = line
             if self.is_by_length:
                 shape.by_length[:] = sorted(map(self.in_gaps, line))
-            self._last = max(self._last, line[-1][0])
+        self._last = max((shape.line[-1][0] for shape in self._lines), default=())
