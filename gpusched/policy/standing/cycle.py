@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop, heappush, heapreplace
 from math import inf
 
 from gpusched.errors import BrokenInvariant
@@ -20,7 +19,7 @@ from gpusched.policy.placement import find, fits, options
 from gpusched.policy.profile import NO_JOB, Ending, Profile
 from gpusched.policy.sharing.usage import footprint
 from gpusched.policy.standing.future import Future
-from gpusched.policy.standing.kinds import Kind, Running, Shape, Waiting
+from gpusched.policy.standing.kinds import Kind, Place, Row, Running, Shape, Waiting
 from gpusched.policy.standing.lines import ORDERS, Lines
 from gpusched.policy.standing.shares import Amounts, amounts_of
 from gpusched.policy.steps import Steps
@@ -281,96 +280,108 @@ class Standing:
         return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._lines.new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
+        lines = self._lines
         endings = [end[3] for end in self._future.ends] if self._depth > 1 else ()
         profile = self._profile = Profile(self._draft, endings, now)
         self._is_stale, self._blocked, self._first = False, None, None
         self._epoch += 1
-        heap = [(shape.line[0], 0, shape) for shape in self._lines.shapes]
-        heapify(heap)
-        left = self._depth
+        heap, left = lines.heads.copy(), self._depth
+        passed: dict[Row, int] = {}
         while heap and left:
-            entry, place, shape = heap[0]
-            booking = self._place(shape, now + entry[2].planned_s)
+            rank, number, row = heap[0]
+            entry = row.line[number]
+            booking = self._place(row.shape, now + entry[2].planned_s)
             if booking is not None:
-                self._lines.take_off(entry)
-                self._start(entry, booking, now, starts)
+                self._start(lines.take(row, number), booking, now, starts)
             else:
                 if self._keep(entry, now):
                     left -= 1
-                    self._blocked = entry[0]
+                    self._blocked = rank
                     self._first = self._first or entry
                     if not self._has_backfill:
                         return
-                place += 1
-            if place < len(shape.line):
-                heapreplace(heap, (shape.line[place], place, shape))
+                number = passed[row] = number + 1
+            if number < len(row.line):
+                heapreplace(heap, lines.at(row, number))
             else:
                 heappop(heap)
         if heap:
-            self._let_pass(heap, now, starts)
+            self._let_pass(passed, now, starts)
         if starts and self._has_one_place and not self._is_flat and profile.kept:
             # What goes elsewhere now may be let pass there in the next cycle.
             self._is_stale = True
 
-    def _let_pass(self, heap: list[tuple[Waiting, int, Shape]], now: float, starts: list[Start]) -> None:
-        """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is."""
+    def _let_pass(self, passed: dict[Row, int], now: float, starts: list[Start]) -> None:
+        """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is.
+
+        Args: passed: how many of a row have been looked at.
+        """
         lines, reserved = self._lines, frozenset[int | None]()
         if lines.is_by_length:
-            shapes = [(0, shape) for shape in lines.shapes]
-            reserved = frozenset(kept.job_id for kept in self._profile.kept)
-        else:
-            shapes = [(first, shape) for _, first, shape in heap]
-        heap = self._heads(shapes, now)
-        while heap:
-            entry, place, shape = heap[0]
-            booking = self._place(shape, now + entry[2].planned_s)
-            if booking is not None and entry[1].id not in reserved:
-                waiting = lines.entry(entry[1].id) if lines.is_by_length else entry
-                lines.take_off(waiting)
-                self._start(waiting, booking, now, starts)
-                if self._has_one_place and not self._is_flat:
-                    # Others are put elsewhere from here on, and may pass there, those of its own shape included.
-                    heap = self._heads([(bisect_left(one.by_length, entry), one) for _, one in shapes], now)
-                    continue
+            passed, reserved = {}, frozenset(kept.job_id for kept in self._profile.kept)
+        fitting = self._fitting()
+        if not fitting:
+            return
+        firsts, first = lines.gaps(passed), 0
+        others: list[Place] = []
+        """Those that are not the first of their row, as a heap."""
+        while fitting and (others or first < len(firsts)):
+            if others and (first == len(firsts) or others[0] < firsts[first]):
+                rank, number, row = heappop(others)
             else:
-                place += 1
-            after = self._next(shape, place, now)
-            if after is None:
-                heappop(heap)
-            else:
-                heapreplace(heap, (shape.by_length[after], after, shape))
-
-    def _heads(self, shapes: Iterable[tuple[int, Shape]], now: float) -> list[tuple[Waiting, int, Shape]]:
-        """The next of each shape that could start now, from this place in its line on, as a heap."""
-        heap = []
-        for first, shape in shapes:
-            after = self._next(shape, first, now)
+                rank, number, row = firsts[first]
+                first += 1
+            if row.shape not in fitting:
+                continue
+            after = self._next(row, number, now)
+            if after == number:
+                entry = row.by_length[number]
+                booking = self._place(row.shape, now + entry[2].planned_s)
+                if booking is None or entry[1].id in reserved:
+                    if row.shape.booking is None:
+                        fitting.discard(row.shape)
+                    after = self._next(row, number + 1, now)
+                else:
+                    lines.take_off(lines.entry(entry[1].id)) if lines.is_by_length else lines.take(row, number)
+                    self._start(entry, booking, now, starts)
+                    fitting = self._fitting()
+                    if self._has_one_place and not self._is_flat:
+                        # Others are put elsewhere from here on, and may pass there, those of its own shape included.
+                        firsts, first, others = lines.gaps_behind(rank), 0, []
+                        continue
+                    after = self._next(row, number, now)
             if after is not None:
-                heap.append((shape.by_length[after], after, shape))
-        heapify(heap)
-        return heap
+                heappush(others, lines.gap_at(row, after))
 
-    def _next(self, shape: Shape, place: int, now: float) -> int | None:
-        """Where in the line of its shape the next job stands that could start now, from this place on."""
-        line = shape.by_length
-        if place >= len(line) or not self._may_fit(shape):
-            return None
-        known = shape.epoch == self._epoch
-        if known and shape.booking is None:
+    def _fitting(self) -> set[Shape]:
+        """Those of which one may find a place now."""
+        epoch = self._epoch
+        return {
+            shape
+            for shape in self._lines.shapes
+            if self._may_fit(shape) and (shape.epoch != epoch or shape.booking is not None)
+        }
+
+    def _next(self, row: Row, number: int, now: float) -> int | None:
+        """Where in its row, of a shape that may fit, the next job stands that could start now, from there on."""
+        line, shape = row.by_length, row.shape
+        if number >= len(line):
             return None
         kept = self._profile.kept
         if len(kept) != 1:
-            return place
+            return number
         if self._is_flat:
             passes: bool | None = shape.millicpus <= kept[0].state.free_millicpus[0]
         else:
-            passes = shape.passes if known else None
+            passes = shape.passes if shape.epoch == self._epoch else None
         if passes is not False:
-            return place
+            return number
         longest_s = kept[0].pass_until - now
-        for number in range(place, len(line)):
-            if line[number][2].planned_s <= longest_s:
-                return number
+        for at in range(number, len(line)):
+            if line[at][2].planned_s <= longest_s:
+                return at
+            if row.is_of_one_kind:
+                break
         return None
 
     def _look_at(self, entry: Waiting, now: float, starts: list[Start]) -> None:

@@ -6,6 +6,7 @@ or end, and for all when ranks are worked out.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -62,7 +63,7 @@ class Shares:
         self._waiting = 0
         """Of how many somebody waits."""
         self._at = -inf
-        self._is_due = False
+        self.is_due = False
         """Whether they were not compared yet as of then."""
         self.weigh = weighs_use(settings)
         """Whether use counts at all."""
@@ -74,7 +75,7 @@ class Shares:
         found = self._sharers.get((account, user))
         if found is None:
             found = self._sharers[account, user] = Sharer(account, user, self._first)
-            self._is_due = True
+            self.is_due = True
         return found
 
     def waits(self, sharer: Sharer) -> None:
@@ -137,22 +138,23 @@ class Shares:
             self._rank(sharer)
         return {mark: Resources(*one.ranked) for mark, one in self._sharers.items()}
 
-    def compare(self, at: float) -> bool:
-        """Work out who has used least as of this instant; whether that changes the points of anybody.
+    def compare(self, at: float) -> Collection[Sharer]:
+        """Work out who has used least as of this instant; those whose points that changes.
 
         Nothing is worked out while the jobs of no more than one wait: there is nobody to be compared with.
         """
         if at != self._at:
-            self._at, self._is_due = at, True
-        if not self._is_due or self._waiting <= 1:
-            return False
-        self._is_due = False
+            self._at, self.is_due = at, True
+        if not self.is_due or self._waiting <= 1:
+            return ()
+        self.is_due = False
         factors = self._factors()
-        weight, changed = self._settings.priority.weight_fairshare, False
+        weight, changed = self._settings.priority.weight_fairshare, set[Sharer]()
         for mark, sharer in self._sharers.items():
             points = weight * factors[mark]
             if points != sharer.points:
-                sharer.points, changed = points, True
+                sharer.points = points
+                changed.add(sharer)
         return changed
 
     def _factors(self) -> dict[tuple[str, str], float]:
