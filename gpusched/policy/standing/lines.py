@@ -139,8 +139,11 @@ class Lines:
 
     def at(self, row: Row, number: int) -> Place:
         """The job that stands there in its row."""
+        return self._rank_at(row, number) if number else row.rank, number, row
+
+    def _rank_at(self, row: Row, number: int) -> Rank:
         rank, job, kind = row.line[number]
-        return self.rank(kind, job) if self._is_by_arrival else rank, number, row
+        return self.rank(kind, job) if self._is_by_arrival else rank
 
     def gap_at(self, row: Row, number: int) -> Place:
         """The job that stands there among those of its row that may fill gaps."""
@@ -235,9 +238,8 @@ class Lines:
         if not number:
             del self.heads[bisect_left(self.heads, (row.rank,))]
             if line:
-                head = self.at(row, 0)
-                row.rank = head[0]
-                insort(self.heads, head)
+                row.rank = self._rank_at(row, 0)
+                insort(self.heads, (row.rank, 0, row))
             else:
                 del row.shape.rows[row]
                 if not row.shape.rows:
@@ -330,8 +332,8 @@ class Lines:
         rows = {kind.row for kind in kinds}
         for number, (_, _, row) in enumerate(self.heads):
             if row.sharer in users or row.line[0][1].queued_at <= floor_at or row in rows:
-                head = self.heads[number] = self.at(row, 0)
-                row.rank = head[0]
+                row.rank = self._rank_at(row, 0)
+                self.heads[number] = row.rank, 0, row
         self.heads.sort()
         self._last = None
 
