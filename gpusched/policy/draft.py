@@ -289,28 +289,6 @@ class Draft:
         self._apply(booking, -1)
         self._log.append((booking, -1))
 
-    def release_all(self, bookings: Iterable[Booking]) -> None:
-        """Give back all of these for good: that they were given back is not rolled back."""
-        wholes, slices, free_cards = self.wholes, self.slices, self.free_cards
-        for booking in bookings:
-            if booking.resources or booking.licenses or booking.is_exclusive or booking.others:
-                self._apply(booking, -1)
-                continue
-            node = booking.node
-            if any(not part.is_whole for part in booking.parts):
-                self._apply(booking, -1)
-                continue
-            # By far the most are of this kind, and there are many of them whenever something is kept.
-            self.free_millicpus[node] += booking.millicpus
-            self.free_mem_mib[node] += booking.mem_mib
-            self.jobs[node] -= 1
-            for part in booking.parts:
-                card = part.card
-                before = wholes[card]
-                wholes[card] = before - 1
-                if before == 1 and not slices[card]:
-                    free_cards[node] += 1
-
     def checkpoint(self) -> int:
         """A mark to roll back to."""
         return len(self._log)

@@ -46,6 +46,12 @@ class Dispatch:
         """Jobs whose output need not be kept for longer than the executor."""
         self._sending: Sequence[CallFuture[Any]] = ()
         """What is on its way to the daemon: not waiting any more, and without an id yet."""
+        self._one_cancels = threading.Lock()
+        """Held while a cancellation is asked for, never while callbacks are called."""
+        self._cancelling: frozenset[str] = frozenset()
+        """Jobs of which a thread asks the daemon right now whether they can be cancelled."""
+        self._left: set[str] = set()
+        """Those of them that have ended so: that thread tells, as `Future.cancel` calls the callbacks itself."""
         self._cursor: str | None = None
         self._sender: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
@@ -80,32 +86,61 @@ class Dispatch:
         return future
 
     def cancel(self, futures: Sequence[CallFuture[Any]]) -> bool:
-        """Cancel the calls whose jobs have not started; whether there was one."""
-        done = False
+        """Cancel the calls whose jobs have not started; whether one of them is cancelled now.
+
+        As in the standard library, their callbacks have been called when this returns. They are called last, without
+        any lock: they may shut the executor down, or cancel others.
+        """
+        done: list[CallFuture[Any]] = []
         with self._lock:
             unsent = set(self._queue)
-            waiting = [future for future in futures if future in unsent]
-            taken = set(waiting)
+            taken = {future for future in futures if future in unsent}
             if taken:
                 self._queue = deque(future for future in self._queue if future not in taken)
                 self._lock.notify_all()
-            # What is being submitted right now gets its id in a moment.
-            self._lock.wait_for(lambda: not self._sending or all(f.job_id for f in futures if f not in taken), 30)
-            sent = {future.job_id: future for future in futures if future.job_id in self._open}
-            for future in sent.values():
-                future.is_being_cancelled = True
-        for future in waiting:
-            done = future.become_cancelled() or done
-            self.folder.forget(future.number)
-        if sent:
-            answer = self._client.call("POST", "/v1/jobs/cancel", {"ids": list(sent), "states": ["PENDING"]})
-            gone = set(map(str, answer["cancelled"]))
-            for job_id, future in sent.items():
-                if job_id in gone:
-                    done = future.become_cancelled() or done
-                else:
-                    future.is_being_cancelled = False
-        return done
+            done += [future for future in futures if future in taken and self._take_back(future)]
+        try:
+            if len(taken) < len(futures):
+                with self._one_cancels:
+                    self._cancel_sent([future for future in futures if future not in taken], done)
+        finally:
+            for future in done:
+                future.tell_cancelled()
+        return any(future.cancelled() for future in futures)
+
+    def _cancel_sent(self, futures: Sequence[CallFuture[Any]], done: list[CallFuture[Any]]) -> None:
+        """Ask for these to be cancelled; those that are get into `done`. Raises: as Client.call."""
+        sent: dict[str | None, CallFuture[Any]] = {}
+        gone: set[str] | None = None
+        try:
+            with self._lock:
+                # What is being submitted right now gets its id in a moment.
+                self._lock.wait_for(lambda: not self._sending or all(future.job_id for future in futures), 30)
+                sent = {future.job_id: future for future in futures if future.job_id in self._open}
+                for future in sent.values():
+                    future.is_being_cancelled = True
+                self._cancelling = frozenset(map(str, sent))
+            if sent:
+                answer = self._client.call("POST", "/v1/jobs/cancel", {"ids": list(sent), "states": ["PENDING"]})
+                gone = set(map(str, answer["cancelled"]))
+        finally:
+            with self._lock:
+                for job_id, future in sent.items():
+                    if job_id in (gone or ()) or job_id in self._left:
+                        if self._take_back(future):
+                            done.append(future)
+                    elif gone is not None:
+                        future.is_being_cancelled = False
+                self._cancelling = frozenset()
+                self._left.clear()
+                self._lock.notify_all()
+
+    def _take_back(self, future: CallFuture[Any]) -> bool:
+        """With the lock held, and its files gone before anybody can take the executor for idle."""
+        if not future.take_back():
+            return False
+        self.folder.forget(future.number)
+        return True
 
     def has_started(self, future: CallFuture[Any]) -> bool:
         """Whether the job of a call runs."""
@@ -136,9 +171,11 @@ class Dispatch:
             self._end()
 
     def _end(self) -> None:
-        while self._logs:
-            self.folder.forget_log(self._logs.pop())
-        self.folder.remove()
+        # Whoever shuts down and the last thread may both come here: the second one finds nothing left to do.
+        with self._lock:
+            while self._logs:
+                self.folder.forget_log(self._logs.pop())
+            self.folder.remove()
         if self._closes_client:
             self._client.close()
 
@@ -158,22 +195,29 @@ class Dispatch:
             alike: dict[str, list[CallFuture[Any]]] = {}
             for future in batch:
                 alike.setdefault(future.name, []).append(future)
+            early: list[tuple[CallFuture[Any], dict[str, Any]]] = []
+            refused: list[tuple[CallFuture[Any], Exception]] = []
             for futures in alike.values():
                 try:
-                    self._submit(futures)
+                    early += self._submit(futures)
                 except Exception as error:
-                    for future in futures:
-                        self.folder.forget(future.number)
-                        _give(future, error)
+                    refused += [(future, error) for future in futures]
             with self._lock:
                 self._sending = ()
                 self._lock.notify_all()
+            # Only now: a callback that cancels other calls would wait until nothing is being submitted.
+            for future, why in refused:
+                self.folder.forget(future.number)
+                _give(future, why)
+            for future, job in early:
+                self._settle(future, job)
         self._settle_end()
 
     def _room(self) -> int:
         return _CALLS_AT_ONCE if self._max is None else min(_CALLS_AT_ONCE, self._max - len(self._open))
 
-    def _submit(self, batch: Sequence[CallFuture[Any]]) -> None:
+    def _submit(self, batch: Sequence[CallFuture[Any]]) -> list[tuple[CallFuture[Any], dict[str, Any]]]:
+        """Make jobs of these; returns those that have ended by now."""
         if self._cursor is None:
             # Before the first job, so that no end can be missed.
             self._cursor = self._client.call("GET", "/v1/ended")["cursor"]
@@ -189,8 +233,7 @@ class Dispatch:
             if self._open and self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="gpusched-watch")
                 self._watcher.start()
-        for future, job in early:
-            self._settle(future, job)
+        return early
 
     def _posted(self, spec: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
         """Submit, once, also when the daemon is killed under it: whether it has recorded the jobs can be seen."""
@@ -211,6 +254,8 @@ class Dispatch:
     def _watch(self) -> None:
         while True:
             with self._lock:
+                # A call that another thread is about to cancel is not over yet.
+                self._lock.wait_for(lambda: self._open or self._sending or not self._left)
                 if not self._open and not self._sending:
                     self._watcher = None
                     break
@@ -226,10 +271,17 @@ class Dispatch:
                     _give(future, error)
                 continue
             with self._lock:
-                settled = [(self._open.pop(job["id"]), job) for job in ended if job["id"] in self._open]
-                if self._sending:
-                    known = {job["id"] for _, job in settled}
-                    self._early.update({job["id"]: job for job in ended if job["id"] not in known})
+                settled: list[tuple[CallFuture[Any], dict[str, Any]]] = []
+                for job in ended:
+                    if job["id"] not in self._open:
+                        if self._sending:
+                            self._early[job["id"]] = job
+                        continue
+                    future = self._open.pop(job["id"])
+                    if job["state"] == "CANCELLED" and job["id"] in self._cancelling:
+                        self._left.add(job["id"])
+                    else:
+                        settled.append((future, job))
                 self._lock.notify_all()
             for future, job in settled:
                 self._settle(future, job)
@@ -256,7 +308,11 @@ class Dispatch:
     def _settle(self, future: CallFuture[Any], job: dict[str, Any]) -> None:
         try:
             if job["state"] == "CANCELLED" and future.is_being_cancelled:
-                future.become_cancelled()
+                if future.take_back():
+                    future.tell_cancelled()
+                return
+            if job["state"] == "CANCELLED" and future.is_given_up and self._broken is not None:
+                _give(future, self._broken)
                 return
             try:
                 value = self.folder.take(future.number, job, future.name)
@@ -281,6 +337,8 @@ class Dispatch:
                 return
             self._broken = error
             waiting, sent = list(self._queue), dict(self._open)
+            for future in sent.values():
+                future.is_given_up = True
             self._queue.clear()
             self._lock.notify_all()
         for future in waiting:
@@ -291,8 +349,12 @@ class Dispatch:
                 answer = self._client.call("POST", "/v1/jobs/cancel", {"ids": list(sent), "states": ["PENDING"]})
             except GpuschedError:
                 return  # they start, and find out by themselves
-            for job_id in map(str, answer["cancelled"]):
-                _give(sent[job_id], error)
+            gone = set(map(str, answer["cancelled"]))
+            for job_id, future in sent.items():
+                if job_id in gone:
+                    _give(future, error)
+                else:
+                    future.is_given_up = False
 
     def _settle_end(self) -> None:
         """After the last call of an executor that was shut down without waiting."""

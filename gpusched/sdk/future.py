@@ -30,6 +30,9 @@ class CallFuture(Future[T]):
         self.job_id: str | None = None
         """Its job, once that is submitted, which is a moment after the call."""
         self.is_being_cancelled = False
+        """It was asked for, and not refused so far."""
+        self.is_given_up = False
+        """Its job is being cancelled because no call of the executor can be made."""
         self._dispatch = dispatch
 
     def cancel(self) -> bool:
@@ -46,12 +49,20 @@ class CallFuture(Future[T]):
                     self._state = "RUNNING"
         return super().running()
 
-    def become_cancelled(self) -> bool:
-        """Be cancelled here, and tell those who wait. The job is not asked."""
-        if not super().cancel():
-            return False
+    def take_back(self) -> bool:
+        """Be cancelled, without a word to anybody but those in `result`; False when it is over already.
+
+        The job is not asked, and that it ran before it was put back into the queue does not matter. Whoever gets True
+        must call `tell_cancelled`.
+        """
         with self._condition:
-            is_told = self._state == "CANCELLED_AND_NOTIFIED"
-        if not is_told:
-            self.set_running_or_notify_cancel()
-        return True
+            if self.done():
+                return False
+            self._state = "CANCELLED"
+            self._condition.notify_all()
+            return True
+
+    def tell_cancelled(self) -> None:
+        """Call the callbacks, here, and tell those who wait for one of many."""
+        self._invoke_callbacks()  # type: ignore[attr-defined]  # `Future.cancel` does this where there is no job
+        self.set_running_or_notify_cancel()

@@ -17,7 +17,8 @@ from harness import Daemon
 from support import wait_until
 
 import gpusched
-from gpusched.errors import JobFailed, Refused, UsageError
+from gpusched.errors import JobFailed, NotReady, Refused, UsageError
+from gpusched.sdk.folder import CallFolder, InitializerFailed
 
 
 @pytest.fixture
@@ -129,6 +130,116 @@ def test_a_job_that_runs_is_not_cancelled_though_nobody_asked_whether_it_does(
     assert not future.cancel()
     (tmp_path / "go").touch()
     assert future.result(timeout=30)
+
+
+@pytest.fixture
+def told_first(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """The first request to cancel is answered when the thread that watches has dealt with the ends of its jobs.
+
+    For that it must have something else to watch. What is put into the list is raised in place of the answer.
+    """
+    call = gpusched.Client.call
+    ended: set[str] = set()
+    dealt_with: set[str] = set()
+    errors: list[BaseException] = []
+    first = iter([True])
+
+    def late(client: gpusched.Client, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if path.startswith("/v1/ended?after"):
+            dealt_with.update(ended)
+        answer = call(client, method, path, body)
+        if path.startswith("/v1/ended?after"):
+            ended.update(job["id"] for job in answer["jobs"])
+        elif path == "/v1/jobs/cancel" and next(first, False):
+            wait_until(lambda: dealt_with.issuperset(map(str, answer["cancelled"])), what="the ends to be told")
+            if errors:
+                raise errors.pop()
+        return answer
+
+    monkeypatch.setattr(gpusched.Client, "call", late)
+    return errors
+
+
+def test_who_cancels_has_called_the_callbacks_also_when_the_end_is_told_first(
+    make: Make, told_first: list[BaseException]
+) -> None:
+    """As in the standard library; another thread would still be calling them when `cancel` returns."""
+    executor = make(hold=True)
+    future, other = executor.submit(calls.square, 3), executor.submit(calls.square, 4)
+    job_of(future), job_of(other)
+    seen: list[threading.Thread] = []
+    future.add_done_callback(lambda done: seen.append(threading.current_thread()))
+    assert future.cancel()
+    assert seen == [threading.current_thread()]
+    assert not other.done()
+
+
+def test_a_cancellation_that_was_not_answered_is_one_when_the_job_has_ended_so(
+    make: Make, told_first: list[BaseException]
+) -> None:
+    executor = make(hold=True)
+    future, other = executor.submit(calls.square, 3), executor.submit(calls.square, 4)
+    job_of(future), job_of(other)
+    told_first.append(NotReady("the daemon went away"))
+    with pytest.raises(NotReady):
+        future.cancel()
+    assert future.cancelled()
+    assert not other.done()
+
+
+def test_of_two_threads_that_cancel_a_call_both_have(make: Make, told_first: list[BaseException]) -> None:
+    executor = make(hold=True)
+    future, other = executor.submit(calls.square, 3), executor.submit(calls.square, 4)
+    job_of(future), job_of(other)
+    seen: list[bool] = []
+    future.add_done_callback(lambda done: seen.append(done.cancelled()))
+    with cf.ThreadPoolExecutor(2) as pool:
+        assert [asked.result(timeout=30) for asked in [pool.submit(future.cancel) for _ in range(2)]] == [True, True]
+    assert seen == [True]
+
+
+def test_a_callback_may_shut_down_what_it_was_cancelled_with(make: Make) -> None:
+    """It waits for the others, which must be cancelled by then."""
+    executor = make(hold=True, max_workers=2)
+    futures = [executor.submit(calls.square, n) for n in range(4)]
+    job_of(futures[0]), job_of(futures[1])
+    for future in futures:
+        future.add_done_callback(lambda done: executor.shutdown())
+    executor.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+
+
+def test_a_callback_of_a_refused_call_may_cancel_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait half a minute for the thread that it is in to send them."""
+    executor = make(gpus=64)
+    call, posts = gpusched.Client.call, threading.Event()
+
+    def late(client: gpusched.Client, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if "batch" in (body or {}):
+            assert posts.wait(30)
+        return call(client, method, path, body)
+
+    monkeypatch.setattr(gpusched.Client, "call", late)
+    executor.submit(calls.square, 0)
+    wait_until(lambda: executor._dispatch._sending, what="one to be on its way")
+    # These go together, in a request for each function: the first is refused before the second is sent.
+    futures = [executor.submit(function, n) for n in range(2) for function in (calls.square, calls.add)]
+    for future in futures:
+        others = [other for other in futures if other is not future]
+        future.add_done_callback(lambda done, others=others: [other.cancel() for other in others])  # type: ignore[misc]
+    waited = threading.Condition.wait_for
+    limits: list[float | None] = []
+
+    def noted(self: threading.Condition, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        if threading.current_thread().name == "gpusched-submit" and not predicate():
+            limits.append(timeout)
+            return False
+        return waited(self, predicate, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", noted)
+    posts.set()
+    assert all(isinstance(future.exception(timeout=30), Refused) for future in futures)
+    assert limits == []
 
 
 # --- callbacks ----------------------------------------------------------------------------------------
@@ -253,6 +364,33 @@ def test_jobs_that_wait_for_a_broken_initializer_are_cancelled(make: Make, tmp_p
     assert [daemon.job(job_id)["state"] for job_id in ids] == ["FAILED", "CANCELLED", "CANCELLED"]
 
 
+def test_a_broken_initializer_that_is_found_by_the_one_thread_cancels_under_the_eyes_of_the_other(
+    make: Make, daemon: Daemon, tmp_path: Path, told_first: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job ends before its submission is answered; the cancelled ends of the others are told before that is."""
+    executor = make(initializer=calls.fail_set_up, initargs=(str(tmp_path / "broken"),), hold=True)
+    other = executor.submit(calls.begin_and_wait_for, str(tmp_path / "go"))
+    daemon.call("POST", "/v1/jobs/release", {"ids": [job_of(other)]})
+    wait_until((tmp_path / "go.begun").exists, what="the call to begin")
+    (tmp_path / "broken").touch()
+    call = gpusched.Client.call
+
+    def late(client: gpusched.Client, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        answer = call(client, method, path, body)
+        if "batch" in (body or {}) and len(body["batch"]) > 1:
+            call(client, "POST", "/v1/jobs/release", {"ids": answer["ids"][:1]})
+            first = str(answer["ids"][0])
+            wait_until(lambda: first in executor._dispatch._early, what="the first of them to end")
+        return answer
+
+    monkeypatch.setattr(gpusched.Client, "call", late)
+    with executor._dispatch._lock:  # so that they go together
+        futures = [executor.submit(calls.square, n) for n in range(3)]
+    assert [type(future.exception(timeout=30)) for future in futures] == [InitializerFailed] * 3
+    (tmp_path / "go").touch()
+    assert other.result(timeout=30), "what runs goes on"
+
+
 def test_what_is_no_initializer_is_refused(make: Make, daemon: Daemon) -> None:
     with pytest.raises(TypeError, match="initializer must be a callable"):
         make(initializer=3)
@@ -339,6 +477,32 @@ def test_an_executor_leaves_no_files_when_all_went_well(make: Make, daemon: Daem
     with make() as executor:
         assert sum(executor.map(calls.square, range(4))) == 14
     assert os.listdir(daemon.home / "calls") == []
+
+
+def test_who_shuts_down_waits_also_for_the_files_to_go(
+    make: Make, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that watches has been told to end by an earlier call, and removes them."""
+    entered, may_go = threading.Event(), threading.Event()
+    forget_log = CallFolder.forget_log
+
+    def slowly(folder: CallFolder, job_id: str) -> None:
+        entered.set()
+        assert may_go.wait(30)
+        forget_log(folder, job_id)
+
+    monkeypatch.setattr(CallFolder, "forget_log", slowly)
+    executor = make()
+    future = executor.submit(calls.wait_for, str(tmp_path / "go"))
+    executor.shutdown(wait=False)
+    (tmp_path / "go").touch()
+    assert future.result(timeout=30)
+    assert entered.wait(30)
+    with cf.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: (executor.shutdown(), os.listdir(daemon.home / "calls")))
+        cf.wait([found], timeout=0.2)
+        may_go.set()
+        assert found.result(timeout=30) == (None, [])
 
 
 def test_the_output_of_a_call_that_failed_is_kept(make: Make, daemon: Daemon) -> None:

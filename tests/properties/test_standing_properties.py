@@ -13,7 +13,7 @@ from gpusched.model.job import Request
 from gpusched.model.settings import AccountSettings, PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.cycle import decide
-from gpusched.policy.standing import Standing
+from gpusched.policy.standing import Kind, Standing
 from gpusched.testing import NOW, gpu_view, node
 
 CLUSTERS = {
@@ -72,6 +72,7 @@ def some_settings(dice: Random) -> Settings:
             weight_size=dice.choice([0.0, 100.0]),
             weight_fit=dice.choice([0.0, 30.0]),
             weight_deadline=dice.choice([0.0, 0.0, 100.0]),
+            weight_short=dice.choice([0.0, 0.0, 500.0]),
             half_life_s=dice.choice([0.5, 20.0, 1e9]),
             calc_period_s=dice.choice([0.0, 1.0, 7.0, 60.0]),
             backfill=dice.random() < 0.8,
@@ -101,6 +102,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
     now, last = NOW, 0
     waiting: set[int] = set()
     running: dict[int, float] = {}
+    own: dict[ClassKey, Kind] = {}
     for _ in range(dice.randint(1, 14)):
         now += dice.choice([0.0, 1.0, 5.0, 20.0])
         for _ in range(dice.randint(0, 3)):
@@ -120,7 +122,10 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
                 predicted_s=dice.choice([None, 1, 4, 12]),
                 plan_s=dice.choice([None, None, 1, 3, 12]),
             )
-            standing.arrived(standing.kind_of(key), PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
+            kind = own.get(key) or standing.kind_of(key)
+            if dice.random() < 0.2:
+                kind = own[key] = standing.own_kind(key)
+            standing.arrived(kind, PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
             waiting.add(last)
         for job_id in sorted(running):
             if running[job_id] <= now or dice.random() < 0.25:
@@ -133,6 +138,9 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
         guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
         for job_id in guessed:
             standing.expect(job_id, dice.choice([now + 3.0, float("inf")]))
+        for kind in own.values():
+            if dice.random() < 0.2:
+                standing.foresee(kind, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
         expected = decide(standing.snapshot(now), chosen)
         plan = standing.decide(now)
         assert plan.starts == expected.starts
