@@ -148,3 +148,31 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
         for start in plan.starts:
             waiting.remove(start.job_id)
             running[start.job_id] = now + dice.choice([1.0, 5.0, 40.0])
+
+
+def test_what_is_kept_moves_when_others_insist_on_its_cards():
+    nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
+    standing = Standing(nodes, Settings())
+
+    def arrives(number, **asked):
+        key = ClassKey(1000, "", "default", 0, 100, Request(cpus=0.0, gpus=2, **asked), "u")
+        standing.arrived(standing.kind_of(key), PendingJob(number, NOW + number))
+
+    def kept():
+        expected = decide(standing.snapshot(NOW + 20), standing.settings)
+        assert standing.decide(NOW + 20).starts == expected.starts == ()
+        assert standing.reservations() == expected.reservations
+        return [one.placement.node for one in standing.reservations()]
+
+    for number in (1, 2):
+        arrives(number)
+    assert len(standing.decide(NOW + 10).starts) == 2
+    arrives(3)
+    assert kept() == ["n1"]
+    # Six of twelve cards that are asked for are the two that are rare.
+    for number in (4, 5, 6):
+        arrives(number, constraint="rare")
+    assert kept() == ["n2"]
+    for number in (4, 5, 6):
+        standing.left(number)
+    assert kept() == ["n1"]
