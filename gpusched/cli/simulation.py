@@ -10,7 +10,7 @@ from pathlib import Path
 from gpusched import paths
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
-from gpusched.simulate import runner, whole
+from gpusched.simulate import predicting, runner, whole
 from gpusched.simulate.choices import DEFAULT, PRESENT, Choice, choices_of, refuse_fast
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
@@ -88,7 +88,8 @@ def prepare(asked: Asked) -> Simulation:
     _check_words(asked)
     is_whole = asked.tick or asked.from_history
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
-    choices = choices_of(names, None if asked.config is None else Path(asked.config), asked.predict)
+    config = None if asked.config is None else Path(asked.config)
+    choices = choices_of(names, config, asked.predict, is_exact=asked.is_exact)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
     if asked.rules is not None:
         check_exact(asked.rules, names, trace.jobs)
@@ -103,7 +104,7 @@ def prepare(asked: Asked) -> Simulation:
                     f"{choice.name} knows how long each job will run, and the daemon does not",
                     "leave --tick out, or name another policy",
                 )
-            if choice.predict is not None:
+            if choice.predict not in (None, predicting.OWN):
                 raise UsageError(
                     f"{choice.name} is to predict by {choice.predict}, and with --tick the daemon does so by itself",
                     "put predict = true under [priority] of --config",

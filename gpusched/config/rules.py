@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusched.model.settings import BACKFILL_ORDERS, FOREIGN_MESSAGES, ORDERS, PRIVATE_DATA, STRATEGIES
+from gpusched.model.settings import BACKFILL_BY, BACKFILL_ORDERS, FOREIGN_MESSAGES, ORDERS, PRIVATE_DATA, STRATEGIES
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 
 
@@ -172,8 +172,10 @@ _WORD = Text(is_word=True)
 RULES: dict[str, Rule] = {
     "priority.order": OneOf(ORDERS),
     "priority.backfill_order": OneOf(BACKFILL_ORDERS),
+    "priority.backfill_by": OneOf(BACKFILL_BY),
     "priority.weight_age": _WEIGHT,
     "priority.max_age_s": _SOME_TIME,
+    "priority.max_wait_s": _SOME_TIME,
     "priority.weight_nice": _WEIGHT,
     "priority.weight_fairshare": _WEIGHT,
     "priority.weight_size": _WEIGHT,

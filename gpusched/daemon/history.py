@@ -7,6 +7,7 @@ ended because of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from gpusched.model.calendar import Estimate
@@ -17,9 +18,9 @@ from gpusched.policy.ahead import vram
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.calibrating import Calibration, Told, calibrate
-from gpusched.predict.families import SAMPLES, Family, family, predict
+from gpusched.predict.families import SAMPLES, Family, family, planned_s, predict
 from gpusched.predict.judging import Judge, Measure, Said
-from gpusched.predict.past import Guess, Past, by_all_alike
+from gpusched.predict.past import Guess, Past, by_all_alike, by_last_two
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""
@@ -132,11 +133,16 @@ class History:
             self._said[job.id] = self._guess(job, limit_s).plan_s
 
     def guess(self, job: Job) -> Guess | None:
-        """How long a job with a time limit will run; None as long as limits have been the better guesses."""
+        """How long a job will run; None where nothing is known, or limits have been the better guesses so far.
+
+        Where there is no limit even strangers' runs say more than nothing: who is new is not last in line for that.
+        """
         limit_s = job.spec.time_limit_s
-        if limit_s is None or not self._judge.measure.is_better:
-            return None
-        return self._guess(job, limit_s)
+        if limit_s is not None:
+            return self._guess(job, limit_s) if self._judge.measure.is_better else None
+        guess = by_last_two(self._past, _marks(job), None)
+        usual_s = planned_s(self.predict(job))
+        return guess if guess is None or usual_s is None else replace(guess, plan_s=usual_s)
 
     @property
     def measure(self) -> Measure:
@@ -144,7 +150,7 @@ class History:
         return self._judge.measure
 
     def _guess(self, job: Job, limit_s: int) -> Guess:
-        return by_all_alike(self._past, _marks(job), limit_s) or Guess(limit_s, limit_s)
+        return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or Guess(limit_s, limit_s)
 
     def _look_back(self, ended: Sequence[tuple[Job, float]]) -> None:
         """Take in what ended before all that is known, oldest first; each is judged by those before it."""
@@ -152,7 +158,7 @@ class History:
         for job, run_s in ended:
             marks, limit_s = _marks(job), job.spec.time_limit_s
             if limit_s is not None:
-                guess = by_all_alike(past, marks, limit_s) or Guess(limit_s, limit_s)
+                guess = by_all_alike(past, marks[:_OWN], limit_s) or Guess(limit_s, limit_s)
                 said.append(Said(guess.plan_s, limit_s, run_s))
             past.learn(marks, run_s)
         self._judge.add_older(said)
@@ -166,9 +172,13 @@ class History:
 
 
 def _marks(job: Job) -> tuple[Hashable, ...]:
-    """Who is like it: those of its family with its limit, those of its family, those of its user."""
+    """Who is like it: its family with its limit, its family, its user's; then whoever's with as many GPUs, and all."""
     kind = family(job)
-    return (kind, job.spec.time_limit_s), kind, job.user
+    return (kind, job.spec.time_limit_s), kind, job.user, kind.gpus, ()
+
+
+_OWN = 3
+"""So many marks are of the same user: beside a limit that says more than what strangers do."""
 
 
 def _run_s(run: Run) -> float | None:

@@ -67,6 +67,14 @@ class Lines:
         """The classes in which those with this mark wait, each with one of them."""
         return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
 
+    def unforeseen(self) -> list[Hashable]:
+        """The marks of those of whom nothing was known, and who gave no limit either."""
+        return [
+            alike
+            for alike, classes in self._alike.items()
+            if any(key.predicted_s is None and key.time_limit_s is None for key in classes)
+        ]
+
     def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:
         """Put those with this mark from one class into another."""
         for job_id in list(self._alike[alike][before]):

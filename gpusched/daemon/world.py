@@ -7,7 +7,7 @@ a commit fails or somebody else wrote to the table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
@@ -62,7 +62,7 @@ class Rules:
     predict: Callable[[Job], Prediction | None] | None = None
     """How long a job without a time limit is planned to run; None leaves that open."""
     guess: Callable[[Job], Guess | None] | None = None
-    """How long a job with a time limit runs; None goes by the limit."""
+    """How long a job runs; None goes by its limit, or leaves that open."""
 
     @classmethod
     def of(
@@ -83,10 +83,8 @@ class Rules:
         return planned_s(self.predict(job))
 
     def guess_of(self, job: Job | None) -> Guess | None:
-        """How long a job with a time limit runs; None where its limit is gone by."""
-        if self.guess is None or job is None or job.spec.time_limit_s is None:
-            return None
-        return self.guess(job)
+        """How long a job runs; None where its limit is gone by, or nothing is known."""
+        return None if self.guess is None or job is None else self.guess(job)
 
     def learned(self, job: Job) -> tuple[int | None, int | None]:
         """How long a waiting job is expected to run, and how long it is planned to in place of its limit."""
@@ -262,10 +260,14 @@ class World:
     def rethink(self, families: Iterable[Family]) -> bool:
         """Plan jobs of these families that are in line by what is known of them by now; whether that moved any.
 
+        Those of whom nothing was known are among them: of them the run of a stranger says something.
         It costs one guess for each class they wait in, and only those are moved of whom something else is thought.
         """
         found = False
-        for one in families:
+        changed: dict[Hashable, None] = dict.fromkeys(families)
+        if changed:
+            changed |= dict.fromkeys(self._lines.unforeseen())
+        for one in changed:
             for key, job_id in self._lines.classes_alike(one):
                 predicted_s, plan_s = self.rules.learned(self.jobs[job_id])
                 if (predicted_s, plan_s) != (key.predicted_s, key.plan_s):
@@ -589,7 +591,8 @@ class World:
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
         held = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
-        guess = self.rules.guess_of(job)
+        is_limited = job is not None and job.spec.time_limit_s is not None
+        guess = self.rules.guess_of(job) if is_limited else None
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
         if planned_s is not None:
             held = evolve(held, predicted_end_at=held.start_at + planned_s)

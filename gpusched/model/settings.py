@@ -17,6 +17,8 @@ def setting(default: Any, doc: str) -> Any:
 
 
 BACKFILL_ORDERS = ("line", "shortest")
+
+BACKFILL_BY = ("limit", "prediction")
 ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "spf", "saf", "drf", "fairshare")
 STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
 LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
@@ -32,14 +34,25 @@ class PrioritySettings:
     order: str = setting(
         "multifactor",
         "Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `spf`, `saf`, "
-        "`drf` or `fairshare`. In all but the first two a job that has waited max_age_s goes first, so that none "
-        "starves.",
+        "`drf` or `fairshare`. In all but the first two a job that has waited max_wait_s goes first, so that "
+        "none starves.",
     )
-    weight_age: float = setting(1000.0, "Weight of the age factor: time waited over max_age_s, at most 1.")
-    max_age_s: float = setting(7 * 86400.0, "Time after which waiting longer adds nothing, in seconds.")
+    weight_age: float = setting(
+        16000.0, "Weight of the age factor: time waited over max_age_s, at most 1. 1000 points are a week of waiting."
+    )
+    max_age_s: float = setting(
+        112 * 86400.0,
+        "Time after which waiting longer adds nothing, in seconds: so long that age outweighs in the end what others "
+        "may be ahead.",
+    )
+    max_wait_s: float = setting(
+        7 * 86400.0,
+        "Time after which a job goes first in orders that do not count age, and over which the deadline factor rises, "
+        "in seconds.",
+    )
     weight_nice: float = setting(20000.0, "Weight of the nice factor; at 20000 one nice step is one point.")
     weight_fairshare: float = setting(
-        10000.0, "Weight of the fair-share factor: 1 for who has used least of their share."
+        500.0, "Weight of the fair-share factor: 1 for who has used least of their share."
     )
     weight_size: float = setting(0.0, "Weight of the size factor: the part of the cluster that the job asks for.")
     favor_small: bool = setting(False, "Turn the size factor round, so that small jobs rank higher.")
@@ -50,12 +63,12 @@ class PrioritySettings:
     )
     weight_fit: float = setting(0.0, "Weight of the fit factor: 1 less the dominant share of the cluster asked for.")
     weight_short: float = setting(
-        0.0,
+        4500.0,
         "Weight of the short factor: 1 for a job that is over at once, less by as much for each doubling of its "
         "length, as predicted or by its limit, 0 for a month and for an unknown length.",
     )
     weight_whole: float = setting(
-        0.0,
+        3000.0,
         "Weight of the whole factor: the part of a node's GPUs that the job needs free at once, 1 for whole nodes. "
         "Against it that small jobs keep passing wide ones.",
     )
@@ -78,13 +91,18 @@ class PrioritySettings:
         "A later job that may not start where it would be put best starts where it leaves what is reserved alone; "
         "without this it waits.",
     )
+    backfill_by: str = setting(
+        "limit",
+        "What tells that a later job is over before others need what is reserved: `limit`, its time limit, which it "
+        "is held to, or `prediction`, how long it is expected to run, which can be wrong at their cost.",
+    )
     backfill_order: str = setting(
         "line",
         "Who fills gaps first: `line`, as they stand in it, or `shortest`, who is expected "
         "to run shortest. The line itself, and for whom room is kept, stays as it is.",
     )
     predict: bool = setting(
-        False,
+        True,
         "Plan jobs with the run time learned from earlier ones, those with a time limit as long as that has been the "
         "better guess. Nothing is ever ended for it, but a reserved start may come later when a job runs on.",
     )

@@ -53,6 +53,10 @@ class ClassKey:
             return self.plan_s if self.time_limit_s is None else min(self.plan_s, self.time_limit_s)
         return self.predicted_s if self.time_limit_s is None else self.time_limit_s
 
+    def relied_s(self, backfill_by: str) -> int | None:
+        """How long it is relied upon to hold what it takes, by `[priority] backfill_by`; None when nobody can say."""
+        return self.planned_s if backfill_by == "prediction" else self.time_limit_s
+
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:

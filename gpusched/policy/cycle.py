@@ -134,7 +134,7 @@ class Cycle:
         What its queue is guaranteed a job need not leave to anybody.
         """
         key = head.key
-        turn = self.turns.in_the_way(key, head.wanted, self.end_of(key))
+        turn = self.turns.in_the_way(key, head.wanted, self.relied_end_of(key))
         if turn is None or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, head.wanted)):
             return None
         name, limit = self.name_of(turn.job_id), turn.limit
@@ -214,11 +214,19 @@ class Cycle:
         return len(self.reservations) < self.settings.priority.backfill_depth
 
     def end_of(self, key: ClassKey) -> float:
-        """When a job of this class that starts now has ended: at its limit, or as planned.
+        """When a job of this class that starts now is planned to have ended."""
+        return self._after(key.time_limit_s if self._is_held_to_limit(key) else key.planned_s)
 
-        What the calendar keeps is not to be met by one that runs on: before that its limit counts.
-        """
-        lasts_s = key.time_limit_s if key.plan_s is not None and self.inside.later else key.planned_s
+    def relied_end_of(self, key: ClassKey) -> float:
+        """When it is relied upon to have ended, by those for whom something is kept."""
+        by = self.settings.priority.backfill_by
+        return self._after(key.time_limit_s if self._is_held_to_limit(key) else key.relied_s(by))
+
+    def _is_held_to_limit(self, key: ClassKey) -> bool:
+        """What the calendar keeps is not to be met by one that runs on: before that its limit counts."""
+        return key.plan_s is not None and bool(self.inside.later)
+
+    def _after(self, lasts_s: int | None) -> float:
         return inf if lasts_s is None else self.now + lasts_s
 
     def is_hopeless(self, mark: object) -> bool:
@@ -344,7 +352,7 @@ def take(cycle: Cycle, head: Head) -> None:
 def _place(cycle: Cycle, head: Head, need: Need, guard: Guard | None) -> Booking | None:
     """The best place now that delays nothing that is kept."""
     key = head.key
-    end_at = cycle.end_of(key)
+    end_at = cycle.relied_end_of(key)
     concerns = cycle.profile.concerns(end_at)
     mark = need.signature, guard, concerns
     if cycle.is_hopeless(mark) or cycle.is_hopeless((*mark[:2], ())):
@@ -453,7 +461,7 @@ def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
         return
     guard = cycle.guards.of(head.key, head.wanted)
     booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
-    if booking is None or not cycle.profile.leaves_licenses(booking.licenses, cycle.end_of(head.key)):
+    if booking is None or not cycle.profile.leaves_licenses(booking.licenses, cycle.relied_end_of(head.key)):
         text = f"waits for others inside reservation {name}"
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return
@@ -493,7 +501,14 @@ class Reasons(Mapping[ClassKey, Reason]):
     def __init__(self, cycle: Cycle) -> None:
         first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
         self._explainer = Explainer(
-            cycle.draft, cycle.ceilings, cycle.now, first, cycle.profile, cycle.name_of, cycle.upkeep
+            cycle.draft,
+            cycle.ceilings,
+            cycle.now,
+            first,
+            cycle.profile,
+            cycle.name_of,
+            cycle.upkeep,
+            cycle.relied_end_of,
         )
         self._blocked = cycle.blocked
         self._known = {

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from math import inf
 
-from gpusched.model.snapshot import Reason
+from gpusched.model.snapshot import ClassKey, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.policy.calendar.upkeep import Upkeep
@@ -35,6 +34,7 @@ class Explainer:
         profile: Profile,
         name_of: Callable[[int], str],
         upkeep: Upkeep,
+        relied_end_of: Callable[[ClassKey], float],
     ) -> None:
         self._draft = draft
         self._idle = Draft(draft.layout)
@@ -44,6 +44,7 @@ class Explainer:
         self._profile = profile
         self._name_of = name_of
         self._upkeep = upkeep
+        self._relied_end_of = relied_end_of
         self._known: dict[object, Reason] = {}
 
     def reason(self, head: Head, kept: Kept | None = None) -> Reason:
@@ -60,11 +61,9 @@ class Explainer:
 
     def _of_upkeep(self, head: Head, need: Need, kept: Kept | None) -> Reason | None:
         """Maintenance, when it alone keeps the job from starting."""
-        planned_s = head.key.planned_s
-        end_at = inf if planned_s is None else self._now + planned_s
         nodes = {place.node for place in pool(self._draft.layout, need).places}
         free = {piece.node for option in options(self._draft, need) for piece in option.booking.pieces()}
-        text = self._upkeep.why_not(nodes, free, end_at)
+        text = self._upkeep.why_not(nodes, free, self._relied_end_of(head.key))
         if text is None:
             return None
         facts: dict[str, object] = {} if kept is None else {"expected_at": kept.start_at}

@@ -5,7 +5,7 @@ A rank is a tuple that sorts smaller first:
     queue     where its queue stands against the others (only with guarantees, weights or own orders)
     tier      of its QOS, higher first
     front     preempted jobs before the others of their tier
-    overdue   in orders that do not count age, those that have waited `max_age_s`, so that nobody starves
+    overdue   in orders that do not count age, those that have waited `max_wait_s`, so that nobody starves
     measure   what the order by name says
     then      the instant it waits from, and its id
 
@@ -185,7 +185,7 @@ class Ranking:
     def rank(self, key: ClassKey, job: PendingJob) -> Rank:
         """Where this job stands; smaller is sooner, and no two jobs are equal."""
         order = self.order_of(key.queue)
-        is_overdue = order in AGELESS and self.as_of - job.queued_at > self.settings.priority.max_age_s
+        is_overdue = order in AGELESS and self.as_of - job.queued_at > self.settings.priority.max_wait_s
         measure = () if is_overdue else _MEASURES[order](self, key, job)
         queue = self._quotas.rank(key.queue, self.wanted(key)) if self._quotas and self._quotas.is_capacity else ()
         return queue, -self.tier(key), not key.is_front, not is_overdue, measure, job.queued_at, job.id
@@ -242,7 +242,7 @@ class Ranking:
         queue, qos = self.settings.queue.get(key.queue), self.settings.qos.get(key.qos)
         nice = min(key.nice, key.inherited.nice) if key.inherited else key.nice
         size = factors.size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
-        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_age_s)
+        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_wait_s)
         return (
             ("size", weights.weight_size * size),
             ("queue", weights.weight_queue * (queue.factor if queue else 0.0)),

@@ -36,10 +36,14 @@ class Choice:
     """How run times are guessed, by a name of `predicting`; None: they are not."""
 
 
-def choices_of(names: Sequence[str], config: Path | None = None, predict: str | None = None) -> list[Choice]:
+def choices_of(
+    names: Sequence[str], config: Path | None = None, predict: str | None = None, *, is_exact: bool = False
+) -> list[Choice]:
     """The policies of these names, `NAME[:PREDICTION]`; `config` is the file of `default`.
 
-    Args: predict: how run times are guessed under those that say nothing of it.
+    Args:
+        predict: how run times are guessed under those that say nothing of it.
+        is_exact: estimates are the run times, so that no settings need to guess them.
 
     Raises: UsageError for a name that is none; SettingsError for settings that cannot be used.
     """
@@ -47,12 +51,13 @@ def choices_of(names: Sequence[str], config: Path | None = None, predict: str | 
         raise UsageError(
             f"no policy goes by {config}: it says what the policy default is", f"--policy {DEFAULT},{','.join(names)}"
         )
-    return [_choice(name, config, predict) for name in names]
+    return [_choice(name, config, predict, is_exact=is_exact) for name in names]
 
 
-def _choice(text: str, config: Path | None, predict: str | None) -> Choice:
+def _choice(text: str, config: Path | None, predict: str | None, *, is_exact: bool) -> Choice:
     name, _, own = text.partition(":")
-    found = replace(_named(name, config), name=text, predict=own or predict)
+    found = _named(name, config)
+    found = replace(found, name=text, predict=own or predict or (None if is_exact else found.predict))
     predicting.check(found.predict, found.settings.priority.order, orders_by_run_time=found.orders_by_run_time)
     return found
 
@@ -60,14 +65,19 @@ def _choice(text: str, config: Path | None, predict: str | None) -> Choice:
 def _named(name: str, config: Path | None) -> Choice:
     if name == DEFAULT:
         if config is None:
-            return Choice(name, Settings())
+            return _of_daemon(name, Settings())
         if not config.is_file():
             raise NotFound(f"there is no config file {config}", "see what is in force: gpusched config show")
-        return Choice(name, load_settings(None, {CONFIG_VARIABLE: str(config)}).settings)
+        return _of_daemon(name, load_settings(None, {CONFIG_VARIABLE: str(config)}).settings)
     if name == PRESENT:
-        return Choice(name, load_settings(paths.config_file(), os.environ).settings)
+        return _of_daemon(name, load_settings(paths.config_file(), os.environ).settings)
     rules = rules_of(name)
     return Choice(name, rules.settings(), rules.orders_by_run_time)
+
+
+def _of_daemon(name: str, settings: Settings) -> Choice:
+    """One that predicts as the daemon does under these settings."""
+    return Choice(name, settings, predict=predicting.OWN if settings.priority.predict else None)
 
 
 def refuse_fast(choice: Choice) -> None:

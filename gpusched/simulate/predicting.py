@@ -12,13 +12,17 @@ from dataclasses import replace
 from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey
 from gpusched.policy.standing import Kind, Standing
-from gpusched.predict.past import METHODS, Guess, Past
+from gpusched.predict.judging import Judge, Said
+from gpusched.predict.past import METHODS, Guess, Method, Past
 from gpusched.simulate.trace import TraceJob
 
 EXACT = "exact"
 """Every job is known to run as long as it will."""
 
-NAMES = (*METHODS, EXACT)
+OWN = "own"
+"""As the daemon: `similar` for jobs without a limit; for others `mixed`, while that has been better than limits."""
+
+NAMES = (*METHODS, OWN, EXACT)
 
 
 def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
@@ -56,9 +60,14 @@ class Foresight:
         self._jobs = jobs
         self._standing = standing
         self._key_of = key_of
-        self._method = None if name == EXACT else METHODS[name]
         self._past = Past()
         self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
+        own = "mixed" if self.has_limits else "similar"
+        self._method = None if name == EXACT else METHODS[own if name == OWN else name]
+        self._judge = Judge() if name == OWN and self.has_limits else None
+        """Of whether guesses are gone by; None: they are."""
+        self._said_s: dict[int, int] = {}
+        """What running jobs were guessed to run as they started, where that is judged."""
         self._groups: dict[Hashable, _Group] = {}
         """By what makes jobs alike."""
         self._waiting: dict[str, dict[_Group, TraceJob]] = {}
@@ -75,10 +84,15 @@ class Foresight:
         return (whose, job.name, size), (whose, job.name), (size,), ()
 
     def guess(self, job: TraceJob) -> Guess | None:
-        """How long this one will run, judged by those that have ended."""
+        """How long this one will run, judged by those that have ended; None where that is not gone by."""
         if self._method is None:
             return Guess(job.run_s, job.run_s)
-        return self._method(self._past, self.marks(job), job.estimate_s if self.has_limits else None)
+        if self._judge is not None and not self._judge.measure.is_better:
+            return None
+        return self._guess(job, self._method)
+
+    def _guess(self, job: TraceJob, method: Method) -> Guess | None:
+        return method(self._past, self.marks(job), job.estimate_s if self.has_limits else None)
 
     def arrived(self, number: int) -> Kind:
         """The kind of a job that arrives; by what it is guessed to run, all that wait with it are."""
@@ -99,12 +113,17 @@ class Foresight:
         job = self._jobs[number]
         group = self._groups[self._alike(job)]
         group.waiting -= 1
+        if self._judge is not None and self._method is not None:
+            said = self._guess(job, self._method)
+            self._said_s[number] = job.estimate_s if said is None else said.plan_s
         if not group.waiting:
             del self._waiting[_whose(job)][group]
 
     def ended(self, number: int) -> None:
         """A job has ended, and everybody may know how long it ran."""
         job = self._jobs[number]
+        if self._judge is not None:
+            self._judge.add(Said(self._said_s.pop(number), job.estimate_s, job.run_s))
         if self._method is not None:
             self._past.learn(self.marks(job), job.run_s)
             self._changed[_whose(job)] = None
@@ -117,9 +136,10 @@ class Foresight:
         self._changed.clear()
 
     def _think(self, group: _Group, guess: Guess | None) -> None:
-        if guess != group.guess and guess is not None:
+        if guess != group.guess:
             group.guess = guess
-            self._standing.foresee(group.kind, guess.expected_s, guess.plan_s)
+            known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
+            self._standing.foresee(group.kind, *known)
 
     def _alike(self, job: TraceJob) -> Hashable:
         """What all have in common that are one class without predictions."""

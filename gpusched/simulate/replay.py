@@ -101,7 +101,8 @@ def under(settings: Settings, name: str) -> Settings:
         backfill=made.priority.backfill,
         backfill_depth=made.priority.backfill_depth,
         backfill_elsewhere=made.priority.backfill_elsewhere,
-        max_age_s=inf,
+        backfill_by=made.priority.backfill_by,
+        max_wait_s=inf,
     )
     return replace(settings, priority=priority, placement=replace(settings.placement, strategy=made.placement.strategy))
 

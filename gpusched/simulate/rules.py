@@ -56,7 +56,8 @@ class Rules:
                 backfill_depth=depth,
                 backfill_order="shortest" if self.backfill == "sjbf" else "line",
                 backfill_elsewhere=False,
-                max_age_s=inf,
+                backfill_by="prediction",
+                max_wait_s=inf,
             ),
             placement=PlacementSettings(strategy=PLACEMENTS[self.placement]),
         )

@@ -286,9 +286,10 @@ class _Whole:
             self._refusals.pop(number, None)
             job_id = int(answer["ids"][0])
             self._numbers[job_id] = number
-            max_age_s = self._settings.priority.max_age_s
-            if max_age_s < inf and self._settings.priority.order != "fifo":
-                heappush(self._wakes, (_just_after(self._clock.at + max_age_s, self._settings), job_id))
+            priority = self._settings.priority
+            longest_s = priority.max_age_s if priority.order == "multifactor" else priority.max_wait_s
+            if longest_s < inf and priority.order != "fifo":
+                heappush(self._wakes, (_just_after(self._clock.at + longest_s, self._settings), job_id))
 
         return take
 

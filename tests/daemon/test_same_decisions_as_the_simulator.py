@@ -45,6 +45,7 @@ order = "{order}"
 backfill_depth = {depth}
 weight_fairshare = 0
 max_age_s = 315360000
+max_wait_s = 315360000
 [placement]
 strategy = "{strategy}"
 """

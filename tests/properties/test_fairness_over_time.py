@@ -14,11 +14,14 @@ from strategies import held_by
 from gpusched import testing
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import Settings
+from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Plan
 from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
 from gpusched.testing import NOW, job, node
+
+FIRST_COME = Settings(priority=PrioritySettings(weight_short=0.0, weight_whole=0.0))
+"""Without these a job that came later goes before the wide one only by passing it."""
 
 WIDE = 1
 STEP_S = 60.0
@@ -69,7 +72,7 @@ class Machine:
     def cycle(self) -> Plan:
         """Decide and start."""
         snapshot = testing.snapshot(*self.nodes, running=self.running, waiting=self.waiting, now=self.now)
-        plan = decide(snapshot, Settings())
+        plan = decide(snapshot, FIRST_COME)
         for held in held_by(plan, self.waiting, self.now):
             self.running.append(held)
             life_s = STEP_S * self.chance.randint(1, LONGEST_STEPS)

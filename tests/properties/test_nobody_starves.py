@@ -82,7 +82,9 @@ def hash_of(user: str) -> int:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("has_limits", [True, False], ids=["limits", "no limits"])
 def test_a_wide_job_starts_within_a_bound(order, has_limits):
-    settings = Settings(priority=PrioritySettings(order=order, max_age_s=MAX_AGE_S, half_life_s=MAX_AGE_S))
+    settings = Settings(
+        priority=PrioritySettings(order=order, max_age_s=MAX_AGE_S, max_wait_s=MAX_AGE_S, half_life_s=MAX_AGE_S)
+    )
     started = plays(settings, has_limits=has_limits, until_s=2 * MAX_AGE_S)
     assert started is not None
     assert started <= MAX_AGE_S + 4 * SHORT_S
@@ -90,5 +92,5 @@ def test_a_wide_job_starts_within_a_bound(order, has_limits):
 
 def test_without_a_reservation_it_would_starve():
     """The stream is strong enough: taken away what keeps room for it, the job does not start."""
-    settings = Settings(priority=PrioritySettings(order="sjf", max_age_s=1e9))
+    settings = Settings(priority=PrioritySettings(order="sjf", max_wait_s=1e9))
     assert plays(settings, has_limits=True, until_s=2 * MAX_AGE_S) is None

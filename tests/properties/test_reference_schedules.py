@@ -115,7 +115,7 @@ def by_the_policy(procs: int, jobs: list[Rigid], order: str, rule: str) -> list[
     """The same, but every pass is one `decide`."""
     backfill, depth = RULES[rule]
     chosen = Settings(
-        priority=PrioritySettings(order=ORDERS[order][0], backfill=backfill, backfill_depth=depth, max_age_s=1e9)
+        priority=PrioritySettings(order=ORDERS[order][0], backfill=backfill, backfill_depth=depth, max_wait_s=1e9)
     )
     machine = node(cpus=float(procs), mem_mib=1)
     starts: dict[int, int] = {}

@@ -64,6 +64,9 @@ def load(**parts: Any) -> HostSample:
     return HostSample(at=NOW, name="n1", cpus=16, mem_total_mib=64 * 1024, **{**fields, "net_mib_s": 0.0, **parts})
 
 
+FIRST_COME = replace(Settings(), priority=replace(Settings().priority, weight_short=0.0, weight_whole=0.0))
+"""The defaults, but for how long and how wide jobs are, which most tables do not speak of."""
+
 _TABLES = {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
 
 
@@ -72,7 +75,7 @@ def settings(**groups: Mapping[str, Any]) -> Settings:
 
     Of `queue`, `qos` and `account` the fields of each by name: `settings(qos={"urgent": {"tier": 1}})`.
     """
-    made = Settings()
+    made = FIRST_COME
     for group, fields in groups.items():
         if group in _TABLES:
             value: Any = {name: _TABLES[group](name, **parts) for name, parts in fields.items()}
@@ -126,7 +129,7 @@ class Scenario:
     nodes: Sequence[NodeView]
     waiting: Sequence[Job]
     running: Sequence[Allocation] = ()
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = FIRST_COME
     front: int | None = None
     usage: Sequence[Usage] = ()
     windows: Sequence[Window] = ()

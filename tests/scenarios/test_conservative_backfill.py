@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
-from gpusched.model.settings import Settings
 from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, node
 
@@ -126,9 +125,17 @@ def snapshot_with(scenario, **predicted):
 def test_a_job_without_a_limit_passes_when_those_like_it_were_short():
     scenario = Scenario(FOUR, [wants(1, 4, limit=HOUR), wants(2, 1)], [running(90, "n1:0,1", ends_in=HOUR)])
     assert scenario.outcome().starts == {}
-    starts = decide(snapshot_with(scenario, job2=600), Settings()).starts
+    trusting = settings(priority={"backfill_by": "prediction"})
+    starts = decide(snapshot_with(scenario, job2=600), trusting).starts
     assert [start.job_id for start in starts] == [2]
-    assert decide(snapshot_with(scenario, job2=4000), Settings()).starts == ()
+    assert decide(snapshot_with(scenario, job2=4000), trusting).starts == ()
+
+
+def test_by_default_nobody_passes_because_of_a_guess():
+    waiting = [wants(1, 4, limit=HOUR), wants(2, 1), wants(3, 1, limit=HOUR // 2)]
+    scenario = Scenario(FOUR, waiting, [running(90, "n1:0,1", ends_in=HOUR)])
+    starts = decide(snapshot_with(scenario, job2=600), settings()).starts
+    assert [start.job_id for start in starts] == [3]
 
 
 @pytest.mark.parametrize(("predicted", "expected"), [(600.0, 600.0), (-1.0, None)], ids=["will end", "runs on"])
@@ -141,7 +148,7 @@ def test_a_running_job_without_a_limit_is_planned_to_end_as_predicted_unless_it_
 def test_a_time_limit_counts_and_not_the_prediction():
     waiting = [wants(1, 4, limit=HOUR), wants(2, 1, limit=2 * HOUR)]
     scenario = Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=HOUR)])
-    assert decide(snapshot_with(scenario, job2=60), Settings()).starts == ()
+    assert decide(snapshot_with(scenario, job2=60), settings()).starts == ()
 
 
 def test_a_job_passes_the_reservations_that_it_ends_before_whatever_kept_a_longer_one_waiting():

@@ -17,8 +17,8 @@ ORDER = {
         [wants(1, 1, nice=999, waited=7 * 86400), wants(2, 1, waited=0)],
         [1],
     ),
-    "waiting longer than that adds nothing": (
-        [wants(1, 1, nice=1001, waited=70 * 86400), wants(2, 1, waited=0)],
+    "waiting longer than sixteen weeks adds nothing": (
+        [wants(1, 1, waited=700 * 86400), wants(2, 1, waited=112 * 86400, nice=-1)],
         [2],
     ),
     "at equal age the lower id goes first": ([wants(8, 1, waited=60), wants(7, 1, uid=5, waited=60)], [7]),

@@ -152,7 +152,7 @@ def test_runs_fail_by_seed_alone_and_only_where_the_end_is_not_known():
 
 
 def test_a_run_ends_at_its_time_limit():
-    jobs = [gpu_job("a", 0, 60, estimate_s=60, outcome="timeout"), gpu_job("b", 0, 20, gpus=4, estimate_s=30)]
+    jobs = [gpu_job("a", 0, 60, estimate_s=60, outcome="timeout"), gpu_job("b", 1, 20, gpus=4, estimate_s=30)]
     outcome = whole.run(jobs, ONE, Settings())
     assert ends_of(outcome, 0) == [(0, 60, "timeout")]
     assert ends_of(outcome, 1) == [(60, 80, "completed")]
@@ -213,16 +213,16 @@ def test_who_may_have_no_more_jobs_asks_again_later():
 
 
 def test_who_has_waited_for_too_long_goes_first_without_any_other_event():
-    order = PrioritySettings(order="sjf", max_age_s=1000, backfill=False)
+    order = PrioritySettings(order="sjf", max_wait_s=1000, backfill=False)
     # One that is shorter, and too wide for the cards that are free, keeps it from them until it is overdue itself.
     jobs = [gpu_job("now", 0, 5000, 2), gpu_job("wide", 25, 50, 4), gpu_job("long", 21, 900)]
     jobs.append(gpu_job("first", 0, 30, 2))
-    overdue = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1000)))
+    overdue = whole.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1000)))
     # Ranks are worked out each minute.
     assert overdue.start_s == [0, 5000, 1080, 0]
-    at_once = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1000, calc_period_s=0)))
+    at_once = whole.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1000, calc_period_s=0)))
     assert at_once.start_s == [0, 5000, 1021, 0]
-    patient = whole.run(jobs, ONE, Settings(priority=replace(order, max_age_s=1e9)))
+    patient = whole.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1e9)))
     assert patient.start_s == [0, 5000, 5050, 0]
 
 
@@ -352,8 +352,9 @@ def test_a_job_without_a_limit_is_planned_with_what_others_like_it_took():
         replace(gpu_job("wide", base + 1, 400, 4), spec=wide),
         replace(gpu_job("filler", base + 2, 100, 2), spec=short[0]),
     ]
-    blind = whole.run(jobs, ONE, Settings())
-    told = whole.run(jobs, ONE, Settings(priority=PrioritySettings(predict=True)))
+    rules = PrioritySettings(predict=False, weight_short=0.0, backfill_by="prediction")
+    blind = whole.run(jobs, ONE, Settings(priority=rules))
+    told = whole.run(jobs, ONE, Settings(priority=replace(rules, predict=True)))
     # Who knows that the filler takes 100 s lets it run while the wide one waits for the long one.
     assert blind.start_s[-1] == base + 1400
     assert told.start_s[-1] == base + 2

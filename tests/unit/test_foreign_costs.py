@@ -60,10 +60,11 @@ def test_who_would_start_on_which_card() -> None:
     jobs = [job(1, request=request(gpus=1)), job(2, request=request(gpus=2))]
     lab = snapshot(node(gpus=cards), waiting=jobs)
     # The first job starts anyway, on whichever card.
-    found = starts_on(lab, SETTINGS, {FIRST: 0, SECOND: 0})
+    settings = replace(SETTINGS, priority=replace(SETTINGS.priority, weight_whole=0.0))
+    found = starts_on(lab, settings, {FIRST: 0, SECOND: 0})
     assert set(found.values()) == {(2,)}
     assert len(found) == 2
-    assert starts_on(lab, SETTINGS, {FIRST: 0}) == {}
+    assert starts_on(lab, settings, {FIRST: 0}) == {}
 
 
 def test_a_stranger_that_works_keeps_the_card_however_little_it_holds() -> None:

@@ -23,6 +23,7 @@ from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
 from gpusched.predict.families import planned_s, predict
 from gpusched.predict.judging import LEAST
+from gpusched.predict.past import Guess, in_steps
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")
@@ -72,7 +73,9 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
         guess = scheduler.history.guess(one)
         assert guess is not None
         assert guess.plan_s == pytest.approx(100, rel=0.06)
-        assert scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None))) is None
+        # Without a limit it is planned with what nine in ten kept to.
+        free = scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None)))
+        assert free == Guess(planned_s(predict([100.0] * LEAST)), in_steps(100, None))
         measure = scheduler.history.measure
         assert (measure.runs, round(measure.limit_factor)) == (LEAST, 36)
         assert measure.guess_factor < 1.3
@@ -101,9 +104,10 @@ def test_who_waits_is_thought_of_anew_as_those_like_it_end() -> None:
         lab.turn(10)
         if (key := lab.scheduler.world.class_of(4)) is not None:
             found = key
-    # Three that were like the fourth had ended while it waited; of the other nobody knows.
-    assert found.predicted_s == planned_s(predict([100.0] * 3))
-    assert first_waiting_key(lab).predicted_s is None
+    # Three that were like the fourth had ended while it waited; the other is expected to run like those.
+    assert found.plan_s == planned_s(predict([100.0] * 3))
+    other = first_waiting_key(lab)
+    assert other.predicted_s == other.plan_s == found.predicted_s
 
 
 def test_who_waits_while_the_past_is_read_is_thought_of_anew() -> None:
@@ -217,9 +221,9 @@ def test_a_job_that_waits_for_another_starts_after_it() -> None:
 
 def test_the_place_counts_jobs_of_all_classes() -> None:
     lab, _, waiting = busy_lab()
-    second = lab.submit(request=request(gpus=1), nice=500)
+    second = lab.submit(request=request(gpus=1), nice=9000)
     lab.clock.advance(1)
-    first = lab.submit(caller=ROOT, request=request(gpus=1), nice=-500)
+    first = lab.submit(caller=ROOT, request=request(gpus=1), nice=-9000)
     assert [outlook(lab).place(job_id) for job_id in (first, waiting, second)] == [(1, 3), (2, 3), (3, 3)]
     assert outlook(lab).first(2) == [first, waiting]
 

@@ -16,6 +16,7 @@ from gpusched.predict.families import family, planned_s
 from gpusched.predict.past import Guess
 from gpusched.testing import NOW, job, run
 
+NOT_ASKED = Settings(priority=PrioritySettings(predict=False))
 ASKED = Settings(priority=PrioritySettings(predict=True))
 
 
@@ -38,7 +39,7 @@ def test_nothing_is_planned_of_what_nobody_has_seen():
     assert planned_s(None) is None
 
 
-@pytest.mark.parametrize(("settings", "planned"), [(ASKED, True), (Settings(), False)], ids=["asked", "not asked"])
+@pytest.mark.parametrize(("settings", "planned"), [(ASKED, True), (NOT_ASKED, False)], ids=["asked", "not asked"])
 def test_waiting_jobs_without_a_limit_carry_what_was_learned(settings, planned):
     world = World(Rules.of(settings, predict))
     world.put_job(job(1), NOW)
@@ -60,7 +61,7 @@ def test_running_jobs_without_a_limit_are_planned_to_end():
 
 
 def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
-    world = World(Rules.of(Settings(), predict))
+    world = World(Rules.of(NOT_ASKED, predict))
     world.put_job(job(1), NOW)
     world.adopt(Rules.of(ASKED, predict))
     assert world.pending_views()[0].key.predicted_s is not None

@@ -84,7 +84,7 @@ def test_the_rank_is_the_sum_of_its_parts():
     parts = dict(rank.parts)
     assert parts == {
         "age": pytest.approx(500.0),
-        "fairshare": 10_000.0,
+        "fairshare": 500.0,
         "size": 0.0,
         "queue": 0.0,
         "qos": 0.0,
@@ -94,7 +94,7 @@ def test_the_rank_is_the_sum_of_its_parts():
         "short": 0.0,
         "whole": 0.0,
     }
-    assert rank.total == pytest.approx(20_600.0)
+    assert rank.total == pytest.approx(11_100.0)
 
 
 def test_weights_are_settings():

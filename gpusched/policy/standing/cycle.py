@@ -228,11 +228,14 @@ class Standing:
     # --- a reservation for everybody, on one node -----------------------------------------------
 
     def _can_plan_in_steps(self, now: float) -> bool:
-        can = self._depth > 1 and self._is_flat and not self._lines.others and len(self._lines) <= self._depth
+        # There each is relied upon to end as planned.
+        by_plan = self.settings.priority.backfill_by == "prediction"
+        is_deep = self._has_backfill and by_plan and self._depth > 1 and self._is_flat
+        can = is_deep and not self._lines.others and len(self._lines) <= self._depth
         if not can or (self._future.ends and self._future.ends[0][0] <= now):
             self._steps = None
             return False
-        return self._has_backfill
+        return True
 
     def _plan_in_steps(self, now: float, starts: list[Start]) -> None:
         """Conservative backfill by planning anew; for jobs at the end of the line alone, by going on."""
@@ -293,7 +296,7 @@ class Standing:
         while heap and left:
             rank, number, row = heap[0]
             entry = row.line[number]
-            booking = self._place(row.shape, now + entry[2].planned_s)
+            booking = self._place(row.shape, now + entry[2].relied_s)
             if booking is not None:
                 self._start(lines.take(row, number), booking, now, starts)
             else:
@@ -339,7 +342,7 @@ class Standing:
             after = self._next(row, number, now)
             if after == number:
                 entry = row.by_length[number]
-                booking = self._place(row.shape, now + entry[2].planned_s)
+                booking = self._place(row.shape, now + entry[2].relied_s)
                 if booking is None or entry[1].id in reserved:
                     if row.shape.booking is None:
                         fitting.discard(row.shape)
@@ -381,7 +384,7 @@ class Standing:
             return number
         longest_s = kept[0].pass_until - now
         for at in range(number, len(line)):
-            if line[at][2].planned_s <= longest_s:
+            if line[at][2].relied_s <= longest_s:
                 return at
             if row.is_of_one_kind:
                 break
@@ -392,7 +395,7 @@ class Standing:
         shape = entry[2].shape
         if not self._may_fit(shape):
             return
-        booking = self._place(shape, now + entry[2].planned_s)
+        booking = self._place(shape, now + entry[2].relied_s)
         if booking is not None:
             self._lines.take_off(entry)
             self._start(entry, booking, now, starts)

@@ -21,10 +21,13 @@ class Kind:
 
     __slots__ = (
         *("insists", "is_limited", "is_of_cores", "is_plain", "key", "limit_s", "micros", "planned_s"),
+        *("backfill_by", "relied_s"),
         *("points", "rate", "row", "shape", "sharer", "waiting"),
     )
 
-    def __init__(self, key: ClassKey, row: Row, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
+    def __init__(
+        self, key: ClassKey, row: Row, sharer: Sharer, points: float, *, backfill_by: str, is_of_cores: bool
+    ) -> None:
         request = key.request
         self.key = key
         self.row = row
@@ -38,7 +41,8 @@ class Kind:
         """What one of these is charged for, a second, where that is the same wherever it runs."""
         self.waiting = 0
         """How many of these wait."""
-        self.planned_s: float = inf if key.planned_s is None else key.planned_s
+        self.backfill_by = backfill_by
+        self._tell_lengths()
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
         """Whether it is ended at some time, as planned or later."""
@@ -58,8 +62,14 @@ class Kind:
 
     def foresee(self, predicted_s: int | None, plan_s: int | None) -> None:
         """Take these for how long it is expected and planned to run."""
-        key = self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
-        self.planned_s = inf if key.planned_s is None else key.planned_s
+        self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
+        self._tell_lengths()
+
+    def _tell_lengths(self) -> None:
+        planned_s, relied_s = self.key.planned_s, self.key.relied_s(self.backfill_by)
+        self.planned_s: float = inf if planned_s is None else planned_s
+        self.relied_s: float = inf if relied_s is None else relied_s
+        """As what is kept for others relies on it."""
 
 
 class Row:

@@ -113,7 +113,8 @@ class Lines:
             row = Row(shape, sharer, is_of_one_kind=is_own, is_by_length=self.is_by_length)
             if not is_own:
                 self._rows[mark] = row
-        return Kind(key, row, sharer, points, is_of_cores=is_of_cores)
+        by = self._settings.priority.backfill_by
+        return Kind(key, row, sharer, points, backfill_by=by, is_of_cores=is_of_cores)
 
     def _own_points(self, key: ClassKey) -> float:
         return self._ranking.own_points(key) if self._is_weighted else 0.0
@@ -329,11 +330,12 @@ class Lines:
         In orders without age it goes first from then on, which is seen once.
         """
         waiting, heap = self._waiting, self._by_age
-        max_age_s, found = self._settings.priority.max_age_s, False
+        priority, found = self._settings.priority, False
+        longest_s = priority.max_age_s if self._is_weighted else priority.max_wait_s
         while heap:
             queued_at, job_id = heap[0]
             if job_id in waiting:
-                if at - queued_at <= max_age_s:
+                if at - queued_at <= longest_s:
                     break
                 found = True
                 if self._is_weighted:
