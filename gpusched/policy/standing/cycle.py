@@ -117,8 +117,7 @@ class Standing:
         """A running job is over, and what it held is free. It is charged until the next cycle."""
         one = self._running.pop(job_id)
         ending = one.ending
-        self._draft.release(ending.booking)
-        self._draft.settle()
+        self._draft.give_back(ending.booking)
         self._future.remove(ending)
         self._lines.forget(one.kind)
         if self._lines.shares.weigh:
@@ -177,6 +176,8 @@ class Standing:
         if not self._is_plain or lines.complex:
             return self._decide_anew(now)
         self._anew, self._now = None, now
+        if not len(lines):
+            return self._plan_for_nobody()
         starts: list[Start] = []
         if self._can_plan_in_steps(now):
             self._plan_in_steps(now, starts)
@@ -189,6 +190,13 @@ class Standing:
                 self._look_at(entry, now, starts)
         lines.seen()
         return Plan(starts=tuple(starts)) if starts else _NOTHING
+
+    def _plan_for_nobody(self) -> Plan:
+        if self._profile.kept:
+            self._profile = Profile(self._draft, (), self._now)
+        self._first = self._blocked = self._steps = None
+        self._lines.seen()
+        return _NOTHING
 
     def reservations(self) -> tuple[Reservation, ...]:
         """What was kept for blocked jobs in the last cycle."""
@@ -377,11 +385,15 @@ class Standing:
         if passes is not False:
             return number
         longest_s = kept[0].pass_until - now
+        if longest_s < row.shortest_s:
+            return None
+        if row.is_of_one_kind:
+            return number if line[number][2].planned_s <= longest_s else None
         for at in range(number, len(line)):
             if line[at][2].planned_s <= longest_s:
                 return at
-            if row.is_of_one_kind:
-                break
+        if not number:
+            row.shortest_s = min(entry[2].planned_s for entry in line)
         return None
 
     def _look_at(self, entry: Waiting, now: float, starts: list[Start]) -> None:
@@ -456,8 +468,7 @@ class Standing:
 
     def _book(self, entry: Waiting, booking: Booking, start: Start, now: float) -> Ending:
         job_id, kind = start.job_id, entry[2]
-        self._draft.book(booking)
-        self._draft.settle()
+        self._draft.take(booking)
         end_at = now + kind.planned_s
         ending = Ending(job_id, now, end_at, booking)
         self._future.add(ending)

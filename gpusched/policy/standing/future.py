@@ -52,7 +52,7 @@ class Future:
         elif self._is_kept:
             self._since.append(ending.booking)
         elif self._state is not None:
-            self._state.book(ending.booking)
+            self._state.take(ending.booking)
             self._place = None
 
     def remove(self, ending: Ending) -> None:
@@ -63,7 +63,7 @@ class Future:
                 self._none_sooner = None
             self._ended -= 1
         elif self._state is not None:
-            self._cleared().release(ending.booking)
+            self._cleared().give_back(ending.booking)
             self._none_sooner = self._place = None
         del self.ends[number]
 
@@ -104,11 +104,10 @@ class Future:
         if self._is_kept:
             state.rollback(0)
             for booking in self._since:
-                state.book(booking)
+                state.take(booking)
                 self._place = None
             self._since.clear()
             self._is_kept = False
-        state.settle()
         return state
 
     def _instant_after(self, first: int, now: float) -> int:
@@ -123,9 +122,8 @@ class Future:
         """Move on to when so many have ended."""
         if ended > self._ended:
             for end in self.ends[self._ended : ended]:
-                state.release(end[3].booking)
+                state.give_back(end[3].booking)
             self._ended, self._place = ended, None
-            state.settle()
 
     def _move_on(self, state: Draft, need: Need) -> bool:
         """Go to the first later instant with room for this need."""
@@ -152,10 +150,9 @@ class Future:
             last, at = self._ended, ends[self._ended - 1][0]
             first = last - 1 if at == inf else bisect_left(ends, (at,), 0, last)
             for end in ends[first:last]:
-                state.book(end[3].booking)
+                state.take(end[3].booking)
             self._ended = first
             if not fits(state, need):
                 self._release(state, last)
                 return
             self._place = None
-            state.settle()

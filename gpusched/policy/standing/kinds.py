@@ -57,6 +57,7 @@ class Kind:
         """Take these for how long it is expected and planned to run."""
         key = self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
         self.planned_s = inf if key.planned_s is None else key.planned_s
+        self.row.shortest_s = min(self.row.shortest_s, self.planned_s)
 
 
 class Row:
@@ -66,7 +67,7 @@ class Row:
     use do to all of them. In other orders all of the shape.
     """
 
-    __slots__ = ("by_length", "is_of_one_kind", "line", "rank", "shape", "sharer")
+    __slots__ = ("by_length", "is_of_one_kind", "line", "rank", "shape", "sharer", "shortest_s")
 
     def __init__(self, shape: Shape, sharer: Sharer, *, is_of_one_kind: bool, is_by_length: bool) -> None:
         self.shape = shape
@@ -77,6 +78,8 @@ class Row:
         """The same jobs in the order in which they may fill gaps."""
         self.rank: Rank = ()
         """Of the first."""
+        self.shortest_s = inf
+        """None of them is planned to run for less."""
 
 
 class Shape:
