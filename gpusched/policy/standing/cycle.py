@@ -16,7 +16,7 @@ from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.ordering import Rank
 from gpusched.policy.placement import find, fits, options
-from gpusched.policy.profile import NO_JOB, Ending, Profile
+from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile
 from gpusched.policy.sharing.usage import footprint
 from gpusched.policy.standing.future import Future
 from gpusched.policy.standing.kinds import Kind, Place, Row, Running, Shape, Waiting
@@ -346,7 +346,7 @@ class Standing:
                 entry = row.by_length[number]
                 booking = self._place(row.shape, now + entry[2].planned_s)
                 if booking is None or entry[1].id in reserved:
-                    if row.shape.booking is None:
+                    if row.shape.epoch == self._epoch and row.shape.booking is None:
                         fitting.discard(row.shape)
                     after = self._next(row, number + 1, now)
                 else:
@@ -381,7 +381,7 @@ class Standing:
         if self._is_flat:
             passes: bool | None = shape.millicpus <= kept[0].state.free_millicpus[0]
         else:
-            passes = shape.passes if shape.epoch == self._epoch else None
+            passes = shape.passes if shape.passes_of == self._epoch else None
         if passes is not False:
             return number
         longest_s = kept[0].pass_until - now
@@ -418,32 +418,52 @@ class Standing:
 
     def _place(self, shape: Shape, end_at: float) -> Booking | None:
         """The best place now for a job of this shape that delays nothing that is kept, as in `cycle`."""
-        if shape.epoch != self._epoch:
-            shape.booking = self._find(shape) if self._may_fit(shape) else None
-            shape.epoch, shape.passes = self._epoch, None
-        booking, profile = shape.booking, self._profile
+        profile, epoch = self._profile, self._epoch
         kept = profile.kept
-        if booking is None or not kept:
-            return booking
-        if len(kept) == 1:
-            if end_at <= kept[0].pass_until:
-                return booking
-            if shape.passes is False:
-                return None
-        elif not profile.concerns(end_at):
-            return booking
+        if not kept or not (end_at > kept[0].pass_until if len(kept) == 1 else profile.concerns(end_at)):
+            return self._best(shape)
+        if shape.passes_of == epoch and not shape.passes and len(kept) == 1:
+            return None
+        found: Booking | None = None
         if self._has_one_place or self._is_flat:
+            booking = self._best(shape)
+            if booking is None:
+                return None
             found = booking if profile.admits(booking, end_at) else None
-        else:
+        elif shape.epoch == epoch and shape.booking is None:
+            return None
+        elif len(kept) > 1 or self._may_pass(shape, kept[0]):
             places = options(self._draft, shape.need, avoid=profile.cards_kept(end_at))
+            if not places:
+                shape.booking, shape.epoch = None, epoch
+                return None
             places.sort()
             found = next((one.booking for one in places if profile.admits(one.booking, end_at)), None)
-        if len(kept) == 1:
-            shape.passes = found is not None
+        shape.passes, shape.passes_of = found is not None, epoch
         return found
 
+    def _may_pass(self, shape: Shape, kept: Kept) -> bool:
+        """A first look, by numbers alone, at whether a job that is not over by then leaves room for what is kept.
+
+        That may go elsewhere, so that its own cards count as free; but then it takes as many others.
+        """
+        cards, free = shape.cards, kept.state.free_cards
+        if not cards:
+            return True
+        request = shape.need.request
+        if sum(free) < cards * request.nodes + request.tail_gpus:
+            return False
+        free_now, held = self._draft.free_cards, {piece.node: len(piece.parts) for piece in kept.booking.pieces()}
+        return any(count >= cards and free[node] + held.get(node, 0) >= cards for node, count in enumerate(free_now))
+
+    def _best(self, shape: Shape) -> Booking | None:
+        """The best place now for a job of this shape, whatever is kept."""
+        if shape.epoch != self._epoch:
+            shape.booking = self._find(shape) if self._may_fit(shape) else None
+            shape.epoch = self._epoch
+        return shape.booking
+
     def _find(self, shape: Shape) -> Booking | None:
-        """The best place now, whatever is kept."""
         only = shape.only
         if only is None:
             only = find(self._draft, shape.need)

@@ -87,7 +87,7 @@ class Shape:
 
     __slots__ = (
         *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
-        *("only", "passes", "placement", "rows"),
+        *("only", "passes", "passes_of", "placement", "rows"),
     )
 
     def __init__(self, need: Need) -> None:
@@ -97,18 +97,20 @@ class Shape:
         """Those in which somebody waits."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
-        self.epoch = -1
-        """Of which `booking` and `passes` are; both hold until somebody starts or ends."""
         self.booking: Booking | None = None
         """The best place now."""
+        self.epoch = -1
+        """Of which `booking` is; it holds until somebody starts or ends."""
         self.only: Booking | None = None
         """Where there can be no more than one place, that one, once it was found."""
         self.placement: Placement | None = None
         """As the rest of the program knows it."""
         self.can_fit: bool | None = None
         """Whether it fits when nobody else is there; None before that was asked."""
-        self.passes: bool | None = None
-        """Whether one that goes there may run past what is kept; None before anybody has asked."""
+        self.passes = False
+        """Whether one of these may run past the only reservation."""
+        self.passes_of = -1
+        """The epoch of which that is."""
 
     def on_the_only_node(self) -> Booking:
         """The only place that cores of one node can be taken from."""
