@@ -37,7 +37,9 @@ class Card:
         return model in self.model and (not model or model not in self.parent_model)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nothing changes one: some are made for each place that is looked at, and one that is frozen
+# takes four times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class Part:
     """What one booking takes of one card: all of it, or VRAM (and, for a fraction, time)."""
 
@@ -47,7 +49,8 @@ class Part:
     micros: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+# As above.
+@dataclass(slots=True, unsafe_hash=True)
 class Booking:
     """What one job takes of one node, and of the `others` when it is a gang."""
 

@@ -34,7 +34,8 @@ NO_JOB = 0
 """Stands for a window of the calendar among the running jobs; ids of jobs begin at 1."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nothing changes one: a frozen one takes four times as long to make, and each run has one.
+@dataclass(slots=True, unsafe_hash=True)
 class Ending:
     """A running job as the future sees it. `end_at` is infinite without a time limit."""
 
