@@ -521,7 +521,9 @@ class Standing:
             return shape.can_fit
         if self._depth > 1:
             return self._profile.reserve(job_id, need, planned_s) is not None
-        kept = self._future.keep(job_id, need, planned_s, now)
+        kept = self._future.keep(job_id, need, planned_s, now, shape.only)
         if kept is not None:
             self._profile.kept.append(kept)
+            if self._is_flat:
+                shape.only = kept.booking
         return kept is not None

@@ -26,7 +26,18 @@ class Future:
     reservation has brought with it come on top, and are rolled back before anything else is done to them.
     """
 
-    __slots__ = ("_draft", "_ended", "_freed", "_is_kept", "_none_sooner", "_place", "_since", "_state", "ends")
+    __slots__ = (
+        "_draft",
+        "_ended",
+        "_freed",
+        "_is_kept",
+        "_none_sooner",
+        "_only",
+        "_place",
+        "_since",
+        "_state",
+        "ends",
+    )
 
     def __init__(self, draft: Draft) -> None:
         """Args: draft: the machines of now, which others keep up to date."""
@@ -36,6 +47,8 @@ class Future:
         """The machines kept; None until room is kept for anybody."""
         self._ended = 0
         self._is_kept = False
+        self._only: Booking | None = None
+        """The only place for the need that is looked for."""
         self._since: list[Booking] = []
         """Of those who started since room was kept, what is still held at its instant."""
         self._none_sooner: Need | None = None
@@ -73,12 +86,14 @@ class Future:
             self._freed.update(piece.node for piece in ending.booking.pieces())
         del self.ends[number]
 
-    def keep(self, job_id: int, need: Need, duration_s: float, now: float) -> Kept | None:
+    def keep(self, job_id: int, need: Need, duration_s: float, now: float, only: Booking | None = None) -> Kept | None:
         """`Profile.reserve` where nothing else is kept: at the first instant with room; None when there never is any.
 
         It takes the place of what was kept before, and its machines are those of its instant until the next change.
+
+        Args: only: the one place that there is for this need, where there is no more than one.
         """
-        state = self._cleared()
+        state, self._only = self._cleared(), only
         self._release(state, self._instant_after(self._ended, now))
         if self._best(state, need) is None:
             if not self._move_on(state, need) or self._best(state, need) is None:
@@ -116,10 +131,17 @@ class Future:
     def _best(self, state: Draft, need: Need) -> Booking | None:
         """The best place at this instant."""
         if self._place is None or self._place[0] is not need:
-            booking = find(state, need)
+            booking = self._only
+            if booking is None:
+                booking = find(state, need)
+            elif not state.has_room(booking):
+                booking = None
             self._place = None if booking is None else (need, booking)
             return booking
         return self._place[1]
+
+    def _fits(self, state: Draft, need: Need) -> bool:
+        return fits(state, need) if self._only is None else state.has_room(self._only)
 
     def _may_fit(self, state: Draft, need: Need, nodes: Iterable[int]) -> bool:
         """Whether there can be room for (a part of) it on one of these nodes, by numbers alone.
@@ -153,7 +175,7 @@ class Future:
             first = self._ended
             self._release(state, self._instant_after(first + 1, -inf))
             nodes = {piece.node for end in self.ends[first : self._ended] for piece in end[3].booking.pieces()}
-            if self._may_fit(state, need, nodes) and fits(state, need):
+            if self._may_fit(state, need, nodes) and self._fits(state, need):
                 return True
         return False
 
@@ -167,7 +189,7 @@ class Future:
             for end in ends[first:last]:
                 state.take(end[3].booking)
             self._ended = first
-            if not fits(state, need):
+            if not self._fits(state, need):
                 self._release(state, last)
                 return
             self._place = None
