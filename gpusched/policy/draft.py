@@ -15,6 +15,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.policy.amounts import WHOLE_CARD, micros_of, millicpus_of, squeeze
 from gpusched.policy.need import Need
+from gpusched.policy.wanted import Wanted
 
 Counts = tuple[tuple[str, int], ...]
 """Names and numbers, sorted by name."""
@@ -84,6 +85,7 @@ class Layout:
         "slice_limits",
         "strategy",
         "typical",
+        "wanted",
     )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
@@ -100,6 +102,8 @@ class Layout:
         self.strategy: str = settings.placement.strategy
         self.typical: tuple[tuple[Need, float], ...] = ()
         """The usual jobs with how often they come, for the strategy that asks; see `fragmentation.typical_of`."""
+        self.wanted: Wanted | None = None
+        """What is asked for, for the strategy that leaves cards to those who insist on them; see `scarcity`."""
         over = settings.oversubscribe
         self.is_oversubscribed = max(over.cpus, over.mem, over.vram) > 1
         self.licenses: dict[str, int] = dict(settings.license)

@@ -169,6 +169,9 @@ class Standing:
         lines, shares = self._lines, self._lines.shares
         if lines.rank_as_of(now):
             self._is_stale = True
+        if lines.take_other_places:
+            self._is_stale, lines.take_other_places = True, False
+            self._future.forget_place()
         for one in self._gone:
             shares.ended(one.kind.sharer, one.rate, now)
         self._gone.clear()

@@ -67,6 +67,10 @@ class Future:
             self._none_sooner = self._place = None
         del self.ends[number]
 
+    def forget_place(self) -> None:
+        """Another place may be the best now, though the machines are the same."""
+        self._place = None
+
     def keep(self, job_id: int, need: Need, duration_s: float, now: float) -> Kept | None:
         """`Profile.reserve` where nothing else is kept: at the first instant with room; None when there never is any.
 

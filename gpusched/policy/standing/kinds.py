@@ -13,13 +13,14 @@ from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank
 from gpusched.policy.profile import Ending
 from gpusched.policy.standing.shares import Amounts, Sharer
+from gpusched.policy.wanted import insistence, micros_asked
 
 
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
     __slots__ = (
-        *("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s"),
+        *("insists", "is_limited", "is_of_cores", "is_plain", "key", "limit_s", "micros", "planned_s"),
         *("points", "rate", "row", "shape", "sharer", "waiting"),
     )
 
@@ -29,6 +30,8 @@ class Kind:
         self.row = row
         self.shape = row.shape
         self.sharer = sharer
+        self.insists, self.micros = insistence(request), micros_asked(request)
+        """What it counts for in what is `wanted`."""
         self.points = points
         """Of the weighted sum, all but those for age and fair share."""
         self.rate: Amounts | None = None
@@ -154,5 +157,6 @@ class Running:
                 resources=place.resources,
                 licenses=place.licenses,
                 is_exclusive=place.is_exclusive,
+                request=key.request,
                 predicted_end_at=end_at if ending.end_at < ending.start_at + self.kind.limit_s else None,
             )

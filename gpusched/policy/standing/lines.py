@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from heapq import heappop, heappush
 from math import inf
 
-from gpusched.model.settings import Settings
+from gpusched.model.settings import SPARING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.policy.draft import Layout
 from gpusched.policy.filters import pool
@@ -19,6 +19,7 @@ from gpusched.policy.need import Need
 from gpusched.policy.ordering import AGELESS, Rank, Ranking, by_length, rank_period_s
 from gpusched.policy.standing.kinds import Kind, Place, Row, Shape, Waiting
 from gpusched.policy.standing.shares import Sharer, Shares
+from gpusched.policy.wanted import Wanted
 
 ORDERS = frozenset({"fifo", "sjf", "spf", "saf", "multifactor"})
 """Those in which two waiting jobs keep their places from one `calc_period_s` to the next."""
@@ -65,6 +66,9 @@ class Lines:
         """Those that wait, and some that do so no longer, as a heap."""
         self.complex = 0
         """How many jobs, waiting or running, only `decide` can deal with."""
+        self.take_other_places = False
+        """Whether it has changed what those who wait and run insist on, and with it where anybody goes best."""
+        self._wanted = layout.wanted = Wanted() if settings.placement.strategy in SPARING_STRATEGIES else None
         self.others = 0
         """How many take more than cores."""
         self.new: list[Waiting] = []
@@ -213,6 +217,8 @@ class Lines:
         self.shares.waits(kind.sharer)
         self.complex += not kind.is_plain
         self.others += not kind.is_of_cores
+        if kind.micros:
+            self._want(kind, kind.micros)
 
     def entry(self, job_id: int) -> Waiting:
         """A waiting job with its rank."""
@@ -260,6 +266,15 @@ class Lines:
         """One of these neither waits nor runs any more."""
         self.complex -= not kind.is_plain
         self.others -= not kind.is_of_cores
+        if kind.micros:
+            self._want(kind, -kind.micros)
+
+    def _want(self, kind: Kind, micros: int) -> None:
+        wanted = self._wanted
+        if wanted is not None:
+            if wanted.insisted or kind.insists is not None:
+                self.take_other_places = True
+            wanted.add(kind.insists, micros)
 
     def seen(self) -> None:
         """A cycle has looked at all that are new."""
