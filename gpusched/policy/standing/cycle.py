@@ -112,15 +112,14 @@ class Standing:
             return
         kind = self.kind_of(key)
         self._lines.remember(kind)
-        self._draft.book(booking)
-        self._draft.settle()
+        self._draft.take(booking)
         ending = Ending(job_id, start_at, end_at, booking)
         self._future.add(ending)
         running = self._running[job_id] = Running(kind, ending, placement)
         if self._lines.shares.weigh:
             running.rate = self._rate(kind, booking)
             self._lines.shares.holds(kind.sharer, running.rate)
-        self._epoch += 1
+        self._places.epoch += 1
         self._is_stale = True
 
     def used(self, usage: Iterable[Usage]) -> None:

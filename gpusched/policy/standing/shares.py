@@ -120,8 +120,8 @@ class Shares:
         elapsed_s = at - sharer.at
         if elapsed_s <= 0:
             return
-        sharer.at = at
-        if sharer.used is _NONE and sharer.rate is _NONE:
+        is_new, sharer.at = sharer.at == -inf, at
+        if is_new or (sharer.used is _NONE and sharer.rate is _NONE):
             return
         if self._over[0] != elapsed_s:
             self._over = elapsed_s, *over(elapsed_s, self._half_life_s)
