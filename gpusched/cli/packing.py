@@ -35,14 +35,14 @@ def show_packing(
         raise UsageError(f"{pack[0]} names no GPU", f"head {pack[0]}")
     if not any(map(packing.gpus_asked, jobs)):
         raise UsageError(f"{pack[1]} asks for no GPU", f"head {pack[1]}")
-    typical = packing.usual(jobs)
+    typical, wanted = packing.usual(jobs), packing.wanted_of(jobs)
     lines, rows = [], []
     for rule in rules:
         runs = []
         for seed in range(packing.FIRST_SEED, packing.FIRST_SEED + (orders or 1)):
             coming = packing.arrivals(jobs, packing.DEMAND * capacity, seed)
             with schedules.progress(rule) as progress:
-                runs.append(packing.fill(nodes, coming, rule, typical, seed=seed, progress=progress))
+                runs.append(packing.fill(nodes, coming, rule, typical, wanted=wanted, seed=seed, progress=progress))
         rows.append({"strategy": rule, "orders": [asdict(run) for run in runs]})
         lines.append(_line(rule, runs))
     if as_json:

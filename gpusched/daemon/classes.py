@@ -47,11 +47,13 @@ class ClassQueue:
             self._arrays[entry] = tasks
         self._view = None
 
-    def remove(self, entry: Entry) -> None:
-        """Take an entry out that is known to be in."""
-        if self._arrays.pop(entry, None) is None:
+    def remove(self, entry: Entry) -> TaskLine | None:
+        """Take an entry out that is known to be in; returns the tasks that it was put in with."""
+        tasks = self._arrays.pop(entry, None)
+        if tasks is None:
             del self._entries[bisect_left(self._entries, entry)]
         self._view = None
+        return tasks
 
     def position(self, entry: Entry) -> int:
         """How many jobs of the class are before this one."""

@@ -6,7 +6,8 @@ ended because of them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from math import inf
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
@@ -46,6 +47,9 @@ class History:
         self._judge = Judge()
         self._said: dict[int, int] = {}
         """What running jobs with a time limit were guessed to run, as they started."""
+        self._news: dict[Family, None] = {}
+        """Families of which something was learned since the last look."""
+        self._looked_at = -inf
         self._unread: range | None = None
         """Jobs whose past is not read yet; None before the first look into the table."""
 
@@ -80,6 +84,7 @@ class History:
             if (peak_mib := vram.peak_of(run)) is not None:
                 peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
         self._look_back(ended)
+        self._news |= dict.fromkeys(older)
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
         for kind, peaks_mib in peaks.items():
@@ -99,6 +104,7 @@ class History:
             self._judge.add(Said(said_s, limit_s, run_s))
         self._past.learn(_marks(job), run_s)
         kind = family(job)
+        self._news[kind] = None
         before = self._run_times_s.pop(kind, ())
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
         if len(self._run_times_s) > MOST_FAMILIES:
@@ -107,6 +113,13 @@ class History:
             self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-vram.RUNS :]
             if len(self._peaks_mib) > MOST_FAMILIES:
                 del self._peaks_mib[next(iter(self._peaks_mib))]
+
+    def news(self, as_of: float) -> Collection[Family]:
+        """Families of which something was learned since this was last asked; nothing twice as of the same instant."""
+        if not self._news or as_of == self._looked_at:
+            return ()
+        found, self._news, self._looked_at = self._news, {}, as_of
+        return found
 
     def vram_seen(self, job: Job) -> vram.VramSeen | None:
         """How much VRAM jobs like this one used of each card; None when too few have ended."""

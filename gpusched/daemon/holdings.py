@@ -61,6 +61,7 @@ def holding(
         array_id=job.array_id,
         grace_s=grace_s,
         checkpoint_at=checkpoint_at,
+        request=request,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from gpusched.model.job import Job
 from gpusched.model.snapshot import ClassKey, PendingClass
@@ -16,34 +16,62 @@ class Lines:
 
     def __init__(self) -> None:
         self._queues: dict[ClassKey, ClassQueue] = {}
-        self._places: dict[int, tuple[ClassKey, Entry]] = {}
+        self._places: dict[int, tuple[ClassKey, Entry, Hashable]] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
+        self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
+        """Of those of whom it was said, who is like whom, by class."""
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._places
 
-    def add(self, job: Job, key: ClassKey, tasks: TaskLine | None = None) -> None:
-        """Put a job that is in no line into that of its class; an array with the line of its tasks."""
+    def add(self, job: Job, key: ClassKey, tasks: TaskLine | None = None, alike: Hashable = None) -> None:
+        """Put a job that is in no line into that of its class; an array with the line of its tasks.
+
+        Args: alike: a mark that it shares with jobs which are predicted as it is.
+        """
+        self._put((job.queued_at, job.id), key, tasks, alike)
+
+    def _put(self, entry: Entry, key: ClassKey, tasks: TaskLine | None, alike: Hashable) -> None:
         # One object for equal keys, which are then compared by identity.
         key = self._keys.setdefault(key, key)
-        entry = (job.queued_at, job.id)
-        self._places[job.id] = key, entry
+        self._places[entry[1]] = key, entry, alike
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClassQueue(key)
         queue.add(entry, tasks)
+        if alike is not None:
+            self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
 
     def remove(self, job_id: int) -> None:
         """Take a job out, if it is in a line."""
-        place = self._places.pop(job_id, None)
-        if place is None:
-            return
-        key, entry = place
+        if job_id in self._places:
+            self._take(job_id)
+
+    def _take(self, job_id: int) -> tuple[Entry, TaskLine | None, Hashable]:
+        key, entry, alike = self._places.pop(job_id)
         queue = self._queues[key]
-        queue.remove(entry)
+        tasks = queue.remove(entry)
         if not queue:
             del self._queues[key]
             del self._keys[key]
+        if alike is not None:
+            classes = self._alike[alike]
+            del classes[key][job_id]
+            if not classes[key]:
+                del classes[key]
+            if not classes:
+                del self._alike[alike]
+        return entry, tasks, alike
+
+    def classes_alike(self, alike: Hashable) -> list[tuple[ClassKey, int]]:
+        """The classes in which those with this mark wait, each with one of them."""
+        return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
+
+    def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:
+        """Put those with this mark from one class into another."""
+        for job_id in list(self._alike[alike][before]):
+            entry, tasks, _ = self._take(job_id)
+            self._put(entry, after, tasks, alike)
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """The class that a job is in line in; None when it is in no line."""

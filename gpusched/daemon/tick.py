@@ -42,7 +42,7 @@ from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.caging import describe
 from gpusched.policy.cycle import decide
 from gpusched.policy.life import lifecycle
-from gpusched.policy.ordering import Ranking
+from gpusched.policy.ordering import Ranking, ranked_at
 from gpusched.ports import Changes, Clock, Engine, Store
 
 from . import commands, yielding
@@ -379,6 +379,8 @@ class Scheduler:
         follow_failures(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
         if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
+            self._look_again = True
+        if self.world.rethink(self.history.news(ranked_at(turn.now, self.settings))):
             self._look_again = True
         settle_dependencies(turn)
         end_what_is_too_late(turn)

@@ -31,7 +31,7 @@ from gpusched.policy.life.dependencies import (
 )
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
-from gpusched.predict.families import planned_s
+from gpusched.predict.families import Family, family, planned_s
 from gpusched.predict.past import Guess
 
 from .alarms import Alarms
@@ -87,6 +87,15 @@ class Rules:
         if self.guess is None or job is None or job.spec.time_limit_s is None:
             return None
         return self.guess(job)
+
+    def learned(self, job: Job) -> tuple[int | None, int | None]:
+        """How long a waiting job is expected to run, and how long it is planned to in place of its limit."""
+        guess = self.guess_of(job)
+        return (self.planned_s(job), None) if guess is None else (guess.expected_s, guess.plan_s)
+
+    def alike(self, job: Job) -> Family | None:
+        """Those whose ends change what is learned of this job; None where nothing is to be learned."""
+        return None if self.predict is None and self.guess is None else family(job)
 
 
 class World:
@@ -246,13 +255,23 @@ class World:
         self.lined_up += 1
         if job.is_array and not self.arrays.line(job.id):
             return
-        guess = self.rules.guess_of(job)
-        inherited = self._inheritance.inherited(job.id)
-        if guess is None:
-            key = class_key(job, inherited, self.rules.planned_s(job))
-        else:
-            key = class_key(job, inherited, guess.expected_s, guess.plan_s)
-        self._lines.add(job, key, self.arrays.line(job.id) if job.is_array else None)
+        key = class_key(job, self._inheritance.inherited(job.id), *self.rules.learned(job))
+        tasks = self.arrays.line(job.id) if job.is_array else None
+        self._lines.add(job, key, tasks, self.rules.alike(job))
+
+    def rethink(self, families: Iterable[Family]) -> bool:
+        """Plan jobs of these families that are in line by what is known of them by now; whether that moved any.
+
+        It costs one guess for each class they wait in, and only those are moved of whom something else is thought.
+        """
+        found = False
+        for one in families:
+            for key, job_id in self._lines.classes_alike(one):
+                predicted_s, plan_s = self.rules.learned(self.jobs[job_id])
+                if (predicted_s, plan_s) != (key.predicted_s, key.plan_s):
+                    self._lines.move(one, key, evolve(key, predicted_s=predicted_s, plan_s=plan_s))
+                    found = True
+        return found
 
     def promote(self, now: float) -> bool:
         """Queue the jobs whose begin time or backoff is over; whether there were any."""

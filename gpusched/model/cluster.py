@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpusched.model.job import GpuShare
+from gpusched.model.job import GpuShare, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,3 +316,5 @@ class Allocation:
     """How long it takes to end it, at most."""
     checkpoint_at: float | None = None
     """What it did until then is not lost when it ends now; None: everything since `start_at` is."""
+    request: Request | None = None
+    """What its job asked for, where that says something of the jobs to come; None: it says nothing."""

@@ -21,6 +21,8 @@ ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "sp
 STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
 LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
 """Those that look at the jobs that are usual here."""
+SPARING_STRATEGIES = frozenset({"pack", "outlook"})
+"""Those that leave scarce cards to who insists on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class PlacementSettings:
         "pack",
         "`pack` fills nodes and cards, `spread` evens them out, `best_fit` leaves the least over, `dot_product` goes "
         "where least of what is asked for is free, `fgd` leaves the fewest GPUs that the usual jobs cannot use, "
-        "`outlook` leaves what they would take most of, `first` takes the first node and card with room.",
+        "`outlook` leaves what they would take most of, `first` takes the first node and card with room. `pack` and "
+        "`outlook` keep scarce cards for those who insist on them.",
     )
 
 

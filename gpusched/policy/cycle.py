@@ -23,7 +23,7 @@ from functools import partial
 from math import inf
 
 from gpusched.model.resources import Resources
-from gpusched.model.settings import LEARNING_STRATEGIES, Settings
+from gpusched.model.settings import LEARNING_STRATEGIES, SPARING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
@@ -38,6 +38,7 @@ from gpusched.policy.ordering import Head, Line, Ranking
 from gpusched.policy.placement import Guard, Need, find, fits, options
 from gpusched.policy.preemption import Held, Preemption, Victim, held_by_job
 from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, end_of, endings
+from gpusched.policy.scarcity import wanted_of
 from gpusched.policy.sharing.limits import Denial
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.turns import Runner, Turns
@@ -64,6 +65,8 @@ class Cycle:
         self.layout = Layout(snapshot.nodes, settings)
         if self.layout.strategy in LEARNING_STRATEGIES:
             self.layout.typical = typical_of(snapshot)
+        if self.layout.strategy in SPARING_STRATEGIES:
+            self.layout.wanted = wanted_of(snapshot)
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)
         self.upkeep = Upkeep(snapshot.windows, self.layout, self.now)

@@ -15,6 +15,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.policy.amounts import WHOLE_CARD, micros_of, millicpus_of, squeeze
 from gpusched.policy.need import Need
+from gpusched.policy.wanted import Wanted
 
 Counts = tuple[tuple[str, int], ...]
 """Names and numbers, sorted by name."""
@@ -84,6 +85,7 @@ class Layout:
         "slice_limits",
         "strategy",
         "typical",
+        "wanted",
     )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
@@ -100,6 +102,8 @@ class Layout:
         self.strategy: str = settings.placement.strategy
         self.typical: tuple[tuple[Need, float], ...] = ()
         """The usual jobs with how often they come, for the strategy that asks; see `fragmentation.typical_of`."""
+        self.wanted: Wanted | None = None
+        """What is asked for, for the strategy that leaves cards to those who insist on them; see `scarcity`."""
         over = settings.oversubscribe
         self.is_oversubscribed = max(over.cpus, over.mem, over.vram) > 1
         self.licenses: dict[str, int] = dict(settings.license)
@@ -284,28 +288,6 @@ class Draft:
         """Give back what the booking took."""
         self._apply(booking, -1)
         self._log.append((booking, -1))
-
-    def release_all(self, bookings: Iterable[Booking]) -> None:
-        """Give back all of these for good: that they were given back is not rolled back."""
-        wholes, slices, free_cards = self.wholes, self.slices, self.free_cards
-        for booking in bookings:
-            if booking.resources or booking.licenses or booking.is_exclusive or booking.others:
-                self._apply(booking, -1)
-                continue
-            node = booking.node
-            if any(not part.is_whole for part in booking.parts):
-                self._apply(booking, -1)
-                continue
-            # By far the most are of this kind, and there are many of them whenever something is kept.
-            self.free_millicpus[node] += booking.millicpus
-            self.free_mem_mib[node] += booking.mem_mib
-            self.jobs[node] -= 1
-            for part in booking.parts:
-                card = part.card
-                before = wholes[card]
-                wholes[card] = before - 1
-                if before == 1 and not slices[card]:
-                    free_cards[node] += 1
 
     def checkpoint(self) -> int:
         """A mark to roll back to."""

@@ -113,15 +113,23 @@ def _count(counts: dict[Need, float], request: Request, uid: int, times: float) 
 
 
 def _request_of(held: Allocation) -> Request:
+    """What a run holds on its node as a request, with what its job insists on where that is known."""
     share = held.gpus[0] if held.gpus else None
     fraction = None if share is None else share.fraction
     vram_mib = None if share is None or fraction is not None else share.vram_mib
+    asked = held.request or Request()
     return Request(
         gpus=len(held.gpus),
         gpu_fraction=fraction if len(held.gpus) == 1 else None,
         vram_mib=vram_mib,
         cpus=held.cpus + held.suspended_cpus,
         mem_mib=held.mem_mib,
+        gpu_type=asked.gpu_type,
+        min_vram_mib=asked.min_vram_mib,
+        is_linked=asked.is_linked,
+        constraint=asked.constraint,
+        nodelist=asked.nodelist,
+        exclude=asked.exclude,
     )
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
-from gpusched.model.job import Job
+from gpusched.model.job import Job, Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Urgency
@@ -151,7 +151,7 @@ class Ranking:
         """Of each user, kept for the order `drf` alone."""
         self._fixed: dict[ClassKey, tuple[tuple[str, float], ...]] = {}
         self._points: dict[ClassKey, float] = {}
-        self._wanted: dict[ClassKey, Resources] = {}
+        self._wanted: dict[Request, Resources] = {}
         self._tracks_held = "drf" in _orders(settings)
         self.is_dynamic = self._tracks_held or (quotas is not None and quotas.is_capacity)
         """Whether a start changes the ranks of others; it never makes one better."""
@@ -202,9 +202,9 @@ class Ranking:
 
     def wanted(self, key: ClassKey) -> Resources:
         """What a job of this class will hold."""
-        found = self._wanted.get(key)
+        found = self._wanted.get(key.request)
         if found is None:
-            found = self._wanted[key] = demand(self.layout, key.request)
+            found = self._wanted[key.request] = demand(self.layout, key.request)
         return found
 
     def fairshare(self, key: ClassKey) -> float:

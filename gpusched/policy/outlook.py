@@ -6,8 +6,9 @@ that find a taker is the outlook of the node. A placement is as dear as the outl
 whole cards and rests of cards are used up together, so that no node is left with GPUs without cores, and no card
 with a rest that nobody asks for, where there is another choice.
 
-Who may go anywhere leaves rare cards to those who insist on them: the pressure on a node is the GPUs asked for by the
-usual jobs that could run there, each spread evenly over all cards that would do. It is added to the price of a place.
+Who may go anywhere should rather not fill the cards that others insist on, before they are scarce (see `scarcity`):
+the pressure on a node is the GPUs asked for by the usual jobs that could run there, each spread evenly over all cards
+that would do. It is added to the price of a place.
 
 The lists favour wide jobs over their number, because the other nodes of a cluster take the narrow ones;
 a tenth of the fragmentation (see `fragmentation`) keeps whole nodes together where the lists see no difference.
@@ -42,8 +43,9 @@ WITHOUT_GPUS = 0.2
 OF_FRAGMENTS = 0.1
 """What a fragment counts beside a GPU without a taker."""
 
-OF_PRESSURE = 1.0
-"""What a GPU costs under the mean pressure, beside one without a taker."""
+OF_PRESSURE = 0.5
+"""What a GPU costs under the mean pressure, beside one without a taker. More would be paid for in GPUs without a taker:
+what must be left to others, because it is scarce, is left to them whatever it costs (see `scarcity`)."""
 
 _OUTLOOK = "outlook"
 

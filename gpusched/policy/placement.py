@@ -24,6 +24,7 @@ from gpusched.policy.filters import (
     slice_of,
 )
 from gpusched.policy.need import Need
+from gpusched.policy.scarcity import scarce_of, scarcity_of
 from gpusched.policy.scores import STRATEGIES, Choice, Score, Strategy
 from gpusched.policy.topology import Candidate, by_group, groups_of, largest_group, take, twins_of
 
@@ -46,6 +47,9 @@ __all__ = [
 
 _NOTHING: frozenset[int] = frozenset()
 _UNKNOWN_SIZE = 1 << 60
+
+SCARCE_AT = 3
+"""Where in the score of an option stands how many scarce cards it takes, if anybody insists on any."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -123,6 +127,7 @@ def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Seq
     ):
         return places
     twins = twins_of(draft.layout)
+    scarcity = scarcity_of(draft.layout)
     free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib
     seen: dict[object, int] = {}
     found = []
@@ -130,7 +135,9 @@ def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Seq
         node = place.node
         twin = twins[node]
         if twin is not None and not shared[node]:
-            state = twin, free[node], millicpus[node], mem_mib[node], place.is_second
+            state: tuple[object, ...] = twin, free[node], millicpus[node], mem_mib[node], place.is_second
+            if scarcity is not None and place.cards:
+                state = *state, scarcity.class_of[place.cards[0].number]
             times = seen.get(state, 0)
             if times >= each:
                 continue
@@ -238,7 +245,7 @@ def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
 class Search:
     """The search of one place after another for one need."""
 
-    __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally")
+    __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally", "scarce")
 
     def __init__(
         self, draft: Draft, need: Need, ceilings: Ceilings | None, avoid: frozenset[int], tally: Tally | None
@@ -250,6 +257,8 @@ class Search:
         self._avoid = avoid
         self._tally = tally
         self._strategy: Strategy = STRATEGIES[draft.layout.strategy]
+        self.scarce = scarce_of(draft)
+        """As the draft stood when the search began; None where nobody insists on anything."""
 
     def look(self, place: Place) -> Option | Rejection:
         """The best choice of cards on this node."""
@@ -296,8 +305,8 @@ class Search:
             return Rejection.GPUS
         chosen, split = None, 0
         if groups_of(draft.layout)[place.node] is None:
-            if self._avoid:
-                free.sort(key=lambda card: card.number in self._avoid)
+            if self._avoid or self.scarce is not None:
+                free.sort(key=self._reluctance)
             chosen = free[:count]
         else:
             taken = self._take(place, [Candidate(card, self._cost_of_whole(card)) for card in free])
@@ -310,7 +319,12 @@ class Search:
 
     def _cost_of_whole(self, card: Card) -> tuple[int, ...]:
         total_mib = card.view.vram_total_mib
-        return card.number in self._avoid, _UNKNOWN_SIZE if total_mib is None else total_mib
+        return *self._reluctance(card), _UNKNOWN_SIZE if total_mib is None else total_mib
+
+    def _reluctance(self, card: Card) -> tuple[int, ...]:
+        """What it costs to take this card, before anything else is compared."""
+        is_avoided = card.number in self._avoid
+        return (is_avoided,) if self.scarce is None else (is_avoided, self.scarce.holds(card.number))
 
     def _take(self, place: Place, free: list[Candidate]) -> tuple[list[Candidate], int] | None:
         """The best cards of those that are free, leaving those to avoid alone where that can be done."""
@@ -338,7 +352,7 @@ class Search:
                 rejection = Rejection.CARD_BUSY
             else:
                 cost = self._strategy.card_cost(self._draft, card, left_mib)
-                fitting.append(Candidate(card, (card.number in self._avoid, *cost)))
+                fitting.append(Candidate(card, (*self._reluctance(card), *cost)))
                 found[card.number] = part, left_mib
                 continue
             if self._tally is not None:
@@ -400,6 +414,8 @@ class Search:
         choice = Choice(booking, free, largest_mib, opened, left_mib)
         avoided = sum(part.card in self._avoid for part in parts) if self._avoid else 0
         score = self._strategy.score(self._draft, need, choice)
+        if self.scarce is not None:
+            score = self.scarce.count(parts), *score
         return Option((avoided, place.is_second, split, *score, place.node), booking)
 
 

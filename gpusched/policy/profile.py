@@ -249,64 +249,12 @@ class Profile:
             return None
         start, ended, booking, state = found
         state.book(booking)
-        end = _after(start, duration_s)
+        end = after(start, duration_s)
         for kept in self._met_between(start, end):
             kept.state.book(booking)
         gone = [ending for _, ending in order[:ended]]
-        passed = _pass_until(start, gone, self._now)
+        passed = pass_until(start, gone, self._now)
         made = Kept(job_id, need, booking, start, end, state, passed, gone)
-        self.kept.append(made)
-        return made
-
-    def reserve_first(
-        self, job_id: int, need: Need, duration_s: float, by_end: Sequence[tuple[float, float, int, Ending]]
-    ) -> Kept | None:
-        """`reserve` where nothing is kept yet, with the running jobs in the order of their ends.
-
-        Free cores and cards are counted first, so that only instants with enough of both are looked at.
-        """
-        now, count = self._now, len(by_end)
-        state = self._draft.copy()
-        millicpus = need.millicpus * need.request.nodes - sum(state.free_millicpus)
-        cards = 0 if need.is_slice else need.request.gpus * need.request.nodes - sum(state.free_cards)
-        ended, at, must_go_on = 0, now, False
-        nodes, whole = need.request.nodes, 0 if need.is_slice else need.request.gpus
-        # At most so many cards are free of a node: a slice may leave others on its card.
-        free = state.free_cards.copy()
-        ready = {node for node, count_of in enumerate(free) if count_of >= whole}
-        leaving: list[Booking] = []
-        while True:
-            # Of ends that nobody knows each is an instant of its own.
-            while ended < count and (millicpus > 0 or cards > 0 or must_go_on or by_end[ended][0] <= at < inf):
-                must_go_on = False
-                end_at, _, _, ending = by_end[ended]
-                if end_at > at:
-                    at = end_at
-                booking = ending.booking
-                leaving.append(booking)
-                ended += 1
-                for piece in booking.pieces() if booking.others else (booking,):
-                    left = len(piece.parts)
-                    millicpus -= piece.millicpus
-                    cards -= left
-                    free[piece.node] = left = free[piece.node] + left
-                    if left >= whole:
-                        ready.add(piece.node)
-            if len(ready) >= nodes:
-                state.release_all(leaving)
-                leaving.clear()
-                if fits(state, need):
-                    break
-            if ended == count:
-                return None
-            must_go_on = True
-        place = find(state, need)
-        if place is None:
-            return None
-        state.book(place)
-        gone = [one[3] for one in by_end[:ended]]
-        start: Instant = (at, sum(one.end_at == inf for one in gone) if at == inf else 0)
-        made = Kept(job_id, need, place, start, _after(start, duration_s), state, _pass_until(start, gone, now), gone)
         self.kept.append(made)
         return made
 
@@ -359,7 +307,7 @@ class Profile:
             for kept in self.kept:
                 if kept.is_held_at(start):
                     future.book(kept.booking)
-            meets = self._met_between(start, _after(start, duration_s))
+            meets = self._met_between(start, after(start, duration_s))
             booking = find(_worst([future, *(kept.state for kept in meets)]), need, guard=guard)
             if booking is not None:
                 return start, ended, booking, future.copy()
@@ -386,7 +334,8 @@ class Profile:
         return state
 
 
-def _after(start: Instant, duration_s: float) -> Instant:
+def after(start: Instant, duration_s: float) -> Instant:
+    """The instant that is so much later."""
     return (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
 
 
@@ -403,7 +352,8 @@ def _in_order(running: Iterable[Ending], now: float) -> list[tuple[Instant, Endi
     return order
 
 
-def _pass_until(start: Instant, ended: Sequence[Ending], now: float) -> float:
+def pass_until(start: Instant, ended: Sequence[Ending], now: float) -> float:
+    """By when a job must have ended that may use what is kept from then on, when these have ended."""
     if start[0] < inf:
         return start[0]
     youngest = max((ending.start_at for ending in ended if ending.end_at == inf), default=now)

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
-from gpusched.model.settings import STRATEGIES, GpuSettings, PlacementSettings, Settings
+from gpusched.model.settings import SPARING_STRATEGIES, STRATEGIES, GpuSettings, PlacementSettings, Settings
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.finder import Finder
 from gpusched.policy.fragmentation import COVERED, Fragmentation, Typical
 from gpusched.policy.need import Need
+from gpusched.policy.wanted import Wanted, insistence, micros_asked
 from gpusched.simulate.cluster import read_nodes
 from gpusched.simulate.tables import read_pods
 from gpusched.simulate.trace import TraceJob
@@ -114,6 +115,15 @@ def usual(jobs: Sequence[Request]) -> Typical:
     return tuple((need, count / total) for need, count in found)
 
 
+def wanted_of(jobs: Sequence[Request]) -> Wanted:
+    """What a list asks for, and insists on."""
+    wanted = Wanted()
+    for request in jobs:
+        if request.gpus:
+            wanted.add(insistence(request), micros_asked(request))
+    return wanted
+
+
 # --- filling ------------------------------------------------------------------------------------------
 
 
@@ -138,18 +148,24 @@ def fill(
     rule: str,
     typical: Typical,
     *,
+    wanted: Wanted | None = None,
     seed: int = FIRST_SEED,
     progress: Progress | None = None,
 ) -> Filled:
     """Place one job after the other by this rule.
 
-    Args: seed: what the rule "random" draws with.
+    Args:
+        typical: the usual jobs, for the rules that look at them.
+        wanted: what is asked for, for those that leave scarce cards to who insists on them; None: they leave none.
+        seed: what the rule "random" draws with.
     """
     strategy = "first" if rule == RANDOM else rule
     # Fractions are of the whole card, as in the lists.
     no_headroom = replace(GpuSettings(), share_headroom_mib=0)
     layout = Layout(nodes, Settings(placement=PlacementSettings(strategy), gpu=no_headroom))
     layout.typical = typical
+    if strategy in SPARING_STRATEGIES:
+        layout.wanted = wanted
     finder = Finder(Draft(layout))
     chance = random.Random(seed)
     capacity = len(layout.cards)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from gpusched.errors import UsageError
-from gpusched.model.snapshot import ClassKey, PendingJob
+from gpusched.model.snapshot import ClassKey
 from gpusched.policy.standing import Kind, Standing
 from gpusched.predict.past import METHODS, Guess, Past
 from gpusched.simulate.trace import TraceJob
@@ -33,8 +33,19 @@ def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
         raise UsageError(text, f"--policy spf+easy --predict {name}")
 
 
+class _Group:
+    """Jobs that are one class without predictions, and what is thought of them."""
+
+    __slots__ = ("guess", "kind", "waiting")
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.guess: Guess | None = None
+        self.waiting = 0
+
+
 class Foresight:
-    """The kinds of the jobs of a trace as they are predicted from one instant to the next.
+    """The kinds of the jobs of a trace, and what is thought of them from one instant to the next.
 
     Args: key_of: what a job is to the policy, without any prediction.
     """
@@ -48,18 +59,16 @@ class Foresight:
         self._method = None if name == EXACT else METHODS[name]
         self._past = Past()
         self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
-        self._plain: dict[Hashable, ClassKey] = {}
-        self._kinds: dict[tuple[Hashable, Guess | None], Kind] = {}
-        self._waiting: dict[Hashable, dict[int, Guess | None]] = {}
-        """By what makes jobs alike, and how long each was taken to run."""
-        self._of_user: dict[Hashable, dict[Hashable, None]] = {}
-        """Those of whom somebody waits."""
-        self._changed: dict[Hashable, None] = {}
+        self._groups: dict[Hashable, _Group] = {}
+        """By what makes jobs alike."""
+        self._waiting: dict[str, dict[_Group, TraceJob]] = {}
+        """Of each user those of whom somebody waits, with one of them."""
+        self._changed: dict[str, None] = {}
         """Users who have seen a job end since the last look."""
 
     def marks(self, job: TraceJob) -> tuple[Hashable, ...]:
         """From those of jobs very much like it to those of everybody's."""
-        whose = job.user or job.queue
+        whose = _whose(job)
         size = job.procs, job.gpus
         if self.has_limits:
             return (whose, job.name, job.estimate_s, size), (whose, job.name, job.estimate_s), (whose,)
@@ -72,60 +81,56 @@ class Foresight:
         return self._method(self._past, self.marks(job), job.estimate_s if self.has_limits else None)
 
     def arrived(self, number: int) -> Kind:
-        """The kind of a job that arrives."""
+        """The kind of a job that arrives; by what it is guessed to run, all that wait with it are."""
         job = self._jobs[number]
-        alike, guess = self._alike(job), self.guess(job)
-        self._waiting.setdefault(alike, {})[number] = guess
-        self._of_user.setdefault(self.marks(job)[-1], {})[alike] = None
-        return self._kind(job, alike, guess)
+        alike = self._alike(job)
+        group = self._groups.get(alike)
+        if group is None:
+            key = replace(self._key_of(job), time_limit_s=job.estimate_s if self.has_limits else None)
+            group = self._groups[alike] = _Group(self._standing.own_kind(key))
+        self._think(group, self.guess(job))
+        if not group.waiting:
+            self._waiting.setdefault(_whose(job), {})[group] = job
+        group.waiting += 1
+        return group.kind
 
     def started(self, number: int) -> None:
         """A job waits no longer."""
         job = self._jobs[number]
-        alike = self._alike(job)
-        waiting = self._waiting[alike]
-        del waiting[number]
-        if not waiting:
-            del self._waiting[alike]
-            del self._of_user[self.marks(job)[-1]][alike]
+        group = self._groups[self._alike(job)]
+        group.waiting -= 1
+        if not group.waiting:
+            del self._waiting[_whose(job)][group]
 
     def ended(self, number: int) -> None:
         """A job has ended, and everybody may know how long it ran."""
         job = self._jobs[number]
         if self._method is not None:
             self._past.learn(self.marks(job), job.run_s)
-            self._changed[self.marks(job)[-1]] = None
+            self._changed[_whose(job)] = None
 
     def renew(self) -> None:
-        """Tell the policy what is to be thought now of those that wait."""
-        for user in self._changed:
-            for alike in self._of_user.get(user, ()):
-                waiting = self._waiting[alike]
-                job = self._jobs[next(iter(waiting))]
-                guess = self.guess(job)
-                late = [number for number, before in waiting.items() if before != guess]
-                for number in late:
-                    waiting[number] = guess
-                    self._standing.left(number + 1)
-                    kind = self._kind(job, alike, guess)
-                    self._standing.arrived(kind, PendingJob(number + 1, self._jobs[number].submit_s))
+        """Tell the policy what is to be thought now of those that wait, where a job of the same user has ended."""
+        for whose in self._changed:
+            for group, job in self._waiting.get(whose, {}).items():
+                self._think(group, self.guess(job))
         self._changed.clear()
+
+    def _think(self, group: _Group, guess: Guess | None) -> None:
+        if guess != group.guess and guess is not None:
+            group.guess = guess
+            self._standing.foresee(group.kind, guess.expected_s, guess.plan_s)
 
     def _alike(self, job: TraceJob) -> Hashable:
         """What all have in common that are one class without predictions."""
-        limit_s = job.estimate_s if self.has_limits else job.run_s if self._method is None else None
-        return (limit_s, job.procs, job.gpus, job.user, job.queue, job.name, job.cpus, job.mem_mib, job.gpu_fraction)
+        # An exact guess is of one run time alone.
+        limit_s = job.estimate_s if self.has_limits else None
+        run_s = job.run_s if self._method is None else None
+        return (
+            *(limit_s, run_s, job.procs, job.gpus, job.user, job.queue, job.name),
+            *(job.cpus, job.mem_mib, job.gpu_fraction),
+        )
 
-    def _kind(self, job: TraceJob, alike: Hashable, guess: Guess | None) -> Kind:
-        # An exact guess is of one job alone.
-        mark = alike, guess
-        kind = self._kinds.get(mark)
-        if kind is None:
-            plain = self._plain.get(alike)
-            if plain is None:
-                plain = self._plain[alike] = self._key_of(job)
-            limit_s = job.estimate_s if self.has_limits else None
-            known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
-            key = replace(plain, time_limit_s=limit_s, predicted_s=known[0], plan_s=known[1])
-            kind = self._kinds[mark] = self._standing.kind_of(key)
-        return kind
+
+def _whose(job: TraceJob) -> str:
+    return job.user or job.queue

@@ -182,4 +182,5 @@ def test_without_accounts_a_shorter_way_gives_the_same(amounts):
     # Ties are frequent among small whole numbers, and each kind of amount can be the dominant one.
     used = {user: Resources(gpus=float(gpus), cpus=cpus if gpus > 1 else 0.0) for user, (gpus, cpus) in amounts.items()}
     tree = AccountTree({}, {("", user): amount for user, amount in used.items()}, MACHINES, ())
-    assert factors_without_accounts(used, MACHINES) == {user: tree.factor("", user) for user in used}
+    shares = {user: amount.dominant_share(MACHINES) for user, amount in used.items()}
+    assert factors_without_accounts(shares) == {user: tree.factor("", user) for user in used}

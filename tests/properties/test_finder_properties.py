@@ -10,7 +10,8 @@ from gpusched.model.settings import STRATEGIES, PlacementSettings, Settings
 from gpusched.policy.draft import Draft, Layout
 from gpusched.policy.finder import Finder
 from gpusched.policy.placement import Need, find, options
-from gpusched.testing import node
+from gpusched.policy.wanted import Wanted, insistence
+from gpusched.testing import gpu_view, node
 
 REQUESTS = [
     Request(1, gpu_fraction=0.5),
@@ -21,19 +22,29 @@ REQUESTS = [
     Request(cpus=3, mem_mib=2048),
     Request(1, nodes=2),
     Request(1, constraint="big"),
+    Request(1, gpu_type="h100"),
     Request(1, licenses=(("matlab", 1),)),
 ]
-NODES = [node("n1", gpus=1), node("n2", gpus=2), node("n3", gpus=2), node("n4", gpus=4, labels=("big",))]
+MIXED = [gpu_view(0, "n5", name="NVIDIA H100"), gpu_view(1, "n5"), gpu_view(2, "n5")]
+NODES = [
+    *(node("n1", gpus=1), node("n2", gpus=2), node("n3", gpus=2)),
+    *(node("n4", gpus=4, labels=("big",)), node("n5", MIXED)),
+]
 
 
 @settings(deadline=None)
 @given(
     st.sampled_from(STRATEGIES),
-    st.lists(st.tuples(st.sampled_from(REQUESTS), st.sampled_from((1, 2)), st.integers(0, 9)), max_size=25),
+    st.sampled_from([(0, 0), (1, 9), (3, 4), (9, 9)]),
+    st.lists(st.tuples(st.sampled_from(REQUESTS), st.sampled_from((1, 2)), st.integers(0, 9)), max_size=30),
 )
-def test_what_is_remembered_is_what_would_be_found(strategy, steps):
+def test_what_is_remembered_is_what_would_be_found(strategy, insisting, steps):
     layout = Layout(NODES, Settings(placement=PlacementSettings(strategy), license={"matlab": 2}))
     layout.typical = tuple((Need.of(request, 1), 0.2) for request in REQUESTS[:5])
+    layout.wanted = Wanted()
+    layout.wanted.add(None, 20)
+    for request, count in zip((Request(1, constraint="big"), Request(1, gpu_type="h100")), insisting, strict=True):
+        layout.wanted.add(insistence(request), count)
     finder = Finder(Draft(layout))
     held = []
     for request, uid, turn in steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,14 +13,29 @@ from gpusched.model.job import Request
 from gpusched.model.settings import AccountSettings, PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.cycle import decide
-from gpusched.policy.standing import Standing
-from gpusched.testing import NOW, node
+from gpusched.policy.standing import Kind, Standing
+from gpusched.testing import NOW, gpu_view, node
 
 CLUSTERS = {
     "one node of cores": (node(cpus=8.0),),
     "like nodes of cards": tuple(node(f"n{number}", gpus=4) for number in range(3)),
     "unlike nodes of cards": (node("n1", gpus=4), node("n2", gpus=2, cpus=4.0), node("n3", cpus=6.0)),
+    "nodes of cards that some insist on": (
+        node("n1", gpus=4),
+        node("n2", gpus=4, labels=("big",)),
+        node("n3", [gpu_view(0, "n3", name="NVIDIA H100"), gpu_view(1, "n3")]),
+    ),
 }
+
+
+def some_insisting_request(dice: Random) -> Request:
+    """Of cards, now and then of some and no others."""
+    wish: dict[str, Any] = dice.choice([{}, {}, {"constraint": "big"}, {"nodelist": ("n1",)}])
+    if dice.random() < 0.2:
+        return Request(cpus=0.0, gpus=1, gpu_type="h100", vram_mib=dice.choice([None, 4096]))
+    if dice.random() < 0.2:
+        return Request(cpus=0.0, gpus=1, vram_mib=dice.choice([4096, 12288]), **wish)
+    return Request(cpus=0.0, gpus=dice.randint(1, 4), **wish)
 
 
 def some_request(dice: Random) -> Request:
@@ -56,6 +72,7 @@ def some_settings(dice: Random) -> Settings:
             weight_size=dice.choice([0.0, 100.0]),
             weight_fit=dice.choice([0.0, 30.0]),
             weight_deadline=dice.choice([0.0, 0.0, 100.0]),
+            weight_short=dice.choice([0.0, 0.0, 500.0]),
             half_life_s=dice.choice([0.5, 20.0, 1e9]),
             calc_period_s=dice.choice([0.0, 1.0, 7.0, 60.0]),
             backfill=dice.random() < 0.8,
@@ -78,18 +95,20 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
     dice = Random(seed)
     chosen = some_settings(dice)
     is_of_cores = cluster == "one node of cores" and dice.random() < 0.5
+    draw = some_insisting_request if "insist" in cluster and dice.random() < 0.8 else some_request
     limits_s = [1, 2, 5, 10, 30] * 3 + ([None] * dice.choice([1, 15]) if dice.random() < 0.3 else [])
     users = dice.choice([1, 2, 4])
     standing = Standing(CLUSTERS[cluster], chosen)
     now, last = NOW, 0
     waiting: set[int] = set()
     running: dict[int, float] = {}
+    own: dict[ClassKey, Kind] = {}
     for _ in range(dice.randint(1, 14)):
         now += dice.choice([0.0, 1.0, 5.0, 20.0])
         for _ in range(dice.randint(0, 3)):
             last += 1
             limit_s = dice.choice(limits_s)
-            request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else some_request(dice)
+            request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else draw(dice)
             number = dice.randrange(users)
             key = ClassKey(
                 uid=1000 + number,
@@ -103,7 +122,10 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
                 predicted_s=dice.choice([None, 1, 4, 12]),
                 plan_s=dice.choice([None, None, 1, 3, 12]),
             )
-            standing.arrived(standing.kind_of(key), PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
+            kind = own.get(key) or standing.kind_of(key)
+            if dice.random() < 0.2:
+                kind = own[key] = standing.own_kind(key)
+            standing.arrived(kind, PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
             waiting.add(last)
         for job_id in sorted(running):
             if running[job_id] <= now or dice.random() < 0.25:
@@ -116,6 +138,9 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
         guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
         for job_id in guessed:
             standing.expect(job_id, dice.choice([now + 3.0, float("inf")]))
+        for kind in own.values():
+            if dice.random() < 0.2:
+                standing.foresee(kind, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
         expected = decide(standing.snapshot(now), chosen)
         plan = standing.decide(now)
         assert plan.starts == expected.starts
@@ -123,3 +148,31 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
         for start in plan.starts:
             waiting.remove(start.job_id)
             running[start.job_id] = now + dice.choice([1.0, 5.0, 40.0])
+
+
+def test_what_is_kept_moves_when_others_insist_on_its_cards():
+    nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
+    standing = Standing(nodes, Settings())
+
+    def arrives(number, **asked):
+        key = ClassKey(1000, "", "default", 0, 100, Request(cpus=0.0, gpus=2, **asked), "u")
+        standing.arrived(standing.kind_of(key), PendingJob(number, NOW + number))
+
+    def kept():
+        expected = decide(standing.snapshot(NOW + 20), standing.settings)
+        assert standing.decide(NOW + 20).starts == expected.starts == ()
+        assert standing.reservations() == expected.reservations
+        return [one.placement.node for one in standing.reservations()]
+
+    for number in (1, 2):
+        arrives(number)
+    assert len(standing.decide(NOW + 10).starts) == 2
+    arrives(3)
+    assert kept() == ["n1"]
+    # Six of twelve cards that are asked for are the two that are rare.
+    for number in (4, 5, 6):
+        arrives(number, constraint="rare")
+    assert kept() == ["n2"]
+    for number in (4, 5, 6):
+        standing.left(number)
+    assert kept() == ["n1"]

@@ -407,6 +407,78 @@ def test_strategies(strategy, nodes, held, one, place):
     assert Scenario(nodes, [one], held, chosen).outcome().starts == {1: place}
 
 
+# --- cards that others insist on --------------------------------------------------------------------
+
+RARE = [node("n1", gpus=2, labels=("rare",)), node("n2", gpus=4), node("n3", gpus=4)]
+FOR_RARE = {
+    "who may go anywhere leaves it to who insists and waits": (
+        RARE,
+        [],
+        [wants(1, 1), wants(2, 1, constraint="rare")],
+        {1: "n2:0", 2: "n1:0"},
+    ),
+    "to the like of those who insist and run": (
+        RARE,
+        [running(9, "n1:0", request=Request(1, constraint="rare"))],
+        [wants(1, 1)],
+        {1: "n2:0"},
+    ),
+    "a run that insists on nothing says nothing of the kind": (
+        RARE,
+        [running(9, "n1:0", request=Request(1))],
+        [wants(1, 1)],
+        {1: "n1:1"},
+    ),
+    "slices too, though a card is opened for them elsewhere": (
+        RARE,
+        [running(9, "n1:0", vram=GIB, request=Request(1, vram_mib=GIB, constraint="rare"))],
+        [wants(1, 1, vram_mib=GIB)],
+        {1: "n2:0"},
+    ),
+    "where nothing else is free it is taken": (
+        RARE,
+        [running(8, "n2:0,1,2,3"), running(9, "n3:0,1,2")],
+        [wants(1, 2), wants(2, 1), wants(3, 1, constraint="rare")],
+        {1: "n1:0,1", 2: "n3:3"},
+    ),
+    "what is insisted on little is filled as ever": (
+        RARE,
+        [],
+        [wants(1, 1), wants(2, 1, constraint="rare"), *(wants(number, 4) for number in range(3, 8))],
+        {1: "n1:0", 2: "n1:1", 3: "n2:0,1,2,3", 4: "n3:0,1,2,3"},
+    ),
+    "jobs without GPUs go where they just fit": (
+        RARE,
+        [running(9, "n1:0", request=Request(1, constraint="rare"))],
+        [wants(1)],
+        {1: "n1"},
+    ),
+    "of like nodes those are left that are named": (
+        [node("n1", gpus=4), node("n2", gpus=4)],
+        [],
+        [wants(1, 2), wants(2, 4, nodelist=("n1",))],
+        {1: "n2:0,1", 2: "n1:0,1,2,3"},
+    ),
+    "of the cards of one node those are left that are asked for by type": (
+        [node("n1", [gpu_view(0, name="NVIDIA H100"), gpu_view(1), gpu_view(2)])],
+        [],
+        [wants(1, 1), wants(2, 1, gpu_type="h100")],
+        {1: "n1:1", 2: "n1:0"},
+    ),
+    "what is kept for a blocked job is not on them": (
+        RARE,
+        [running(8, "n1:0,1", ends_in=HOUR, request=Request(2, constraint="rare")), running(9, "n2:0,1,2,3")],
+        [wants(1, 4), wants(2, 1, constraint="rare")],
+        {1: "n3:0,1,2,3"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), FOR_RARE.values(), ids=FOR_RARE)
+def test_cards_are_left_to_those_who_insist_on_them(nodes, held, waiting, starts):
+    assert Scenario(nodes, waiting, held).outcome().starts == starts
+
+
 # --- more than there is ------------------------------------------------------------------------------
 
 

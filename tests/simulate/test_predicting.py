@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.policy.standing.lines import Lines
 from gpusched.simulate import cluster, ranges, runner
 from gpusched.simulate.metrics import slowdown
 from gpusched.simulate.predicting import NAMES
@@ -84,6 +86,24 @@ def test_those_who_are_known_to_be_short_no_longer_wait_behind_what_users_said()
 def test_a_trace_without_estimates_is_not_told_its_run_times(name):
     jobs = [replace(job, estimate_s=job.run_s) for job in some_jobs(Random(3))]
     assert schedule(jobs, "spf+sjbf", name) != schedule(jobs, "spf+sjbf", "exact")
+
+
+@pytest.mark.parametrize("order", ["multifactor", "fifo"])
+def test_a_guess_is_told_once_for_all_who_wait_with_it(order, monkeypatch):
+    ranked = 0
+    plain = Lines.rank
+
+    def counted(*those):
+        nonlocal ranked
+        ranked += 1
+        return plain(*those)
+
+    monkeypatch.setattr(Lines, "rank", counted)
+    # All of one user come at once, each runs for another time than the one before it, and one at a time.
+    jobs = [TraceJob(str(number), 0, 60 + 37 * (number % 7), 86400, procs=8, user="u") for number in range(300)]
+    settings = Settings(priority=PrioritySettings(order=order, calc_period_s=86400.0))
+    runner.run(jobs, cluster.processors(8), settings, predict="similar")
+    assert ranked < 3 * len(jobs)
 
 
 # Mean bounded slowdown, and the longest wait over that of plain EASY: 86.37 and 248,239 s, 87.10 and 1,163,514 s.

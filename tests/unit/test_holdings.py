@@ -38,8 +38,10 @@ def held(world: World) -> Allocation:
 
 
 def test_an_open_run_holds_all_that_it_booked_and_is_known_by_its_job() -> None:
-    world = a_world(*started(time_limit_s=60))
+    made, its_run = started(time_limit_s=60)
+    world = a_world(made, its_run)
     assert held(world) == Allocation(
+        request=made.spec.request,
         job_id=1,
         uid=1000,
         node="n1",

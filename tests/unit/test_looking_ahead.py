@@ -16,10 +16,12 @@ from gpusched.daemon.history import KEPT, MOST_FAMILIES, Estimates, History
 from gpusched.daemon.outlook import Outlook
 from gpusched.engine.simulated import Outcome
 from gpusched.model.calendar import Estimate
-from gpusched.model.settings import QueueSettings
+from gpusched.model.settings import PrioritySettings, QueueSettings
+from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState, RunState
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
+from gpusched.predict.families import planned_s, predict
 from gpusched.predict.judging import LEAST
 from gpusched.testing import NOW, job, launch, request, run
 
@@ -81,6 +83,40 @@ def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
     lab.scheduler.history.load()
     ended(lab, LEAST, time_limit_s=100)
     assert lab.scheduler.history.guess(job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)) is None
+
+
+def first_waiting_key(lab: Lab) -> ClassKey:
+    return lab.scheduler.world.pending_views()[0].key
+
+
+def test_who_waits_is_thought_of_anew_as_those_like_it_end() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab.scheduler.history.load()
+    waits = {"launch": TRAIN, "request": request(gpus=1)}
+    for _ in range(4):
+        lab.submit(**waits)
+    lab.submit(**{**waits, "launch": launch("other.sh", env_sha="e")})
+    assert first_waiting_key(lab).predicted_s is None
+    while lab.scheduler.world.jobs[4].state is not JobState.RUNNING:
+        lab.turn(10)
+        if (key := lab.scheduler.world.class_of(4)) is not None:
+            found = key
+    # Three that were like the fourth had ended while it waited; of the other nobody knows.
+    assert found.predicted_s == planned_s(predict([100.0] * 3))
+    assert first_waiting_key(lab).predicted_s is None
+
+
+def test_who_waits_while_the_past_is_read_is_thought_of_anew() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True))
+    ended(lab, 3)
+    for _ in range(2):
+        lab.submit(launch=TRAIN, request=request(gpus=1))
+    lab.restart()
+    lab.turn(1)
+    assert first_waiting_key(lab).predicted_s is None
+    lab.scheduler.history.load()
+    lab.turn(61)
+    assert first_waiting_key(lab).predicted_s is not None
 
 
 def test_what_failed_says_nothing() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpusched.daemon.world import Rules, World
+from gpusched.model.job import ArraySpec
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.policy.profile import end_of
-from gpusched.predict.families import planned_s
+from gpusched.predict.families import family, planned_s
 from gpusched.predict.past import Guess
 from gpusched.testing import NOW, job, run
 
@@ -61,6 +64,44 @@ def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
     world.put_job(job(1), NOW)
     world.adopt(Rules.of(ASKED, predict))
     assert world.pending_views()[0].key.predicted_s is not None
+
+
+def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
+    thought = {"ann": 600, "bob": 900}
+    asked = []
+
+    def guess(one):
+        asked.append(one.id)
+        return Guess(thought[one.user], thought[one.user])
+
+    world = World(Rules.of(ASKED, None, guess))
+    for number in range(1, 41):
+        world.put_job(job(number, time_limit_s=3600, user="ann" if number % 2 else "bob", queued_at=NOW), NOW)
+    asked.clear()
+    families = [family(world.jobs[1]), family(world.jobs[2])]
+    assert not world.rethink(families)
+    # One of each class was asked for, however many wait.
+    assert len(asked) == 2
+    thought["ann"] = 60
+    assert world.rethink(families)
+    assert [(view.key.plan_s, view.total, [one.id for one in view.jobs[:2]]) for view in world.pending_views()] == [
+        (60, 20, [1, 3]),
+        (900, 20, [2, 4]),
+    ]
+    gone = replace(world.jobs[1], state=JobState.CANCELLED)
+    world.put_job(gone, NOW)
+    assert world.pending_views()[0].jobs[0].id == 2
+
+
+def test_an_array_is_planned_anew_with_its_tasks():
+    thought = [600]
+    world = World(Rules.of(ASKED, None, lambda one: Guess(thought[0], thought[0])))
+    array = replace(job(1, time_limit_s=3600, array=ArraySpec("0-4")), tasks_left="0-4")
+    world.put_job(array, NOW)
+    thought[0] = 60
+    assert world.rethink([family(array)])
+    view = world.pending_views()[0]
+    assert (view.key.plan_s, view.total) == (60, 5)
 
 
 def test_jobs_with_a_limit_are_planned_as_guessed_as_long_as_that_is_better():

@@ -117,6 +117,12 @@ def test_the_usual_jobs_are_those_that_wait_and_run():
     assert [(one.request.gpus, weight) for one, weight in found] == [(2, 0.75), (1, 0.25)]
 
 
+def test_what_a_running_job_insists_on_is_a_part_of_its_kind():
+    asked = Request(2, nodes=2, cpus=9, constraint="big", licenses=(("matlab", 1),))
+    found = typical_of(snapshot(node(gpus=4), running=[allocation(9, gpus=[0, 1], request=asked)]))
+    assert [one.request for one, _ in found] == [Request(2, cpus=1.0, constraint="big")]
+
+
 def test_what_the_cluster_shares_does_not_tell_kinds_of_jobs_apart():
     waiting = [
         job(1, request=Request(1, licenses=(("matlab", 1),))),

@@ -12,6 +12,7 @@ from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Draft, Layout
 from gpusched.policy.outlook import Outlook
 from gpusched.policy.placement import Need, find
+from gpusched.policy.wanted import Wanted, insistence
 from gpusched.testing import allocation, gpu_view, node, share
 
 HALF, WHOLE, PAIR = Request(1, gpu_fraction=0.5), Request(1), Request(2)
@@ -127,6 +128,18 @@ def test_who_may_go_anywhere_leaves_rare_cards_to_those_who_insist_on_them():
     draft = draft_of([node("n1", gpus=2, labels=("x",)), node("n2", gpus=2)], usual=[WHOLE, ONLY_X])
     assert where(draft, WHOLE).node == 1
     assert where(draft, ONLY_X).node == 0
+
+
+def test_scarce_cards_are_left_whatever_that_costs():
+    nodes = [node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2, cpus=2)]
+    # Two cores for two cards: a job with two leaves a card without. Nobody else would want those of n1.
+    usual = [Request(1)]
+    draft = draft_of(nodes, usual=usual)
+    assert where(draft, Request(1, cpus=2)).node == 0
+    draft.layout.wanted = Wanted()
+    for one in (Request(1), Request(1, constraint="rare")):
+        draft.layout.wanted.add(insistence(one), WHOLE_CARD)
+    assert where(draft, Request(1, cpus=2)).node == 1
 
 
 def test_without_usual_jobs_nodes_are_packed():

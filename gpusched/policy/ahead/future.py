@@ -213,6 +213,7 @@ class Future:
             can_suspend=key.can_suspend,
             array_id=None if key.throttle is None else key.throttle[0],
             grace_s=self._settings.life.grace_s,
+            request=key.request,
         )
 
     def _preempt(self, preempt: Preempt) -> None:

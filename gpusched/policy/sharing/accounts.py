@@ -93,10 +93,13 @@ class AccountTree:
         return tuple(_list(self._root, 0))
 
 
-def factors_without_accounts(usage: Mapping[str, Resources], capacity: Resources) -> dict[str, float]:
-    """The factor of each user where there are no accounts and all have as many shares: those of `AccountTree`."""
+def factors_without_accounts(usage: Mapping[str, float]) -> dict[str, float]:
+    """The factor of each user where there are no accounts and all have as many shares: those of `AccountTree`.
+
+    Args: usage: the dominant share of what each has used, as in `Standing.usage`.
+    """
     names = sorted(usage)
-    used = [max(0.0, usage[name].dominant_share(capacity)) for name in names]
+    used = [max(0.0, usage[name]) for name in names]
     total, share = sum(used), 1.0 / max(1, len(names))
     level = {name: _level_fs(share, amount / total if total else 0.0) for name, amount in zip(names, used, strict=True)}
     factors: dict[str, float] = {}

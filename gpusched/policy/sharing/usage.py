@@ -150,10 +150,23 @@ def accrued(rate: Resources, start_at: float, until_at: float, now: float, half_
     seconds = until_at - start_at
     if seconds <= 0 or half_life_s <= 0:
         return NOTHING
-    if half_life_s != inf:
-        # expm1 keeps the digits of a short run that a difference of two powers would lose.
-        seconds = -expm1(-seconds * _LN2 / half_life_s) * half_life_s / _LN2
-    return rate.times(seconds * _weight(now - until_at, half_life_s))
+    return rate.times(_counted_s(seconds, half_life_s) * _weight(now - until_at, half_life_s))
+
+
+def _counted_s(seconds: float, half_life_s: float) -> float:
+    """What holding something for the last so many seconds counts."""
+    if half_life_s == inf:
+        return seconds
+    # expm1 keeps the digits of a short run that a difference of two powers would lose.
+    return -expm1(-seconds * _LN2 / half_life_s) * half_life_s / _LN2
+
+
+def over(elapsed_s: float, half_life_s: float) -> tuple[float, float]:
+    """The two numbers of `decayed` and `accrued` for some more time (above 0): what past use is multiplied by, and what
+    was held through all of it."""
+    if half_life_s <= 0:
+        return 0.0, 0.0
+    return _weight(elapsed_s, half_life_s), _counted_s(elapsed_s, half_life_s)
 
 
 def charged(

@@ -15,6 +15,7 @@ dominant shares, plug-ins), `decide` itself is called. Calendars are not known h
     kinds    jobs that are alike, and what is worked out once for all of them
     shares   what users have used, and what that does to their jobs
     lines    who waits, in order
+    future   when runs end, and the machines of the first reservation
     cycle    the machines, the runs, and one cycle after another
 """
 

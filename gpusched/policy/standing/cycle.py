@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop, heappush, heapreplace
 from math import inf
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
-from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
 from gpusched.policy.ceilings import ceilings_of
@@ -20,8 +18,10 @@ from gpusched.policy.ordering import Rank
 from gpusched.policy.placement import find, fits, options
 from gpusched.policy.profile import NO_JOB, Ending, Profile
 from gpusched.policy.sharing.usage import footprint
-from gpusched.policy.standing.kinds import Kind, Running, Shape, Waiting
+from gpusched.policy.standing.future import Future
+from gpusched.policy.standing.kinds import Kind, Place, Row, Running, Shape, Waiting
 from gpusched.policy.standing.lines import ORDERS, Lines
+from gpusched.policy.standing.shares import Amounts, amounts_of
 from gpusched.policy.steps import Steps
 
 _NOTHING = Plan()
@@ -43,10 +43,11 @@ class Standing:
         self._running: dict[int, Running] = {}
         self._gone: list[Running] = []
         """Who has ended since the last cycle, and is yet to be charged."""
-        self._ends: list[tuple[float, float, int, Ending]] = []
-        """Running jobs by their planned ends."""
+        self._future = Future(self._draft)
         self._is_flat = len(self.nodes) == 1 and not self.layout.cards
         """One node without cards: there is one place or none."""
+        self._is_alike = len({card.view.vram_total_mib for card in self.layout.cards}) <= 1
+        """Whether all cards are of one size."""
         self._is_plain = self._has_one_line()
         priority = settings.priority
         # Without reservations there is nobody whom others must not pass, with backfill or without.
@@ -92,6 +93,15 @@ class Standing:
         """The kind of all jobs with this key, to be handed in with each of them."""
         return self._lines.kind_of(key)
 
+    def own_kind(self, key: ClassKey) -> Kind:
+        """A kind for jobs of which `foresee` is to tell: nobody else's, whatever the key."""
+        return self._lines.own_kind(key)
+
+    def foresee(self, kind: Kind, predicted_s: int | None, plan_s: int | None) -> None:
+        """Those of an own kind that wait are expected and planned to run for so long; who runs, runs as planned."""
+        self._lines.foresee(kind, predicted_s, plan_s)
+        self._is_stale = True
+
     def arrived(self, kind: Kind, job: PendingJob) -> None:
         """A job waits from now on."""
         self._lines.add(kind, job)
@@ -109,7 +119,7 @@ class Standing:
         ending = one.ending
         self._draft.release(ending.booking)
         self._draft.settle()
-        del self._ends[self._number_of(ending)]
+        self._future.remove(ending)
         self._lines.forget(one.kind)
         if self._lines.shares.weigh:
             self._gone.append(one)
@@ -120,32 +130,32 @@ class Standing:
         """A running job that may run on is taken to end then, or at its limit; infinite: nobody knows when."""
         one = self._running[job_id]
         before = one.ending
+        if not one.is_guessed:
+            return
         if one.kind.is_limited:
-            if one.kind.key.plan_s is None:
-                return
             end_at = min(end_at, before.start_at + one.kind.limit_s)
         if before.end_at == end_at:
             return
-        del self._ends[self._number_of(before)]
+        self._future.remove(before)
         one.ending = ending = Ending(job_id, before.start_at, end_at, before.booking)
-        insort(self._ends, (end_at, before.start_at, job_id, ending))
+        self._future.add(ending)
         self._is_stale = True
-
-    def _number_of(self, ending: Ending) -> int:
-        return bisect_left(self._ends, (ending.end_at, ending.start_at, ending.job_id))
 
     def _move_to(self, now: float) -> None:
         """Count the time that has passed."""
         lines, shares = self._lines, self._lines.shares
         if lines.rank_as_of(now):
             self._is_stale = True
+        if lines.take_other_places:
+            self._is_stale, lines.take_other_places = True, False
+            self._future.forget_place()
         for one in self._gone:
             shares.ended(one.kind.sharer, one.rate, now)
         self._gone.clear()
         # What was predicted and has not come true says nothing of what is to come.
-        late = 0
-        while late < len(self._ends) and self._ends[late][0] <= now:
-            end_at, start_at, job_id, _ = self._ends[late]
+        late, ends = 0, self._future.ends
+        while late < len(ends) and ends[late][0] <= now:
+            end_at, start_at, job_id, _ = ends[late]
             if end_at >= start_at + self._running[job_id].kind.limit_s:
                 late += 1
             else:
@@ -193,8 +203,9 @@ class Standing:
         profile = self._profile
         if self._first is not None and not self._has_backfill:
             _, job, kind = self._first
+            kept = self._future.keep(job.id, kind.shape.need, kind.planned_s, self._now)
             profile = Profile(self._draft, (), self._now)
-            profile.reserve_first(job.id, kind.shape.need, kind.planned_s, self._ends)
+            profile.kept.extend(() if kept is None else (kept,))
         return tuple(
             Reservation(kept.job_id or NO_JOB, placement(kept.booking), kept.start_at) for kept in profile.kept
         )
@@ -218,7 +229,7 @@ class Standing:
 
     def _can_plan_in_steps(self, now: float) -> bool:
         can = self._depth > 1 and self._is_flat and not self._lines.others and len(self._lines) <= self._depth
-        if not can or (self._ends and self._ends[0][0] <= now):
+        if not can or (self._future.ends and self._future.ends[0][0] <= now):
             self._steps = None
             return False
         return self._has_backfill
@@ -228,7 +239,7 @@ class Standing:
         steps = self._steps
         if steps is None or self._is_stale or self._lines.is_amid or any(at <= now for _, _, at in self._planned):
             free = self._draft.free_millicpus[0]
-            steps = self._steps = Steps(now, free, ((end[0], end[3].booking.millicpus) for end in self._ends))
+            steps = self._steps = Steps(now, free, ((end[0], end[3].booking.millicpus) for end in self._future.ends))
             self._planned.clear()
             entries = self._lines.in_order()
         else:
@@ -272,96 +283,108 @@ class Standing:
         return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._lines.new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
-        endings = [end[3] for end in self._ends] if self._depth > 1 else ()
+        lines = self._lines
+        endings = [end[3] for end in self._future.ends] if self._depth > 1 else ()
         profile = self._profile = Profile(self._draft, endings, now)
         self._is_stale, self._blocked, self._first = False, None, None
         self._epoch += 1
-        heap = [(shape.line[0], 0, shape) for shape in self._lines.shapes]
-        heapify(heap)
-        left = self._depth
+        heap, left = lines.heads.copy(), self._depth
+        passed: dict[Row, int] = {}
         while heap and left:
-            entry, place, shape = heap[0]
-            booking = self._place(shape, now + entry[2].planned_s)
+            rank, number, row = heap[0]
+            entry = row.line[number]
+            booking = self._place(row.shape, now + entry[2].planned_s)
             if booking is not None:
-                self._lines.take_off(entry)
-                self._start(entry, booking, now, starts)
+                self._start(lines.take(row, number), booking, now, starts)
             else:
                 if self._keep(entry, now):
                     left -= 1
-                    self._blocked = entry[0]
+                    self._blocked = rank
                     self._first = self._first or entry
                     if not self._has_backfill:
                         return
-                place += 1
-            if place < len(shape.line):
-                heapreplace(heap, (shape.line[place], place, shape))
+                number = passed[row] = number + 1
+            if number < len(row.line):
+                heapreplace(heap, lines.at(row, number))
             else:
                 heappop(heap)
         if heap:
-            self._let_pass(heap, now, starts)
+            self._let_pass(passed, now, starts)
         if starts and self._has_one_place and not self._is_flat and profile.kept:
             # What goes elsewhere now may be let pass there in the next cycle.
             self._is_stale = True
 
-    def _let_pass(self, heap: list[tuple[Waiting, int, Shape]], now: float, starts: list[Start]) -> None:
-        """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is."""
+    def _let_pass(self, passed: dict[Row, int], now: float, starts: list[Start]) -> None:
+        """Go on with those for whom nothing is kept, as far as they delay nobody for whom something is.
+
+        Args: passed: how many of a row have been looked at.
+        """
         lines, reserved = self._lines, frozenset[int | None]()
         if lines.is_by_length:
-            shapes = [(0, shape) for shape in lines.shapes]
-            reserved = frozenset(kept.job_id for kept in self._profile.kept)
-        else:
-            shapes = [(first, shape) for _, first, shape in heap]
-        heap = self._heads(shapes, now)
-        while heap:
-            entry, place, shape = heap[0]
-            booking = self._place(shape, now + entry[2].planned_s)
-            if booking is not None and entry[1].id not in reserved:
-                waiting = lines.entry(entry[1].id) if lines.is_by_length else entry
-                lines.take_off(waiting)
-                self._start(waiting, booking, now, starts)
-                if self._has_one_place and not self._is_flat:
-                    # Others are put elsewhere from here on, and may pass there, those of its own shape included.
-                    heap = self._heads([(bisect_left(one.by_length, entry), one) for _, one in shapes], now)
-                    continue
+            passed, reserved = {}, frozenset(kept.job_id for kept in self._profile.kept)
+        fitting = self._fitting()
+        if not fitting:
+            return
+        firsts, first = lines.gaps(passed), 0
+        others: list[Place] = []
+        """Those that are not the first of their row, as a heap."""
+        while fitting and (others or first < len(firsts)):
+            if others and (first == len(firsts) or others[0] < firsts[first]):
+                rank, number, row = heappop(others)
             else:
-                place += 1
-            after = self._next(shape, place, now)
-            if after is None:
-                heappop(heap)
-            else:
-                heapreplace(heap, (shape.by_length[after], after, shape))
-
-    def _heads(self, shapes: Iterable[tuple[int, Shape]], now: float) -> list[tuple[Waiting, int, Shape]]:
-        """The next of each shape that could start now, from this place in its line on, as a heap."""
-        heap = []
-        for first, shape in shapes:
-            after = self._next(shape, first, now)
+                rank, number, row = firsts[first]
+                first += 1
+            if row.shape not in fitting:
+                continue
+            after = self._next(row, number, now)
+            if after == number:
+                entry = row.by_length[number]
+                booking = self._place(row.shape, now + entry[2].planned_s)
+                if booking is None or entry[1].id in reserved:
+                    if row.shape.booking is None:
+                        fitting.discard(row.shape)
+                    after = self._next(row, number + 1, now)
+                else:
+                    lines.take_off(lines.entry(entry[1].id)) if lines.is_by_length else lines.take(row, number)
+                    self._start(entry, booking, now, starts)
+                    fitting = self._fitting()
+                    if self._has_one_place and not self._is_flat:
+                        # Others are put elsewhere from here on, and may pass there, those of its own shape included.
+                        firsts, first, others = lines.gaps_behind(rank), 0, []
+                        continue
+                    after = self._next(row, number, now)
             if after is not None:
-                heap.append((shape.by_length[after], after, shape))
-        heapify(heap)
-        return heap
+                heappush(others, lines.gap_at(row, after))
 
-    def _next(self, shape: Shape, place: int, now: float) -> int | None:
-        """Where in the line of its shape the next job stands that could start now, from this place on."""
-        line = shape.by_length
-        if place >= len(line) or not self._may_fit(shape):
-            return None
-        known = shape.epoch == self._epoch
-        if known and shape.booking is None:
+    def _fitting(self) -> set[Shape]:
+        """Those of which one may find a place now."""
+        epoch = self._epoch
+        return {
+            shape
+            for shape in self._lines.shapes
+            if self._may_fit(shape) and (shape.epoch != epoch or shape.booking is not None)
+        }
+
+    def _next(self, row: Row, number: int, now: float) -> int | None:
+        """Where in its row, of a shape that may fit, the next job stands that could start now, from there on."""
+        line, shape = row.by_length, row.shape
+        if number >= len(line):
             return None
         kept = self._profile.kept
         if len(kept) != 1:
-            return place
+            return number
         if self._is_flat:
             passes: bool | None = shape.millicpus <= kept[0].state.free_millicpus[0]
         else:
-            passes = shape.passes if known else None
+            passes = shape.passes if shape.epoch == self._epoch else None
         if passes is not False:
-            return place
+            return number
         longest_s = kept[0].pass_until - now
-        for number in range(place, len(line)):
-            if line[number][2].planned_s <= longest_s:
-                return number
+        for at in range(number, len(line)):
+            if line[at][2].planned_s <= longest_s:
+                return at
+            if row.is_of_one_kind:
+                break
         return None
 
     def _look_at(self, entry: Waiting, now: float, starts: list[Start]) -> None:
@@ -440,20 +463,24 @@ class Standing:
         self._draft.settle()
         end_at = now + kind.planned_s
         ending = Ending(job_id, now, end_at, booking)
-        insort(self._ends, (end_at, now, job_id, ending))
-        rate = NOTHING
+        self._future.add(ending)
+        running = self._running[job_id] = Running(kind, ending, start.placement)
         if self._lines.shares.weigh:
-            rate = self._rate(kind, booking)
-            self._lines.shares.began(kind.sharer, rate, now)
-        self._running[job_id] = Running(kind, ending, start.placement, rate)
+            running.rate = self._rate(kind, booking)
+            self._lines.shares.began(kind.sharer, running.rate, now)
         self._epoch += 1
         return ending
 
-    def _rate(self, kind: Kind, booking: Booking) -> Resources:
-        """What its user is charged for, a second."""
-        qos = self.settings.qos.get(kind.key.qos)
-        held = footprint(self.layout, booking)
-        return held if qos is None else held.times(max(0.0, qos.usage_factor))
+    def _rate(self, kind: Kind, booking: Booking) -> Amounts:
+        """What its user is charged for, a second; where all cards are alike, the same in all places."""
+        rate = kind.rate
+        if rate is None:
+            qos = self.settings.qos.get(kind.key.qos)
+            held = footprint(self.layout, booking)
+            rate = amounts_of(held if qos is None else held.times(max(0.0, qos.usage_factor)))
+            if self._is_alike and not booking.is_exclusive:
+                kind.rate = rate
+        return rate
 
     def _keep(self, entry: Waiting, now: float) -> bool:
         """Keep room for the first job that is blocked; False when it never fits."""
@@ -466,4 +493,7 @@ class Standing:
             return shape.can_fit
         if self._depth > 1:
             return self._profile.reserve(job_id, need, planned_s) is not None
-        return self._profile.reserve_first(job_id, need, planned_s, self._ends) is not None
+        kept = self._future.keep(job_id, need, planned_s, now)
+        if kept is not None:
+            self._profile.kept.append(kept)
+        return kept is not None

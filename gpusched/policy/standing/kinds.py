@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
-from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
 from gpusched.policy.draft import Booking
 from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank
 from gpusched.policy.profile import Ending
-from gpusched.policy.standing.shares import Sharer
+from gpusched.policy.standing.shares import Amounts, Sharer
+from gpusched.policy.wanted import insistence, micros_asked
 
 
 class Kind:
     """A class of jobs that waits here, with what is worked out once for all of them."""
 
-    __slots__ = ("is_limited", "is_of_cores", "is_plain", "key", "limit_s", "planned_s", "points", "shape", "sharer")
+    __slots__ = (
+        *("insists", "is_limited", "is_of_cores", "is_plain", "key", "limit_s", "micros", "planned_s"),
+        *("points", "rate", "row", "shape", "sharer", "waiting"),
+    )
 
-    def __init__(self, key: ClassKey, shape: Shape, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
+    def __init__(self, key: ClassKey, row: Row, sharer: Sharer, points: float, *, is_of_cores: bool) -> None:
         request = key.request
         self.key = key
-        self.shape = shape
+        self.row = row
+        self.shape = row.shape
         self.sharer = sharer
+        self.insists, self.micros = insistence(request), micros_asked(request)
+        """What it counts for in what is `wanted`."""
         self.points = points
         """Of the weighted sum, all but those for age and fair share."""
+        self.rate: Amounts | None = None
+        """What one of these is charged for, a second, where that is the same wherever it runs."""
+        self.waiting = 0
+        """How many of these wait."""
         self.planned_s: float = inf if key.planned_s is None else key.planned_s
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
@@ -45,21 +56,45 @@ class Kind:
             or key.deadline_at is not None
         )
 
+    def foresee(self, predicted_s: int | None, plan_s: int | None) -> None:
+        """Take these for how long it is expected and planned to run."""
+        key = self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
+        self.planned_s = inf if key.planned_s is None else key.planned_s
 
-class Shape:
-    """All waiting jobs that fit in exactly the same places, first in line first."""
 
-    __slots__ = (
-        *("booking", "by_length", "can_fit", "cards", "epoch", "line", "millicpus", "need"),
-        *("only", "passes", "placement"),
-    )
+class Row:
+    """Waiting jobs of one shape that keep their places among each other, first in line first.
 
-    def __init__(self, need: Need, *, is_by_length: bool = False) -> None:
-        request = need.request
-        self.need = need
+    By weight those of one user that have as many points beside age: whoever came first stays first, whatever time and
+    use do to all of them. In other orders all of the shape.
+    """
+
+    __slots__ = ("by_length", "is_of_one_kind", "line", "rank", "shape", "sharer")
+
+    def __init__(self, shape: Shape, sharer: Sharer, *, is_of_one_kind: bool, is_by_length: bool) -> None:
+        self.shape = shape
+        self.sharer = sharer
+        self.is_of_one_kind = is_of_one_kind
         self.line: list[Waiting] = []
         self.by_length: list[Waiting] = [] if is_by_length else self.line
         """The same jobs in the order in which they may fill gaps."""
+        self.rank: Rank = ()
+        """Of the first."""
+
+
+class Shape:
+    """All jobs that fit in exactly the same places."""
+
+    __slots__ = (
+        *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
+        *("only", "passes", "placement", "rows"),
+    )
+
+    def __init__(self, need: Need) -> None:
+        request = need.request
+        self.need = need
+        self.rows: dict[Row, None] = {}
+        """Those in which somebody waits."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
         self.epoch = -1
@@ -81,16 +116,21 @@ class Shape:
 
 
 Waiting = tuple[Rank, PendingJob, Kind]
-"""Ranks end in the job's id, so that no comparison goes beyond them."""
+"""Ranks end in the job's id, so that no comparison goes beyond them. In a row by arrival they are of that alone."""
+
+Place = tuple[Rank, int, Row]
+"""Where a job stands in its row, with its rank."""
 
 
 class Running:
     """A job that runs."""
 
-    __slots__ = ("ending", "kind", "placement", "rate")
+    __slots__ = ("ending", "is_guessed", "kind", "placement", "rate")
 
-    def __init__(self, kind: Kind, ending: Ending, placement: Placement, rate: Resources) -> None:
-        self.rate = rate
+    def __init__(self, kind: Kind, ending: Ending, placement: Placement) -> None:
+        self.is_guessed = not kind.is_limited or kind.key.plan_s is not None
+        """Whether it was not planned by its limit, whatever is thought of its kind by now."""
+        self.rate: Amounts = 0.0, 0.0, 0.0, 0.0
         """What its user is charged for, a second."""
         self.kind = kind
         self.ending = ending
@@ -117,5 +157,6 @@ class Running:
                 resources=place.resources,
                 licenses=place.licenses,
                 is_exclusive=place.is_exclusive,
+                request=key.request,
                 predicted_end_at=end_at if ending.end_at < ending.start_at + self.kind.limit_s else None,
             )
