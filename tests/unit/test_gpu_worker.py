@@ -155,10 +155,17 @@ def test_between_two_processes_the_last_error_stands(make: Make, gpus: Callable[
     now = [0.0]
     worker = make(gpus(), monotonic=lambda: now[0])
     worker.read_blocking(20.0)
+
+    def is_seen() -> bool:
+        reading = worker.poll()
+        worker.request()
+        # It may have answered before it was killed.
+        return reading is not None and "has ended" in (reading.error or "")
+
     for pause_s in (1.0, 2.0):
         (child,) = children()
         os.kill(child.pid, signal.SIGKILL)
-        wait_until(lambda: worker.poll() is not None or worker.request(), what="the death to be seen")
+        wait_until(is_seen, what="the death to be seen")
         assert children() == []
         now[0] += pause_s - 0.1
         assert "has ended" in (worker.read_blocking(5.0).error or "")
