@@ -12,11 +12,11 @@ from math import inf
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
-from gpusched.model.snapshot import Prediction
+from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState
-from gpusched.policy.ahead import vram
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
+from gpusched.predict import vram
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import SAMPLES, Family, family, planned_s, predict
 from gpusched.predict.judging import Judge, Measure, Said
@@ -122,7 +122,7 @@ class History:
         found, self._news, self._looked_at = self._news, {}, as_of
         return found
 
-    def vram_seen(self, job: Job) -> vram.VramSeen | None:
+    def vram_seen(self, job: Job) -> VramSeen | None:
         """How much VRAM jobs like this one used of each card; None when too few have ended."""
         return vram.seen(self._peaks_mib.get(family(job), ()))
 
@@ -230,9 +230,11 @@ class Estimates:
 
     def calibration(self) -> Calibration:
         """The range that four in five start in, by what became of those estimates; and how often it held."""
-        told = [
-            Told(one.made_at, one.high_at, one.start_at) for one in self.known().values() if one.high_at is not None
-        ]
+        told = []
+        for one in self.known().values():
+            told_at = one.low_at if one.high_at is None else one.high_at
+            if told_at is not None:
+                told.append(Told(one.made_at, told_at, one.start_at, is_latest=one.high_at is not None))
         return calibrate(told)
 
     def accuracy(self) -> Accuracy | None:

@@ -201,6 +201,7 @@ class Lines:
         if is_first:
             row.rank = rank
             insort(self.heads, (rank, 0, row))
+        row.shortest_s = min(row.shortest_s, kind.relied_s)
         if self.is_by_length:
             insort(row.by_length, self.in_gaps(entry))
         self._waiting[job.id] = job, kind
@@ -248,6 +249,7 @@ class Lines:
                 row.rank = self._rank_at(row, 0)
                 insort(self.heads, (row.rank, 0, row))
             else:
+                row.shortest_s = inf
                 del row.shape.rows[row]
                 if not row.shape.rows:
                     del self.shapes[row.shape]
@@ -257,6 +259,11 @@ class Lines:
         """A waiting job as it stands among those that may fill gaps."""
         rank, job, kind = entry
         return (by_length(kind.key, rank), job, kind) if self.is_by_length else entry
+
+    def remember(self, kind: Kind) -> None:
+        """One of these runs that never waited here."""
+        self.complex += not kind.is_plain
+        self.others += not kind.is_of_cores
 
     def forget(self, kind: Kind) -> None:
         """One of these neither waits nor runs any more."""
@@ -292,7 +299,9 @@ class Lines:
 
     def rank_as_of(self, now: float) -> bool:
         """Rank anew where time or use has changed ranks since the last time; whether anything may have changed."""
-        at = now - now % self._period_s if self._period_s > 0 else now
+        at = self._ranking.as_of
+        if self._ages or self.shares.weigh:
+            at = now - now % self._period_s if self._period_s > 0 else now
         is_later = at != self._ranking.as_of
         if not (is_later or self._foreseen or self.shares.is_due):
             return False

@@ -6,7 +6,7 @@ or end, and for all when ranks are worked out.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -75,7 +75,7 @@ class Shares:
         found = self._sharers.get((account, user))
         if found is None:
             found = self._sharers[account, user] = Sharer(account, user, self._first)
-            self.is_due = True
+            self.is_due = self.weigh
         return found
 
     def waits(self, sharer: Sharer) -> None:
@@ -88,13 +88,23 @@ class Shares:
         sharer.waiting -= 1
         self._waiting -= not sharer.waiting
 
+    def adopt(self, usage: Iterable[Usage]) -> None:
+        """Go on from what they had used by then."""
+        for one in usage:
+            sharer = self.of(one.account, one.user)
+            sharer.used, sharer.at = amounts_of(one.used), one.at
+
+    def holds(self, sharer: Sharer, rate: Amounts) -> None:
+        """They hold so much more, and have since before they were seen."""
+        sharer.running += 1
+        gpus, vram_mib, cpus, mem_mib = sharer.rate
+        sharer.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+
     def began(self, sharer: Sharer, rate: Amounts, now: float) -> None:
         """They hold so much more from now on."""
         self._rank(sharer)
         self._move(sharer, now)
-        sharer.running += 1
-        gpus, vram_mib, cpus, mem_mib = sharer.rate
-        sharer.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+        self.holds(sharer, rate)
 
     def ended(self, sharer: Sharer, rate: Amounts, now: float) -> None:
         """They hold so much less from now on; nothing where it was the last, whatever the sums have lost in digits."""
@@ -110,8 +120,8 @@ class Shares:
         elapsed_s = at - sharer.at
         if elapsed_s <= 0:
             return
-        sharer.at = at
-        if sharer.used is _NONE and sharer.rate is _NONE:
+        is_new, sharer.at = sharer.at == -inf, at
+        if is_new or (sharer.used is _NONE and sharer.rate is _NONE):
             return
         if self._over[0] != elapsed_s:
             self._over = elapsed_s, *over(elapsed_s, self._half_life_s)
@@ -166,6 +176,11 @@ class Shares:
         used = {}
         for (_, user), sharer in self._sharers.items():
             self._rank(sharer)
-            used[user] = max((sharer.ranked[number] / amount for number, amount in self._counted), default=0.0)
+            share, ranked = 0.0, sharer.ranked
+            for number, amount in self._counted:
+                part = ranked[number] / amount
+                if part > share:
+                    share = part
+            used[user] = share
         found = factors_without_accounts(used)
         return {mark: found[mark[1]] for mark in self._sharers}
