@@ -63,12 +63,12 @@ class PrioritySettings:
     )
     weight_fit: float = setting(0.0, "Weight of the fit factor: 1 less the dominant share of the cluster asked for.")
     weight_short: float = setting(
-        4500.0,
+        4000.0,
         "Weight of the short factor: 1 for a job that is over at once, less by as much for each doubling of its "
         "length, as predicted or by its limit, 0 for a month and for an unknown length.",
     )
     weight_whole: float = setting(
-        3000.0,
+        2800.0,
         "Weight of the whole factor: the part of a node's GPUs that the job needs free at once, 1 for whole nodes. "
         "Against it that small jobs keep passing wide ones.",
     )

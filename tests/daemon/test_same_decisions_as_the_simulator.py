@@ -44,6 +44,9 @@ mem_mib = 65536
 order = "{order}"
 backfill_depth = {depth}
 weight_fairshare = 0
+weight_short = 0
+weight_whole = 0
+predict = false
 max_age_s = 315360000
 max_wait_s = 315360000
 [placement]

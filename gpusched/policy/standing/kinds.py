@@ -92,7 +92,7 @@ class Row:
         self.rank: Rank = ()
         """Of the first."""
         self.shortest_s = inf
-        """None of them is planned to run for less."""
+        """None of them is relied upon to be over sooner."""
 
 
 class Shape:
