@@ -10,23 +10,15 @@ from __future__ import annotations
 import os
 import resource
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.simulate import examples, runner
 from gpusched.simulate.choices import choices_of
 from gpusched.simulate.cluster import nodes_of, processors
 from gpusched.simulate.trace import read_trace
 
 _STEPS = 3_000_000
-
-PROPOSAL = Settings(
-    priority=PrioritySettings(
-        weight_age=4000, max_age_s=28 * 86400.0, weight_fairshare=1000, weight_short=2500, weight_whole=1500
-    )
-)
-"""That of docs/decisions/0021."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +29,18 @@ class Case:
     nodes: str = ""
     """Empty: the processors of the log."""
     policy: str = "fcfs+easy"
-    predict: str | None = None
-    settings: Settings | None = None
 
     def __str__(self) -> str:
         cluster = f"@{self.nodes}" if self.nodes else ""
-        how = f", {self.predict}" if self.predict else ""
-        return f"{self.trace.partition('.')[0]}{cluster} {'proposal' if self.settings else self.policy}{how}"
+        return f"{self.trace.partition('.')[0]}{cluster} {self.policy}"
 
 
 SHIPPED = (Case("muri_trace1.csv.gz", "8x8", "default"),)
 CASES = (
     Case("kth_sp2.swf.gz"),
     Case("hpc2n.swf.gz"),
+    Case("philly_jobs.csv.gz", "64x8"),
     *(Case("philly_jobs.csv.gz", nodes, "default") for nodes in ("64x8", "48x8", "40x8")),
-    *(Case("philly_jobs.csv.gz", nodes, "default", "similar") for nodes in ("64x8", "48x8", "40x8")),
-    *(Case("philly_jobs.csv.gz", nodes, "default", "similar", PROPOSAL) for nodes in ("64x8", "48x8", "40x8")),
 )
 
 
@@ -69,8 +57,6 @@ def measure(case: Case, folder: Path) -> str:
     trace = read_trace(folder / case.trace)
     nodes = nodes_of(case.nodes) if case.nodes else processors(trace.procs or 1)
     (choice,) = choices_of([case.policy])
-    if case.settings is not None:
-        choice = replace(choice, settings=case.settings)
     floor_s, before = floor(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     outcome = runner.run(
@@ -78,7 +64,7 @@ def measure(case: Case, folder: Path) -> str:
         nodes,
         choice.settings,
         orders_by_run_time=choice.orders_by_run_time,
-        predict=case.predict,
+        predict=choice.predict,
     )
     cpu_s = time.process_time() - began
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
