@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.policy.standing.lines import Lines
+from gpusched.predict.judging import LEAST
 from gpusched.simulate import cluster, ranges, runner
 from gpusched.simulate.choices import choices_of
 from gpusched.simulate.metrics import slowdown
@@ -179,3 +180,36 @@ def test_four_in_five_start_in_their_range(file, policy, size, every, count, tra
     share = found.calibration.share
     assert share is not None
     assert 0.75 <= share <= 0.85
+
+
+def test_the_daemons_policy_is_simulated_with_the_daemons_predictions(tmp_path):
+    blind = tmp_path / "blind.toml"
+    blind.write_text("[priority]\npredict = false\n")
+    found = [
+        choices_of(["default"])[0].predict,
+        choices_of(["default"], blind)[0].predict,
+        choices_of(["default"], is_exact=True)[0].predict,
+        choices_of(["default:last2"])[0].predict,
+        choices_of(["fcfs+easy"])[0].predict,
+    ]
+    assert found == ["own", None, None, "last2", None]
+
+
+def test_without_limits_the_daemon_goes_by_those_most_alike():
+    jobs = [replace(job, estimate_s=job.run_s) for job in some_jobs(Random(5), 200)]
+    assert schedule(jobs, "spf+easy", "own") == schedule(jobs, "spf+easy", "similar")
+    assert schedule(jobs, "spf+easy", "own") != schedule(jobs, "spf+easy", "exact")
+
+
+@pytest.mark.parametrize("is_honest", [True, False], ids=["limits are right", "limits are far off"])
+def test_beside_limits_guesses_count_once_they_have_been_better(is_honest):
+    jobs = some_jobs(Random(5), 300)
+    if is_honest:
+        # One is off, so that the trace is one with limits.
+        jobs = [replace(job, estimate_s=job.run_s + (job is jobs[-1])) for job in jobs]
+    own, limits = schedule(jobs, "spf+easy", "own"), schedule(jobs, "sjf+easy", None)
+    assert (own == limits) is is_honest
+    if not is_honest:
+        first = next(at for at, (one, other) in enumerate(zip(own, limits, strict=True)) if one != other)
+        ended = sum(start + job.run_s <= own[first] for start, job in zip(own, jobs, strict=True))
+        assert ended >= LEAST
