@@ -1,17 +1,24 @@
 """Puts this folder on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work.
 
-Generated cases are judged by what they find, not by how fast a busy machine runs them.
+Generated cases are judged by what they find, not by how fast a busy machine runs them. They are the same ones each
+time, so that a change is judged by what it changed; GPUSCHED_SEARCH=1 looks for new ones.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("gpusched", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "gpusched",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not os.environ.get("GPUSCHED_SEARCH"),
+)
 settings.load_profile("gpusched")
 
 sys.path.insert(0, str(Path(__file__).parent))

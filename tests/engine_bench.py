@@ -112,7 +112,7 @@ class Bench:
         """All that was said of a run."""
         return [event for event in self.seen if event.run == run]
 
-    def until(self, run: str, *kinds: type[E], timeout_s: float = 20.0) -> E:
+    def until(self, run: str, *kinds: type[E], timeout_s: float = 60.0) -> E:
         """Wait for the first event of this kind about this run."""
 
         def found() -> list[E]:
@@ -131,7 +131,7 @@ class Bench:
         """Wait until it runs, and its shell has set its traps."""
         return self.until(run, RunStarted)
 
-    def wait(self, predicate: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
         """Collect events until it holds."""
         raise NotImplementedError
 
@@ -167,7 +167,7 @@ class LocalBench(Bench):
         """A daemon's engine on the bench's spool."""
         return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock())
 
-    def wait(self, predicate: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
         deadline = time.monotonic() + timeout_s
         self.seen += self.engine.events()
         while not predicate():
@@ -245,9 +245,9 @@ class UnitBench(LocalBench):
             self.spool, boot_id=BOOT, clock=WallClock(), launcher=partial(UnitLauncher, names=self.names)
         )
 
-    def wait(self, predicate: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
         # Where there is a systemd to try things with, it is often an emulated machine.
-        super().wait(predicate, 10 * timeout_s, what)
+        super().wait(predicate, 4 * timeout_s, what)
 
     @staticmethod
     def missing() -> str | None:
@@ -281,7 +281,7 @@ class SimulatedBench(Bench):
         self.clock = ManualClock()
         self.engine: SimulatedEngine = SimulatedEngine(self.clock, self.outcome, BOOT)
 
-    def wait(self, predicate: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
         self.seen += self.engine.events()
         while not predicate():
             at = self.engine.next_event_at()

@@ -28,9 +28,11 @@ def range_json(found: StartRange, calibration: Calibration, now: float) -> dict[
 
 def likely_range(found: StartRange, calibration: Calibration, now: float) -> tuple[float | None, float | None]:
     """Between which instants four in five such jobs start; None twice when too few have started."""
-    if calibration.likely is None or found.high_at is None or found.high_at <= now:
+    told_at = found.low_at if found.high_at is None else found.high_at
+    likely = calibration.usual if found.high_at is None else calibration.likely
+    if likely is None or told_at is None or told_at <= now:
         return None, None
-    return calibration.likely.range(now, found.high_at)
+    return likely.range(now, told_at)
 
 
 def alternative_json(one: Alternative) -> dict[str, Any]:

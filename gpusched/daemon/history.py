@@ -220,9 +220,11 @@ class Estimates:
 
     def calibration(self) -> Calibration:
         """The range that four in five start in, by what became of those estimates; and how often it held."""
-        told = [
-            Told(one.made_at, one.high_at, one.start_at) for one in self.known().values() if one.high_at is not None
-        ]
+        told = []
+        for one in self.known().values():
+            told_at = one.low_at if one.high_at is None else one.high_at
+            if told_at is not None:
+                told.append(Told(one.made_at, told_at, one.start_at, is_latest=one.high_at is not None))
         return calibrate(told)
 
     def accuracy(self) -> Accuracy | None:

@@ -52,8 +52,18 @@ class AdoptedSupervisor(Supervisor):
         super().supervise()
         return False
 
+    def hear_before_start(self) -> None:
+        """Nothing yet: the process runs already, and a stop that came first has to reach it as well."""
+
     def start(self) -> str | None:
-        """Take the process over and say so; a sentence if it is not there any more or not the user's."""
+        """Take the process over, say so, and do what was ordered meanwhile; a sentence if it cannot be had."""
+        error = self.take_over()
+        self.read_orders()
+        # One that is gone is what a cancel wanted.
+        return None if self.start_at is None and self.stopped_by is not None else error
+
+    def take_over(self) -> str | None:
+        """A sentence if the process is not there any more or not the user's."""
         pid, start_ticks = self.ticket["adopt"]
         try:
             self.pidfd = proctree.open_pidfd(pid)
@@ -84,8 +94,6 @@ class AdoptedSupervisor(Supervisor):
         )
         self.ticket["env"] = None
         self.set_limit(self.ticket["time_limit_s"])
-        if self.still.is_wanted:
-            self.suspend()
         return None
 
     def members(self) -> dict[int, proctree.Process]:

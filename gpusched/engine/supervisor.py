@@ -137,7 +137,7 @@ class Supervisor:
             self.tell("refused", detail="it was claimed or revoked before")
             return False
         self.record_fd = fd
-        self.read_orders()
+        self.hear_before_start()
         launch_error = None
         if self.ticket["interactive"] is not None:
             launch_error = self.await_client()
@@ -156,6 +156,10 @@ class Supervisor:
             self.take_leave(self.session, launch_error)
             return False
         return self.heard
+
+    def hear_before_start(self) -> None:
+        """Orders that were given before this process was there: a stop among them starts nothing."""
+        self.read_orders()
 
     def await_client(self) -> str | None:
         """Open the foreground and wait until somebody is there; a sentence if nobody came."""

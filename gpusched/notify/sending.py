@@ -48,12 +48,13 @@ class Attempt:
         Args: receipt: a descriptor and the line to append to it as soon as the message was accepted.
         Raises: OSError when there is no process to be had.
         """
-        self.deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._fd, write_fd = os.pipe()
         os.set_blocking(self._fd, False)
         if not terminals.is_built_in(url):
             preload()
+        # From here: what the first one loads, on a machine with much else to do, is no delay of the service.
+        self.deadline = time.monotonic() + timeout_s
         try:
             self._pid = os.fork()
         except OSError:

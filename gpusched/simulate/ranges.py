@@ -3,7 +3,8 @@
     python -m gpusched.simulate.ranges kth_sp2.swf.gz --jobs 6000
 
 prints how many starts lay between the ends that the daemon works out (`policy.ahead.estimates`: as usual, and by
-limits), and how many in the range that is made of those by what became of earlier ones (`predict.calibrating`).
+limits), and how many in the range that is made of those by what became of earlier ones (`predict.calibrating`). In a
+log without estimates there are no limits: `--predict similar`, and then only the end as usual is known.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
-from gpusched.policy.ahead.estimates import SLACK_S, forecast_starts
+from gpusched.policy.ahead.estimates import MAX_CYCLES, SLACK_S, forecast_starts
 from gpusched.policy.standing import Standing
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import predict
 from gpusched.simulate import runner
+from gpusched.simulate.choices import choices_of
 from gpusched.simulate.cluster import largest, nodes_of, processors
-from gpusched.simulate.rules import rules_of
 from gpusched.simulate.trace import TraceJob, read_trace
 
 
@@ -32,25 +33,32 @@ class Result:
     """What became of the ranges."""
 
     asked: int
-    between_ends: float
-    """Part that started between the early and the late end, a minute more or less."""
+    unknown: int
+    """Those of whom nothing could be told."""
+    between_ends: float | None
+    """Part that started between the early and the late end, a minute more or less; None where no late end is known."""
     calibration: Calibration
 
 
 def measure(
-    jobs: Sequence[TraceJob], nodes: Sequence[NodeView], settings: Settings, every: int, cycles: int = 80
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[NodeView],
+    settings: Settings,
+    every: int,
+    cycles: int = MAX_CYCLES,
+    predict_by: str | None = None,
 ) -> Result:
-    """Ask for one of so many jobs that have to wait, as it arrives."""
-    asked: dict[int, tuple[float, float, float]] = {}
+    """Ask for one of so many jobs that have to wait, as it arrives. `predict_by`: as `predict` of `runner.run`."""
+    asked: dict[int, tuple[float, float, float | None]] = {}
     runs: dict[object, list[float]] = {}
-    seen = 0
+    seen = unknown = 0
 
     def usual(job_id: int) -> Prediction | None:
         job = jobs[job_id - 1]
         return predict(runs.get((job.user or job.queue, job.name, job.procs, job.gpus), ()))
 
     def watch(now: int, standing: Standing, waits: Sequence[int], ended: Sequence[int]) -> None:
-        nonlocal seen
+        nonlocal seen, unknown
         for number in ended:
             job = jobs[number]
             runs.setdefault((job.user or job.queue, job.name, job.procs, job.gpus), []).append(job.run_s)
@@ -58,13 +66,23 @@ def measure(
             seen += 1
             if seen % every == 0:
                 found = forecast_starts(standing.snapshot(now), settings, usual, [number + 1], cycles)[number + 1]
-                if found.low_at is not None and found.high_at is not None:
+                if found.low_at is None:
+                    unknown += 1
+                else:
                     asked[number] = now, found.low_at, found.high_at
 
-    starts = runner.run(jobs, nodes, settings, watch=watch).start_s
-    inside = sum(low - SLACK_S <= starts[number] <= high + SLACK_S for number, (_, low, high) in asked.items())
-    told = [Told(made_at, high_at, starts[number]) for number, (made_at, _, high_at) in asked.items()]
-    return Result(len(asked), inside / max(1, len(asked)), calibrate(told))
+    starts = runner.run(jobs, nodes, settings, predict=predict_by, watch=watch).start_s
+    inside = [
+        low - SLACK_S <= starts[number] <= high + SLACK_S
+        for number, (_, low, high) in asked.items()
+        if high is not None
+    ]
+    told = [
+        Told(made_at, low if high is None else high, starts[number], is_latest=high is not None)
+        for number, (made_at, low, high) in asked.items()
+    ]
+    between = sum(inside) / len(inside) if inside else None
+    return Result(len(asked) + unknown, unknown, between, calibrate(told))
 
 
 def main() -> None:
@@ -77,17 +95,22 @@ def main() -> None:
     parser.add_argument("--policy", default="fcfs+easy")
     parser.add_argument("--jobs", type=int, default=6000, help="so many from the beginning")
     parser.add_argument("--every", type=int, default=5, help="one of so many that have to wait is asked for")
+    parser.add_argument("--predict", help="how run times are guessed, and planned with: as gpusched simulate has it")
     chosen = parser.parse_args()
     trace = read_trace(Path(chosen.trace))
     nodes = nodes_of(chosen.nodes) if chosen.nodes else processors(trace.procs or 0)
     gpus, procs = largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    found = measure(trace.jobs[: chosen.jobs], nodes, rules_of(chosen.policy).settings(), chosen.every)
-    share = found.calibration.share
+    (policy,) = choices_of([chosen.policy], predict=chosen.predict)
+    found = measure(trace.jobs[: chosen.jobs], nodes, policy.settings, chosen.every, predict_by=policy.predict)
     sys.stdout.write(
-        f"asked {found.asked}; between both ends {found.between_ends:.1%}; "
-        f"in the range of four in five {'unknown' if share is None else f'{share:.1%}'} of {found.calibration.judged}\n"
+        f"asked {found.asked}, unknown {found.unknown}; between both ends {_percent(found.between_ends)}; "
+        f"in the range of four in five {_percent(found.calibration.share)} of {found.calibration.judged}\n"
     )
+
+
+def _percent(part: float | None) -> str:
+    return "unknown" if part is None else f"{part:.1%}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from shell import Shell
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Screen:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from shell import Shell
+from support import is_alive, wait_until
 
 from gpusched.cli import doctor_machine
 from gpusched.store.look import look
@@ -47,6 +48,7 @@ def test_a_table_is_looked_at_after_the_daemon_was_killed(own: Shell) -> None:
     own.submit("--", "true")
     status = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]
     os.kill(status["pid"], signal.SIGKILL)
+    wait_until(lambda: not is_alive(status["pid"]), what="the daemon to be gone")
     found = checks(own)["database"]
     assert (found["ok"], "is sound" in found["text"]) == (True, True), found
     database = Path(status["database"])

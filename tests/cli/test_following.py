@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from shell import Shell
-from support import wait_until
+from support import is_alive, wait_until
 
 RETRIES = ("--retries", "2", "--backoff", "0")
 
@@ -213,6 +213,7 @@ def test_the_following_outlives_a_killed_daemon(own: Shell) -> None:
     assert first_line(process) == b"before\n"
     status = json.loads(own.ok("gpusched", "daemon", "status", "--json"))
     os.kill(status["daemon"]["pid"], signal.SIGKILL)
+    wait_until(lambda: not is_alive(status["daemon"]["pid"]), what="the daemon to be gone")
     (own.work / "go").touch()
     assert first_line(process) == b"between\n", "output goes on while there is no daemon"
     own.ok("gpusched", "daemon", "start")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from screen import Screen
 from shell import Shell
-from support import wait_until
+from support import is_alive, wait_until
 
 LOST = ("CANCELLED", "ClientLost")
 PROMPT = "%%> "
@@ -32,13 +32,6 @@ def how(found: dict[str, Any]) -> tuple[str, str]:
     return found["state"], found["reason"]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def is_attached(sh: Shell, job_id: str, pid: int) -> bool:
     found = job(sh, job_id)
     client = found["foreground"]["client"]
@@ -48,7 +41,7 @@ def is_attached(sh: Shell, job_id: str, pid: int) -> bool:
 def kill_daemon(sh: Shell) -> None:
     pid = int(json.loads(sh.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"])
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), what="the daemon to be gone")
+    wait_until(lambda: not is_alive(pid), what="the daemon to be gone")
 
 
 @pytest.fixture
@@ -171,11 +164,12 @@ def test_gshow_says_who_is_attached_and_when_the_lease_ends(own: Shell) -> None:
         assert "Lease:      1:00:00, ends " in shown
         screen.press("\r~.")
         assert screen.end() == 0
-    facts = job(own, "1")["foreground"]
-    assert (facts["client"], facts["is_known"]) == (None, True)
+    # Its supervisor learns of it a moment later.
+    wait_until(lambda: job(own, "1")["foreground"]["client"] is None, what="the client to have gone")
+    assert job(own, "1")["foreground"]["is_known"] is True
     assert "nobody is attached; come back with: grun --attach 1" in own.ok("gshow", "1")
     own.ok("gctl", "suspend", "1")
-    assert job(own, "1")["foreground"]["lease_ends_at"] is None
+    wait_until(lambda: job(own, "1")["foreground"]["lease_ends_at"] is None, what="the lease to stand still")
     own.ok("gcancel", "1")
     assert ended(own, "1")["foreground"]["client"] is None
     assert "grun --attach" not in own.ok("gshow", "1")
@@ -207,7 +201,7 @@ def start_orphans(screen: Screen, folder: Path) -> list[int]:
     files = [folder / "inner", folder / "outer"]
     wait_until(lambda: all(one.exists() and one.read_text().strip() for one in files), what="the orphans")
     pids = [int(one.read_text()) for one in files]
-    assert all(map(alive, pids))
+    assert all(map(is_alive, pids))
     assert all(os.getsid(pid) != os.getsid(screen.process.pid) for pid in pids)
     return pids
 
@@ -233,7 +227,7 @@ def test_what_forked_out_of_a_session_is_gone_with_it(own: Shell, way: Callable[
         way(own, screen)
         found = ended(own, "1")
     assert found["state"] == ("COMPLETED" if way is leave_shell else "CANCELLED")
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def test_what_forked_out_of_a_batch_job_is_gone_when_it_is_cancelled(own: Shell) -> None:
@@ -242,10 +236,10 @@ def test_what_forked_out_of_a_batch_job_is_gone_when_it_is_cancelled(own: Shell)
     files = [own.work / "inner", own.work / "outer"]
     wait_until(lambda: all(one.exists() and one.read_text().strip() for one in files), what="the orphans")
     pids = [int(one.read_text()) for one in files]
-    assert all(map(alive, pids))
+    assert all(map(is_alive, pids))
     own.ok("gcancel", job_id)
     assert ended(own, job_id)["state"] == "CANCELLED"
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def test_inside_a_job_nothing_is_kept_and_nothing_has_a_lease_of_its_own(own: Shell) -> None:

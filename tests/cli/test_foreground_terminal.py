@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from screen import Screen
 from shell import Shell
-from support import wait_until
+from support import is_alive, wait_until
 
 PROMPT = "%%> "
 
@@ -42,13 +42,6 @@ def last_id(sh: Shell, name: str) -> str:
 def ended(sh: Shell, job_id: str) -> dict[str, Any]:
     sh.type("gwait", "--timeout", "30s", job_id)
     return job(sh, job_id)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_shell_has_a_terminal_of_its_own_and_its_code_comes_back(sh: Shell) -> None:
@@ -141,7 +134,7 @@ def test_a_client_that_is_killed_takes_its_job_with_it(sh: Shell) -> None:
         screen.process.wait()
         found = ended(sh, last_id(sh, "killed"))
     assert (found["state"], found["reason"]) == ("CANCELLED", "ClientLost")
-    assert not alive(sleeper)
+    assert not is_alive(sleeper)
 
 
 def test_a_connection_that_is_lost_ends_the_job(sh: Shell) -> None:
@@ -224,7 +217,8 @@ def test_a_lease_warns_ends_a_forgotten_shell_and_says_why(sh: Shell) -> None:
 
 
 def test_typing_after_the_warning_renews_the_lease(sh: Shell) -> None:
-    with shell_at(sh, "--lease", "3s") as screen:
+    # Warned of two seconds before its end.
+    with shell_at(sh, "--lease", "8s") as screen:
         for _ in range(2):
             screen.see("unless you type something")
             screen.press("echo here\r")
@@ -281,7 +275,7 @@ def test_the_session_does_not_notice_that_the_daemon_is_killed_and_started_again
         screen.see(PROMPT)
         pid = int(json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"])
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not alive(pid), what="the daemon to be gone")
+        wait_until(lambda: not is_alive(pid), what="the daemon to be gone")
         screen.press("echo without-$((1+1))\r")
         screen.see("without-2")
         assert own.ok("gq", "--quiet").split() == ["1"]
@@ -324,7 +318,7 @@ def test_a_client_that_is_stopped_holds_the_job_up_and_goes_on_with_it(sh: Shell
         def stands() -> bool:
             sizes.append(log.stat().st_size)
             time.sleep(0.2)
-            return sizes[-1] == sizes[-2]
+            return sizes[-1] == sizes[-2] > 0
 
         wait_until(stands, what="the job to be held up")
         assert sizes[-1] < 1_500_000

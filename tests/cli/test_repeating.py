@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell
+from support import is_alive, wait_until
 
 from gpusched.client import Client
 
@@ -117,6 +118,7 @@ def test_many_submissions_at_once_with_one_key_make_one_job_also_over_a_kill(own
         assert {process.communicate(timeout=60)[0] for process in running} == {b"2\n"}
         pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
         os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), what="the daemon to be gone")
     assert own.submit("--key", "k", "--hold", "--", "true") == "2"
     assert own.ok("gq", "-a", "--quiet").split() == ["1", "2"]
 

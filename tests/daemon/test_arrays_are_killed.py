@@ -56,7 +56,7 @@ def test_processes_that_hid_are_gone_after_the_array_is_cancelled(make_daemon: C
                 found.append(process.pid)
         return found
 
-    assert len(sleepers()) >= 8
+    wait_until(lambda: len(sleepers()) >= 8, what="two processes of each task")
     daemon.kill()
     daemon.start()
     daemon.call("POST", "/v1/jobs/cancel", {"ids": [array]})

@@ -167,7 +167,7 @@ def test_who_cannot_be_reached_is_said(make: Any) -> None:
     assert row(daemon, process.pid)["told_by"] == []
 
 
-KILLS = 'message = ["write"]\nkill_after_s = 0.1\nkill_grace_s = 0.2\n' + QUICK + "[gpu]\nforeign_peak_s = 0\n"
+KILLS = 'message = ["write"]\nkill_after_s = 0.1\nkill_grace_s = 2\n' + QUICK + "[gpu]\nforeign_peak_s = 0\n"
 
 
 @pytest.mark.parametrize("code", [SLEEPS, STUBBORN], ids=["ends at TERM", "needs KILL"])

@@ -232,12 +232,12 @@ def test_a_killed_supervisor_hangs_up_and_leaves_no_socket(bench: LocalBench) ->
 
 
 def test_while_it_stands_still_its_lease_does_not_run(bench: LocalBench) -> None:
-    cat(bench, "1.1", lease_s=2)
+    cat(bench, "1.1", lease_s=4)
     talker = Talker(bench, "1.1")
     bench.until("1.1", RunStarted)
     bench.engine.order("1.1", SuspendOrder())
     bench.until("1.1", RunSuspended)
-    bench.let_pass(2.5)
+    bench.let_pass(4.5)
     bench.engine.order("1.1", ResumeOrder())
     talker.say(IN, b"awake")
     talker.hear(ACK)

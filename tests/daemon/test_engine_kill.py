@@ -327,9 +327,12 @@ def test_a_full_disk(small_disk: Path) -> None:
     bench = LocalBench(small_disk)
     try:
         bench.start(
-            "1.1", argv=("sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.02; done"), stdout_path="/dev/null"
+            "1.1",
+            argv=("sh", "-c", "trap 'exit 7' TERM; : > begun; while :; do sleep 0.02; done"),
+            stdout_path="/dev/null",
         )
         bench.until("1.1", RunStarted)
+        bench.wait((small_disk / "begun").exists, what="the trap to be set")
         with open(small_disk / "ballast", "wb", buffering=0) as ballast:
             with pytest.raises(OSError, match="No space"):
                 while True:

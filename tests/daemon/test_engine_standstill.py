@@ -82,8 +82,9 @@ def test_a_process_that_catches_the_notice_may_act_on_it_and_is_stopped_neverthe
 
 def test_the_notice_before_the_limit_stands_still_and_comes_once(bench: LocalBench) -> None:
     text = "trap 'echo told' USR1; echo ready; while :; do sleep 0.02; done"
-    start(bench, text, time_limit_s=3.0, notice=Notice(signal.SIGUSR1, 2, main_only=True))
+    start(bench, text, time_limit_s=600.0, notice=Notice(signal.SIGUSR1, 2, main_only=True))
     suspend(bench)
+    bench.engine.order("1.1", LimitOrder(3.0))
     bench.let_pass(1.5)
     bench.engine.order("1.1", ResumeOrder())
     assert "told" not in bench.output("1.1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,12 +63,11 @@ def test_a_systemd_that_takes_its_time_is_not_waited_for(bench: StandInBench) ->
     bench.systemd.is_silent = True
     bench.start("2.1", Does(exit_code=2))
     bench.wait(lambda: bench.systemd.most_open == 1)
-    began = time.monotonic()
     assert bench.engine.events() == []
     bench.engine.order("1.1", StopOrder("cancel"))
     bench.end_of("1.1")
+    # Of the other one nothing is heard as long as nobody answers.
     assert not bench.of("2.1")
-    assert time.monotonic() - began < 10
     bench.systemd.release()
     assert bench.end_of("2.1").exit_code == 2
 

@@ -16,7 +16,7 @@ window_s = 0.3
 lower_after_s = 1.5
 then = "requeue"
 then_after_s = 2
-notice_s = 0.5
+notice_s = 3
 [daemon]
 poll_s = 0.1
 """

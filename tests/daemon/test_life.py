@@ -8,16 +8,9 @@ from pathlib import Path
 
 import pytest
 from harness import Daemon
-from support import wait_until
+from support import is_alive, wait_until
 
 from gpusched.errors import Refused, UsageError
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_command_runs_with_its_arguments_kept_exactly(daemon: Daemon) -> None:
@@ -57,18 +50,20 @@ def test_a_time_limit_ends_the_whole_tree(daemon: Daemon, tmp_path: Path) -> Non
         "/bin/sh",
         "-c",
         f'setsid sh -c "{inner.replace("$$", chr(92) + "$$")}" & wait',
-        time_limit_s=1,
+        time_limit_s=3600,
         grace_s=0.2,
     )
+    wait_until(lambda: pidfile.exists() and pidfile.read_text(), what="the grandchild to begin")
+    daemon.call("POST", "/v1/jobs/update", {"ids": [job_id], "changes": {"time_limit_s": 1}})
     (job,) = daemon.wait(job_id)
     assert (job["state"], job["reason"]) == ("TIMEOUT", "TimeLimit")
-    assert not alive(int(pidfile.read_text()))
+    assert not is_alive(int(pidfile.read_text()))
     assert "TIME LIMIT" in daemon.output(job_id)
 
 
 def test_cancel_sends_term_then_kill(daemon: Daemon) -> None:
     script = "trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.05; done"
-    job_id = daemon.submit("/bin/sh", "-c", script, grace_s=0.3)
+    job_id = daemon.submit("/bin/sh", "-c", script, grace_s=2)
     wait_until(lambda: "ready" in daemon.output(job_id), what="the job to set its trap")
     answer = daemon.call("POST", "/v1/jobs/cancel", {"ids": [job_id]})
     assert answer["cancelled"] == [job_id]
@@ -90,8 +85,9 @@ def test_a_signal_is_delivered_without_ending_the_job(daemon: Daemon) -> None:
 
 def test_a_notice_comes_before_the_time_limit(daemon: Daemon) -> None:
     script = "trap 'echo noticed; exit 0' USR1; while :; do sleep 0.02; done"
-    notice = {"signal": int(signal.SIGUSR1), "before_s": 3, "main_only": True}
-    (job,) = daemon.wait(daemon.submit("/bin/bash", "-c", script, time_limit_s=4, notice=notice))
+    # Three seconds after the start, which is long enough to set a trap.
+    notice = {"signal": int(signal.SIGUSR1), "before_s": 57, "main_only": True}
+    (job,) = daemon.wait(daemon.submit("/bin/bash", "-c", script, time_limit_s=60, notice=notice))
     assert job["state"] == "COMPLETED"
     assert "noticed" in daemon.output(job["id"])
 
@@ -257,7 +253,7 @@ def test_leftovers_are_ended_and_named(daemon: Daemon, tmp_path: Path) -> None:
     job_id = daemon.submit("/bin/sh", "-c", f"setsid sleep 1000 & echo $! > {pidfile}; exit 0")
     (job,) = daemon.wait(job_id)
     assert (job["state"], job["exit_code"]) == ("COMPLETED", 0)
-    assert not alive(int(pidfile.read_text()))
+    assert not is_alive(int(pidfile.read_text()))
     assert any("sleep(" in event["text"] for event in job["events"])
 
 

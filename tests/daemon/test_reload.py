@@ -73,7 +73,7 @@ def test_a_hangup_reloads_and_says_so_in_the_log(daemon: Daemon) -> None:
     configure(daemon, "[node]\ncpus = 3\n")
     daemon.process.send_signal(signal.SIGHUP)
     wait_until(lambda: daemon.call("GET", "/v1/cluster")["nodes"][0]["cpus"] == 3, what="the new setting")
-    assert "changed: node.cpus" in log_of(daemon)
+    wait_until(lambda: "changed: node.cpus" in log_of(daemon), what="a word in the log")
     configure(daemon, "[node]\ncpus = 0.5\nwheels = 4\n")
     daemon.process.send_signal(signal.SIGHUP)
     wait_until(lambda: "wheels" in log_of(daemon), what="the complaint in the log")

@@ -17,7 +17,7 @@ CONFIG = """
 [gpu]
 vram_over = "kill"
 vram_over_polls = 2
-vram_over_grace_s = 1.0
+vram_over_grace_s = 3.0
 foreign_peak_s = 1.0
 release_wait_s = 20
 [daemon]
@@ -110,7 +110,7 @@ def test_what_nobody_knows_ends_nobody(make_daemon: Callable[..., Daemon], tmp_p
     wait_until(lambda: daemon.job(job_id)["gpus"][0]["enforcement"] == "none", what="the reading")
     readings = daemon.call("GET", "/v1/status")["daemon"]["tick"]["count"]
     wait_until(
-        lambda: daemon.call("GET", "/v1/status")["daemon"]["tick"]["count"] > readings + 25, what="two graces to pass"
+        lambda: daemon.call("GET", "/v1/status")["daemon"]["tick"]["count"] > readings + 65, what="two graces to pass"
     )
     assert (daemon.state(job_id), told(daemon, job_id, "vram")) == ("RUNNING", [])
     write_gpus(gpus, {})

@@ -37,7 +37,9 @@ ESCAPES = {
     "double fork": LEAVE + "leave(); time.sleep(600)",
     "no environment": LEAVE
     + "leave()\nos.execve(sys.executable, [sys.executable, '-c', 'import time; time.sleep(600)', sys.argv[1]], {})",
-    "ever new": LEAVE + "leave()\nwhile True:\n  if os.fork(): os._exit(0)\n  os.setsid()",
+    "ever new": LEAVE
+    + "leave()\nborn = 0\nwhile True:\n  if os.fork(): os._exit(0)\n  os.setsid()\n  born += 1\n"
+    + "  if born == 20: open(away, 'w').close()",
     "many": LEAVE + "for _ in range(6):\n  if not os.fork():\n    break\nleave()\ntime.sleep(600)",
     "stopped": LEAVE + "leave()\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)",
     "siblings": LEAVE
@@ -73,11 +75,13 @@ def test_nothing_survives_a_cancel(make: Any, name: str) -> None:
     daemon = make()
     bob = daemon.person(BOB)
     mark = f"mark-{daemon.home.name}"
-    ready = open_folder(daemon) / "ready"
-    script = f"open({str(ready)!r}, 'w').close()\n{ESCAPES[name]}"
+    folder = open_folder(daemon)
+    ready, away = folder / "ready", folder / "away"
+    script = f"away = {str(away)!r}\nopen({str(ready)!r}, 'w').close()\n{ESCAPES[name]}"
     job = bob.submit(PYTHON, "-S", "-c", script, mark, grace_s=0)
     wait_until(ready.exists, what="the job to begin")
-    wait_until(lambda: marked(mark), what="its processes")
+    # None of those that are ever new lives long enough to be sure to be seen.
+    wait_until(lambda: away.exists() or (name != "ever new" and marked(mark)), what="its processes")
     bob.call("POST", "/v1/jobs/cancel", {"ids": [job]})
     assert wait_for(bob, job, "CANCELLED", "FAILED", "COMPLETED")
     assert marked(mark) == []

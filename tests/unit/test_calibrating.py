@@ -45,7 +45,7 @@ def test_with_few_starts_no_range_is_given():
 
 def test_those_that_wait_say_nothing_yet():
     made = some_told(Random(1), LEAST, lambda number: 0.5)
-    waiting = [Told(one.made_at, one.high_at, None) for one in made]
+    waiting = [Told(one.made_at, one.told_at, None) for one in made]
     assert calibrate(waiting).likely is None
     assert calibrate([*made, *waiting]).likely == calibrate(made).likely
 

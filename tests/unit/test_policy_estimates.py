@@ -11,12 +11,13 @@ import pytest
 from gpusched.model.calendar import Estimate
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
-from gpusched.model.settings import Settings
+from gpusched.model.settings import LimitSettings, Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
 from gpusched.policy.ahead import future
 from gpusched.policy.ahead.estimates import (
     MAX_CYCLES,
     MAX_VISITS,
+    SWIFTER,
     UNKNOWN,
     Accuracy,
     StartRange,
@@ -27,7 +28,11 @@ from gpusched.policy.ahead.future import Arrival
 from gpusched.policy.ahead.place import first_in_order, queue_position
 from gpusched.policy.cycle import decide
 from gpusched.policy.ordering import class_key
+from gpusched.policy.standing import Standing
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
+
+WITH_A_LIMIT = Settings(limit=LimitSettings(running_per_user=1000))
+"""Under which each plan of the future is made anew."""
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -102,11 +107,12 @@ def test_a_job_behind_one_without_a_limit_is_unknown() -> None:
 
 
 def test_the_bound_of_the_play_is_not_taken_for_a_start() -> None:
-    queue = [waits(number, limit_s=600) for number in range(1, 9)]
-    found = ranges(node(gpus=1), [], queue, max_cycles=4)
-    assert found[1] == (0, 0)
-    assert found[4] == (30, 30)
-    assert found[8] == (None, None)
+    for settings, last in ((WITH_A_LIMIT, 4), (Settings(), 4 * SWIFTER)):
+        queue = [waits(number, limit_s=600) for number in range(1, last + 4)]
+        now = snapshot(node(gpus=1), waiting=queue)
+        found = forecast_starts(now, settings, lambda job_id: None, [one.id for one in queue], max_cycles=4)
+        assert found[last] == StartRange(NOW + 600 * (last - 1), NOW + 600 * (last - 1))
+        assert found[last + 1] == UNKNOWN
 
 
 def test_a_class_that_is_cut_short_says_nothing_of_what_cannot_be_seen() -> None:
@@ -167,11 +173,23 @@ def test_the_work_is_bounded_whatever_the_queue(classes: int, plans: int, monkey
         made += 1
         return decide(*args)
 
+    plain = Standing.decide
+
+    def counted_swiftly(*args: Any) -> Any:
+        nonlocal made
+        made += 1
+        return plain(*args)
+
     monkeypatch.setattr(future, "decide", counted)
+    monkeypatch.setattr(Standing, "decide", counted_swiftly)
     queue = [waits(number, limit_s=6000 * (1 + number % classes)) for number in range(1, 700)]
     now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=queue)
-    forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
+    forecast_starts(now, WITH_A_LIMIT, lambda job_id: None, [one.id for one in queue])
     assert made == plans
+    made = 0
+    forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
+    # After the first, one for each that starts, where that is enough.
+    assert made == min(SWIFTER * plans, 1 + len(queue))
 
 
 def test_nothing_in_the_snapshot_is_changed() -> None:

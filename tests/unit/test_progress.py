@@ -307,7 +307,7 @@ def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: p
         began = time.monotonic()
         for _ in range(20):
             await reader.refresh(jobs, runs)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         assert len(calls) == 1, "nothing more is asked of it"
         let_go.set()
         while reader.of("1.1") is None:

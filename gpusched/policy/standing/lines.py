@@ -257,6 +257,11 @@ class Lines:
         rank, job, kind = entry
         return (by_length(kind.key, rank), job, kind) if self.is_by_length else entry
 
+    def remember(self, kind: Kind) -> None:
+        """One of these runs that never waited here."""
+        self.complex += not kind.is_plain
+        self.others += not kind.is_of_cores
+
     def forget(self, kind: Kind) -> None:
         """One of these neither waits nor runs any more."""
         self.complex -= not kind.is_plain

@@ -6,7 +6,7 @@ or end, and for all when ranks are worked out.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -88,13 +88,23 @@ class Shares:
         sharer.waiting -= 1
         self._waiting -= not sharer.waiting
 
+    def adopt(self, usage: Iterable[Usage]) -> None:
+        """Go on from what they had used by then."""
+        for one in usage:
+            sharer = self.of(one.account, one.user)
+            sharer.used, sharer.at = amounts_of(one.used), one.at
+
+    def holds(self, sharer: Sharer, rate: Amounts) -> None:
+        """They hold so much more, and have since before they were seen."""
+        sharer.running += 1
+        gpus, vram_mib, cpus, mem_mib = sharer.rate
+        sharer.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+
     def began(self, sharer: Sharer, rate: Amounts, now: float) -> None:
         """They hold so much more from now on."""
         self._rank(sharer)
         self._move(sharer, now)
-        sharer.running += 1
-        gpus, vram_mib, cpus, mem_mib = sharer.rate
-        sharer.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+        self.holds(sharer, rate)
 
     def ended(self, sharer: Sharer, rate: Amounts, now: float) -> None:
         """They hold so much less from now on; nothing where it was the last, whatever the sums have lost in digits."""

@@ -1,0 +1,25 @@
+"""One try to reach one address, with a service that a test makes up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpusched.notify import sending
+from gpusched.notify.sending import Attempt, Result
+
+
+def test_what_is_loaded_for_the_first_try_is_no_delay_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with much else to do the first message of a worker was given up before it was sent."""
+    late_s = [0.0]
+    monotonic = time.monotonic
+
+    def load() -> bool:
+        late_s[0] = 1000.0
+        return True
+
+    monkeypatch.setattr(sending, "preload", load)
+    monkeypatch.setattr(sending, "send", lambda *_: Result(True))
+    monkeypatch.setattr(sending.time, "monotonic", lambda: monotonic() + late_s[0])
+    assert Attempt("json://127.0.0.1:9/x", "title", "body", timeout_s=60.0).wait() == Result(True)
