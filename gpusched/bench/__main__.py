@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import arrays, drain, engine, latency, memory, policy, prompt, store, units, workflow
+from gpusched.bench import arrays, drain, engine, latency, memory, policy, prompt, simulate, store, units, workflow
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
@@ -17,6 +17,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "engine": engine.main,
     "units": units.main,
     "policy": policy.main,
+    "simulate": simulate.main,
     "store": store.main,
     "workflow": workflow.main,
 }

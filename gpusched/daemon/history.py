@@ -11,11 +11,11 @@ from math import inf
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
-from gpusched.model.snapshot import Prediction
+from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState
-from gpusched.policy.ahead import vram
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
+from gpusched.predict import vram
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import SAMPLES, Family, family, predict
 from gpusched.predict.judging import Judge, Measure, Said
@@ -121,7 +121,7 @@ class History:
         found, self._news, self._looked_at = self._news, {}, as_of
         return found
 
-    def vram_seen(self, job: Job) -> vram.VramSeen | None:
+    def vram_seen(self, job: Job) -> VramSeen | None:
         """How much VRAM jobs like this one used of each card; None when too few have ended."""
         return vram.seen(self._peaks_mib.get(family(job), ()))
 

@@ -113,6 +113,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class VramSeen:
+    """What the newest runs of a family used."""
+
+    runs: int
+    peak_mib: int
+    """Of one card, in the run that used most."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """How long jobs like this one run, learned from those that ended, in seconds."""
 

@@ -38,7 +38,9 @@ class Card:
         return model in self.model and (not model or model not in self.parent_model)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nothing changes one: some are made for each place that is looked at, and one that is frozen
+# takes four times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class Part:
     """What one booking takes of one card: all of it, or VRAM (and, for a fraction, time)."""
 
@@ -48,7 +50,8 @@ class Part:
     micros: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+# As above.
+@dataclass(slots=True, unsafe_hash=True)
 class Booking:
     """What one job takes of one node, and of the `others` when it is a gang."""
 
@@ -289,6 +292,14 @@ class Draft:
         self._apply(booking, -1)
         self._log.append((booking, -1))
 
+    def take(self, booking: Booking) -> None:
+        """Book it for good: it is not rolled back."""
+        self._apply(booking, 1)
+
+    def give_back(self, booking: Booking) -> None:
+        """Release it for good."""
+        self._apply(booking, -1)
+
     def checkpoint(self) -> int:
         """A mark to roll back to."""
         return len(self._log)
@@ -310,31 +321,41 @@ class Draft:
         self.jobs[node] += sign
         if booking.is_exclusive:
             self.exclusive[node] += sign
+        if booking.resources or booking.licenses:
+            self._count(booking, sign)
+        for other in booking.others:
+            self._apply(other, sign)
+        if booking.parts:
+            self._apply_parts(booking, sign)
+
+    def _count(self, booking: Booking, sign: int) -> None:
+        free = self.free_resources[booking.node]
         for name, count in booking.resources:
-            free = self.free_resources[node]
             free[name] = free.get(name, 0) - sign * count
         for name, count in booking.licenses:
             self.free_licenses[name] = self.free_licenses.get(name, 0) - sign * count
-        for other in booking.others:
-            self._apply(other, sign)
+
+    def _apply_parts(self, booking: Booking, sign: int) -> None:
+        node, wholes, slices, changed = booking.node, self.wholes, self.slices, 0
         for part in booking.parts:
             card = part.card
             if part.is_whole:
-                before = self.wholes[card]
-                self.wholes[card] = after = before + sign
-                if not (before and after) and not self.slices[card]:
-                    self.free_cards[node] -= sign
+                before = wholes[card]
+                wholes[card] = after = before + sign
+                if not (before and after) and not slices[card]:
+                    changed += 1
                 continue
-            before = self.slices[card]
+            before = slices[card]
             if not before:
                 self.owner[card] = booking.uid
-            self.slices[card] = after = before + sign
+            slices[card] = after = before + sign
             if not (before and after):
                 self.shared_cards[node] += sign
-                if not self.wholes[card]:
-                    self.free_cards[node] -= sign
+                if not wholes[card]:
+                    changed += 1
             self.vram_mib[card] += sign * part.vram_mib
             self.micros[card] += sign * part.micros
+        self.free_cards[node] -= sign * changed
 
     def is_unbooked(self, card: int) -> bool:
         """Whether no job holds any part of the card."""
@@ -349,14 +370,15 @@ class Draft:
             return False
         if self.exclusive[node] or (booking.is_exclusive and self.jobs[node]):
             return False
-        if not _has_counts(self.free_resources[node], booking.resources):
+        if booking.resources and not _has_counts(self.free_resources[node], booking.resources):
             return False
-        if not _has_counts(self.free_licenses, booking.licenses):
+        if booking.licenses and not _has_counts(self.free_licenses, booking.licenses):
             return False
-        if not all(self._has_room_for(part, booking.uid) for part in booking.parts):
-            return False
+        for part in booking.parts:
+            if not self._has_room_for(part, booking.uid):
+                return False
         # The pieces of a gang are on different nodes, so none takes the room of another.
-        return all(self.has_room(other) for other in booking.others)
+        return not booking.others or all(self.has_room(other) for other in booking.others)
 
     def _has_room_for(self, part: Part, uid: int) -> bool:
         card = part.card

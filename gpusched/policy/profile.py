@@ -34,7 +34,8 @@ NO_JOB = 0
 """Stands for a window of the calendar among the running jobs; ids of jobs begin at 1."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nothing changes one: a frozen one takes four times as long to make, and each run has one.
+@dataclass(slots=True, unsafe_hash=True)
 class Ending:
     """A running job as the future sees it. `end_at` is infinite without a time limit."""
 
@@ -76,7 +77,7 @@ def end_of(held: Allocation, now: float) -> float:
 class Kept:
     """What is kept for one blocked job, or for a window of the calendar, from one instant to another."""
 
-    __slots__ = ("_booking", "_first", "_gone", "cards", "end", "job_id", "need", "pass_until", "start", "state")
+    __slots__ = ("_booking", "_cards", "_first", "_gone", "end", "job_id", "need", "pass_until", "start", "state")
 
     def __init__(
         self,
@@ -93,8 +94,7 @@ class Kept:
         """None for a window of the calendar, which nothing moves."""
         self.need = need
         self._booking = self._first = booking
-        self.cards = _cards_of(booking)
-        """Numbers of the cards that are kept."""
+        self._cards: frozenset[int] | None = None
         self.start = start
         self.end = end
         self.state = state
@@ -119,10 +119,16 @@ class Kept:
         """What is kept."""
         return self._booking
 
+    @property
+    def cards(self) -> frozenset[int]:
+        """Numbers of the cards that are kept."""
+        if self._cards is None:
+            self._cards = _cards_of(self._booking)
+        return self._cards
+
     def move_to(self, booking: Booking) -> None:
         """Keep this instead, at the same instant."""
-        self._booking = booking
-        self.cards = _cards_of(booking)
+        self._booking, self._cards = booking, None
 
     def is_held_at(self, instant: Instant) -> bool:
         """Whether it is in force then."""

@@ -1,9 +1,10 @@
 """How long jobs will run and how much VRAM they will use, learned from those like them. Nothing is ended for it.
 
-families   who is like whom, and what the newest runs of a family say
-past       run times by marks, narrow to wide, and a guess for one more job
-judging    whether guesses have been better than the users' limits
-vram       what runs used of their cards
+families     who is like whom, and what the newest runs of a family say
+past         run times by marks, narrow to wide, and a guess for one more job
+judging      whether guesses have been better than the users' limits
+calibrating  ranges of starts that hold as often as they say
+vram         what runs used of their cards
 
 No clock, no file: what has ended is told, what is to come is asked.
 """

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.policy.standing.lines import Lines
 from gpusched.simulate import cluster, ranges, runner
+from gpusched.simulate.choices import choices_of
 from gpusched.simulate.metrics import slowdown
 from gpusched.simulate.predicting import NAMES
 from gpusched.simulate.rules import rules_of
@@ -142,14 +143,39 @@ def test_ranges_are_asked_for_of_those_that_wait():
     assert found.calibration.share is None
 
 
+def test_where_there_are_no_limits_starts_are_told_as_usual():
+    jobs = [
+        replace(job, submit_s=90 * job.submit_s, estimate_s=job.run_s, procs=4) for job in some_jobs(Random(11), 200)
+    ]
+    settings = rules_of("fcfs+easy").settings()
+    found = ranges.measure(jobs, cluster.processors(8), settings, every=1, predict_by="similar")
+    assert found.unknown < found.asked / 2
+    # When one starts at the latest nobody knows but of those that start at once.
+    assert found.calibration.likely is None
+    assert found.calibration.usual is not None
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("every", "count"), [(10, 30_000), (3, 10_000)])
-def test_four_in_five_start_in_their_range(every, count, trace_file):
-    trace = read_trace(trace_file("kth_sp2.swf.gz"))
-    nodes = cluster.processors(trace.procs or 0)
-    found = ranges.measure(trace.jobs[:count], nodes, rules_of("fcfs+easy").settings(), every)
-    assert found.calibration.judged > 1000
+@pytest.mark.parametrize(
+    ("file", "policy", "size", "every", "count"),
+    [
+        ("kth_sp2.swf.gz", "fcfs+easy", None, 10, 30_000),
+        ("kth_sp2.swf.gz", "fcfs+easy", None, 3, 10_000),
+        ("lublin_256.swf.gz", "sjf+easy", None, 10, 10_000),
+        ("hpc2n.swf.gz", "fcfs+easy", None, 100, 203_000),
+        ("philly_jobs.csv.gz", "default:similar", "64x8", 100, 65_000),
+    ],
+)
+def test_four_in_five_start_in_their_range(file, policy, size, every, count, trace_file):
+    trace = read_trace(trace_file(file))
+    nodes = cluster.nodes_of(size) if size else cluster.processors(trace.procs or 0)
+    gpus, procs = cluster.largest(nodes)
+    trace.keep_those_that_fit(gpus=gpus, procs=procs)
+    (chosen,) = choices_of([policy])
+    found = ranges.measure(trace.jobs[:count], nodes, chosen.settings, every, predict_by=chosen.predict)
+    assert found.calibration.judged > 200
+    assert found.unknown < 0.1 * found.asked
     share = found.calibration.share
     assert share is not None
     assert 0.75 <= share <= 0.85

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -48,6 +49,15 @@ def test_those_that_wait_say_nothing_yet():
     waiting = [Told(one.made_at, one.told_at, None) for one in made]
     assert calibrate(waiting).likely is None
     assert calibrate([*made, *waiting]).likely == calibrate(made).likely
+
+
+def test_who_is_told_a_start_as_usual_is_judged_by_others_who_were():
+    latest = some_told(Random(1), LEAST, lambda number: 0.5)
+    usual = [replace(one, start_at=one.made_at + 3 * (one.told_at - one.made_at), is_latest=False) for one in latest]
+    found = calibrate([*latest, *usual])
+    assert found.likely == Likely(0.5, 0.5)
+    assert found.usual == Likely(3.0, 3.0)
+    assert calibrate(latest).usual is None
 
 
 def test_a_range_is_of_what_had_started_when_it_was_told():

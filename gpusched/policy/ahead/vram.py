@@ -1,51 +1,18 @@
-"""How much VRAM jobs like this one have used, and what could be asked for instead. Never used to end anything.
-
-Like means the same as for run times, see `prediction`. What counts is the largest of the newest runs that ended well: a
-mean would be too little for half of them.
-"""
+"""What could be asked for in place of more VRAM than jobs like this one have used (`predict.vram`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpusched.model.cluster import GpuView
-from gpusched.model.job import Request, Run
+from gpusched.model.job import Request
 from gpusched.model.settings import GpuSettings
-from gpusched.model.states import JobState
+from gpusched.model.snapshot import VramSeen
 from gpusched.model.units import format_size_mib
 from gpusched.policy.amounts import squeeze
 
-RUNS = 5
-"""Only the newest: code and data change."""
-
-LEAST = 3
-"""With fewer nothing is said."""
-
 _SPARE = 1.25
 _STEP_MIB = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class VramSeen:
-    """What the newest runs of a family used."""
-
-    runs: int
-    peak_mib: int
-    """Of one card, in the run that used most."""
-
-
-def peak_of(run: Run) -> int | None:
-    """What a run used of each of its cards, in MiB; None for one that did not end well, or of which nobody knows."""
-    if run.outcome is not JobState.COMPLETED or run.peak_vram_mib is None or not run.gpus:
-        return None
-    return -(-run.peak_vram_mib // len(run.gpus))
-
-
-def seen(peaks_mib: Sequence[int]) -> VramSeen | None:
-    """What the runs of a family (oldest first) say; None when they are too few."""
-    newest = peaks_mib[-RUNS:]
-    return VramSeen(len(newest), max(newest)) if len(newest) >= LEAST else None
 
 
 def in_words(request: Request, found: VramSeen) -> str:

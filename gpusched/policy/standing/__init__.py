@@ -16,6 +16,7 @@ dominant shares, plug-ins), `decide` itself is called. Calendars are not known h
     shares   what users have used, and what that does to their jobs
     lines    who waits, in order
     future   when runs end, and the machines of the first reservation
+    places   where a job of each shape goes now
     cycle    the machines, the runs, and one cycle after another
 """
 

@@ -15,12 +15,13 @@ from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.ordering import Rank
-from gpusched.policy.placement import find, fits, options
+from gpusched.policy.placement import fits
 from gpusched.policy.profile import NO_JOB, Ending, Profile
 from gpusched.policy.sharing.usage import footprint
 from gpusched.policy.standing.future import Future
-from gpusched.policy.standing.kinds import Kind, Place, Row, Running, Shape, Waiting
+from gpusched.policy.standing.kinds import Kind, Place, Row, Running, Waiting
 from gpusched.policy.standing.lines import ORDERS, Lines
+from gpusched.policy.standing.places import Places
 from gpusched.policy.standing.shares import Amounts, amounts_of
 from gpusched.policy.steps import Steps
 
@@ -55,10 +56,7 @@ class Standing:
         self._has_backfill = priority.backfill or not priority.backfill_depth
         self._depth = priority.backfill_depth if priority.backfill else min(1, priority.backfill_depth)
         self._has_one_place = not priority.backfill_elsewhere
-        self._profile = Profile(self._draft, (), 0.0)
-        self._epoch = 0
-        self._most_free = -1, 0
-        """The most cards that are free on any node, and the epoch of which that is."""
+        self._places = Places(self._draft, is_flat=self._is_flat, has_one_place=self._has_one_place)
         self._now = -inf
         """Of the last cycle."""
         self._first: Waiting | None = None
@@ -114,15 +112,14 @@ class Standing:
             return
         kind = self.kind_of(key)
         self._lines.remember(kind)
-        self._draft.book(booking)
-        self._draft.settle()
+        self._draft.take(booking)
         ending = Ending(job_id, start_at, end_at, booking)
         self._future.add(ending)
         running = self._running[job_id] = Running(kind, ending, placement)
         if self._lines.shares.weigh:
             running.rate = self._rate(kind, booking)
             self._lines.shares.holds(kind.sharer, running.rate)
-        self._epoch += 1
+        self._places.epoch += 1
         self._is_stale = True
 
     def used(self, usage: Iterable[Usage]) -> None:
@@ -140,13 +137,12 @@ class Standing:
         """A running job is over, and what it held is free. It is charged until the next cycle."""
         one = self._running.pop(job_id)
         ending = one.ending
-        self._draft.release(ending.booking)
-        self._draft.settle()
+        self._draft.give_back(ending.booking)
         self._future.remove(ending)
         self._lines.forget(one.kind)
         if self._lines.shares.weigh:
             self._gone.append(one)
-        self._epoch += 1
+        self._places.epoch += 1
         self._is_stale = True
 
     def expect(self, job_id: int, end_at: float) -> None:
@@ -203,6 +199,8 @@ class Standing:
         if not self.is_plain or lines.complex:
             return self._decide_anew(now)
         self._anew, self._now = None, now
+        if not len(lines):
+            return self._plan_for_nobody()
         starts: list[Start] = []
         if self._can_plan_in_steps(now):
             self._plan_in_steps(now, starts)
@@ -216,6 +214,13 @@ class Standing:
         lines.seen()
         return Plan(starts=tuple(starts)) if starts else _NOTHING
 
+    def _plan_for_nobody(self) -> Plan:
+        if self._places.profile.kept:
+            self._places.profile = Profile(self._draft, (), self._now)
+        self._first = self._blocked = self._steps = None
+        self._lines.seen()
+        return _NOTHING
+
     def reservations(self) -> tuple[Reservation, ...]:
         """What was kept for blocked jobs in the last cycle."""
         placement = self.layout.placement
@@ -223,7 +228,7 @@ class Standing:
             return self._anew.reservations
         if self._steps is not None:
             return tuple(Reservation(job_id, placement(booking), at) for job_id, booking, at in self._planned)
-        profile = self._profile
+        profile = self._places.profile
         if self._first is not None and not self._has_backfill:
             _, job, kind = self._first
             kept = self._future.keep(job.id, kind.shape.need, kind.planned_s, self._now)
@@ -274,7 +279,7 @@ class Standing:
             if at is None:
                 continue
             if at <= now:
-                booking = self._find(shape)
+                booking = self._places.find(shape)
                 if booking is None:
                     raise BrokenInvariant(f"job {entry[1].id} was planned for now on a node that has no room")
                 self._lines.take_off(entry)
@@ -296,27 +301,27 @@ class Standing:
             return True
         if not self._has_backfill:
             return False
-        start_at = self._profile.kept[0].start[0]
+        start_at = self._places.profile.kept[0].start[0]
         if start_at <= now or start_at == inf:
             # For a start that nobody can tell, others are let pass the longer, the longer that has been so.
             return True
         # Where those behind it go best changes with where it goes.
         is_amid = self._lines.is_amid or self._lines.is_by_length
         is_other_place = is_amid and self._has_one_place and not self._is_flat
-        return is_other_place and any(self._may_fit(entry[2].shape) for entry in self._lines.new)
+        return is_other_place and any(self._places.may_fit(entry[2].shape) for entry in self._lines.new)
 
     def _look_at_all(self, now: float, starts: list[Start]) -> None:
-        lines = self._lines
+        lines, places = self._lines, self._places
         endings = [end[3] for end in self._future.ends] if self._depth > 1 else ()
-        profile = self._profile = Profile(self._draft, endings, now)
+        profile = places.profile = Profile(self._draft, endings, now)
         self._is_stale, self._blocked, self._first = False, None, None
-        self._epoch += 1
+        places.epoch += 1
         heap, left = lines.heads.copy(), self._depth
         passed: dict[Row, int] = {}
         while heap and left:
             rank, number, row = heap[0]
             entry = row.line[number]
-            booking = self._place(row.shape, now + entry[2].planned_s)
+            booking = places.place(row.shape, now + entry[2].planned_s)
             if booking is not None:
                 self._start(lines.take(row, number), booking, now, starts)
             else:
@@ -342,10 +347,10 @@ class Standing:
 
         Args: passed: how many of a row have been looked at.
         """
-        lines, reserved = self._lines, frozenset[int | None]()
+        lines, places, reserved = self._lines, self._places, frozenset[int | None]()
         if lines.is_by_length:
-            passed, reserved = {}, frozenset(kept.job_id for kept in self._profile.kept)
-        fitting = self._fitting()
+            passed, reserved = {}, frozenset(kept.job_id for kept in places.profile.kept)
+        fitting = places.fitting(lines.shapes)
         if not fitting:
             return
         firsts, first = lines.gaps(passed), 0
@@ -359,112 +364,36 @@ class Standing:
                 first += 1
             if row.shape not in fitting:
                 continue
-            after = self._next(row, number, now)
+            after = places.next_in(row, number, now)
             if after == number:
                 entry = row.by_length[number]
-                booking = self._place(row.shape, now + entry[2].planned_s)
+                booking = places.place(row.shape, now + entry[2].planned_s)
                 if booking is None or entry[1].id in reserved:
-                    if row.shape.booking is None:
+                    if row.shape.epoch == places.epoch and row.shape.booking is None:
                         fitting.discard(row.shape)
-                    after = self._next(row, number + 1, now)
+                    after = places.next_in(row, number + 1, now)
                 else:
                     lines.take_off(lines.entry(entry[1].id)) if lines.is_by_length else lines.take(row, number)
                     self._start(entry, booking, now, starts)
-                    fitting = self._fitting()
+                    fitting = places.fitting(lines.shapes)
                     if self._has_one_place and not self._is_flat:
                         # Others are put elsewhere from here on, and may pass there, those of its own shape included.
                         firsts, first, others = lines.gaps_behind(rank), 0, []
                         continue
-                    after = self._next(row, number, now)
+                    after = places.next_in(row, number, now)
             if after is not None:
                 heappush(others, lines.gap_at(row, after))
-
-    def _fitting(self) -> set[Shape]:
-        """Those of which one may find a place now."""
-        epoch = self._epoch
-        return {
-            shape
-            for shape in self._lines.shapes
-            if self._may_fit(shape) and (shape.epoch != epoch or shape.booking is not None)
-        }
-
-    def _next(self, row: Row, number: int, now: float) -> int | None:
-        """Where in its row, of a shape that may fit, the next job stands that could start now, from there on."""
-        line, shape = row.by_length, row.shape
-        if number >= len(line):
-            return None
-        kept = self._profile.kept
-        if len(kept) != 1:
-            return number
-        if self._is_flat:
-            passes: bool | None = shape.millicpus <= kept[0].state.free_millicpus[0]
-        else:
-            passes = shape.passes if shape.epoch == self._epoch else None
-        if passes is not False:
-            return number
-        longest_s = kept[0].pass_until - now
-        for at in range(number, len(line)):
-            if line[at][2].planned_s <= longest_s:
-                return at
-            if row.is_of_one_kind:
-                break
-        return None
 
     def _look_at(self, entry: Waiting, now: float, starts: list[Start]) -> None:
         """Start a job that is new at the end of the line, if it fits and delays nobody."""
         shape = entry[2].shape
-        if not self._may_fit(shape):
+        if not self._places.may_fit(shape):
             return
-        booking = self._place(shape, now + entry[2].planned_s)
+        booking = self._places.place(shape, now + entry[2].planned_s)
         if booking is not None:
             self._lines.take_off(entry)
             self._start(entry, booking, now, starts)
-            self._is_stale = self._has_one_place and not self._is_flat and bool(self._profile.kept)
-
-    def _may_fit(self, shape: Shape) -> bool:
-        """A first look, by numbers alone; whether there is a place is another question."""
-        draft = self._draft
-        if self._is_flat:
-            return shape.millicpus <= draft.free_millicpus[0]
-        if self._most_free[0] != self._epoch:
-            self._most_free = self._epoch, max(draft.free_cards)
-        return shape.cards <= self._most_free[1]
-
-    def _place(self, shape: Shape, end_at: float) -> Booking | None:
-        """The best place now for a job of this shape that delays nothing that is kept, as in `cycle`."""
-        if shape.epoch != self._epoch:
-            shape.booking = self._find(shape) if self._may_fit(shape) else None
-            shape.epoch, shape.passes = self._epoch, None
-        booking, profile = shape.booking, self._profile
-        kept = profile.kept
-        if booking is None or not kept:
-            return booking
-        if len(kept) == 1:
-            if end_at <= kept[0].pass_until:
-                return booking
-            if shape.passes is False:
-                return None
-        elif not profile.concerns(end_at):
-            return booking
-        if self._has_one_place or self._is_flat:
-            found = booking if profile.admits(booking, end_at) else None
-        else:
-            places = options(self._draft, shape.need, avoid=profile.cards_kept(end_at))
-            places.sort()
-            found = next((one.booking for one in places if profile.admits(one.booking, end_at)), None)
-        if len(kept) == 1:
-            shape.passes = found is not None
-        return found
-
-    def _find(self, shape: Shape) -> Booking | None:
-        """The best place now, whatever is kept."""
-        only = shape.only
-        if only is None:
-            only = find(self._draft, shape.need)
-            if self._is_flat:
-                shape.only = only
-            return only
-        return only if self._draft.has_room(only) else None
+            self._is_stale = self._has_one_place and not self._is_flat and bool(self._places.profile.kept)
 
     # --- what it comes to -----------------------------------------------------------------------
 
@@ -477,13 +406,12 @@ class Standing:
         else:
             placement = self.layout.placement(booking)
         start = Start(entry[1].id, placement)
-        self._profile.start(self._book(entry, booking, start, now))
+        self._places.profile.start(self._book(entry, booking, start, now))
         starts.append(start)
 
     def _book(self, entry: Waiting, booking: Booking, start: Start, now: float) -> Ending:
         job_id, kind = start.job_id, entry[2]
-        self._draft.book(booking)
-        self._draft.settle()
+        self._draft.take(booking)
         end_at = now + kind.planned_s
         ending = Ending(job_id, now, end_at, booking)
         self._future.add(ending)
@@ -491,7 +419,7 @@ class Standing:
         if self._lines.shares.weigh:
             running.rate = self._rate(kind, booking)
             self._lines.shares.began(kind.sharer, running.rate, now)
-        self._epoch += 1
+        self._places.epoch += 1
         return ending
 
     def _rate(self, kind: Kind, booking: Booking) -> Amounts:
@@ -515,8 +443,10 @@ class Standing:
                 shape.can_fit = fits(Draft(self.layout), shape.need)
             return shape.can_fit
         if self._depth > 1:
-            return self._profile.reserve(job_id, need, planned_s) is not None
-        kept = self._future.keep(job_id, need, planned_s, now)
+            return self._places.profile.reserve(job_id, need, planned_s) is not None
+        kept = self._future.keep(job_id, need, planned_s, now, shape.only)
         if kept is not None:
-            self._profile.kept.append(kept)
+            self._places.profile.kept.append(kept)
+            if self._is_flat:
+                shape.only = kept.booking
         return kept is not None

@@ -7,6 +7,7 @@ stands on: one job ends, another starts. So the machines of its instant are kept
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from math import inf
 
 from gpusched.policy.draft import Booking, Draft
@@ -25,7 +26,18 @@ class Future:
     reservation has brought with it come on top, and are rolled back before anything else is done to them.
     """
 
-    __slots__ = ("_draft", "_ended", "_is_kept", "_none_sooner", "_place", "_since", "_state", "ends")
+    __slots__ = (
+        "_draft",
+        "_ended",
+        "_freed",
+        "_is_kept",
+        "_none_sooner",
+        "_only",
+        "_place",
+        "_since",
+        "_state",
+        "ends",
+    )
 
     def __init__(self, draft: Draft) -> None:
         """Args: draft: the machines of now, which others keep up to date."""
@@ -35,10 +47,14 @@ class Future:
         """The machines kept; None until room is kept for anybody."""
         self._ended = 0
         self._is_kept = False
+        self._only: Booking | None = None
+        """The only place for the need that is looked for."""
         self._since: list[Booking] = []
         """Of those who started since room was kept, what is still held at its instant."""
         self._none_sooner: Need | None = None
-        """That for which there was no room at any instant before this one; nothing became free there since."""
+        """That for which there was no room at any instant before this one, when that was last looked at."""
+        self._freed: set[int] = set()
+        """Nodes of which something is free sooner since then."""
         self._place: tuple[Need, Booking] | None = None
         """The best place at this instant for the need that was looked for, until the machines of then change."""
 
@@ -52,45 +68,47 @@ class Future:
         elif self._is_kept:
             self._since.append(ending.booking)
         elif self._state is not None:
-            self._state.book(ending.booking)
+            self._state.take(ending.booking)
             self._place = None
 
     def remove(self, ending: Ending) -> None:
         """A job runs no longer, or not as was planned; the machines of now know that it is over, if it is."""
         number = bisect_left(self.ends, (ending.end_at, ending.start_at, ending.job_id, ending))
         if number < self._ended:
-            if ending.end_at == self.ends[self._ended - 1][0]:
-                self._none_sooner = None
+            is_sooner = ending.end_at == self.ends[self._ended - 1][0]
             self._ended -= 1
-        elif self._state is not None:
-            self._cleared().release(ending.booking)
-            self._none_sooner = self._place = None
+        else:
+            is_sooner = self._state is not None
+            if is_sooner:
+                self._cleared().give_back(ending.booking)
+                self._place = None
+        if is_sooner:
+            self._freed.update(piece.node for piece in ending.booking.pieces())
         del self.ends[number]
 
     def forget_place(self) -> None:
         """Another place may be the best now, though the machines are the same."""
         self._place = None
 
-    def keep(self, job_id: int, need: Need, duration_s: float, now: float) -> Kept | None:
+    def keep(self, job_id: int, need: Need, duration_s: float, now: float, only: Booking | None = None) -> Kept | None:
         """`Profile.reserve` where nothing else is kept: at the first instant with room; None when there never is any.
 
         It takes the place of what was kept before, and its machines are those of its instant until the next change.
+
+        Args: only: the one place that there is for this need, where there is no more than one.
         """
-        state = self._cleared()
+        state, self._only = self._cleared(), only
         self._release(state, self._instant_after(self._ended, now))
-        is_known = self._place is not None and self._place[0] is need
-        if not (is_known or fits(state, need)):
-            if not self._move_on(state, need):
+        if self._best(state, need) is None:
+            if not self._move_on(state, need) or self._best(state, need) is None:
                 return None
-        elif self._none_sooner is not need:
+        elif self._none_sooner is not need or self._may_fit(state, need, self._freed):
             self._move_back(state, need, now)
         self._none_sooner = need
-        if self._place is None or self._place[0] is not need:
-            booking = find(state, need)
-            if booking is None:
-                return None
-            self._place = need, booking
-        booking = self._place[1]
+        self._freed.clear()
+        booking = self._best(state, need)
+        if booking is None:
+            return None
         state.book(booking)
         self._is_kept = True
         start, gone = (now, 0), list[Ending]()
@@ -108,12 +126,36 @@ class Future:
         if self._is_kept:
             state.rollback(0)
             for booking in self._since:
-                state.book(booking)
+                state.take(booking)
                 self._place = None
             self._since.clear()
             self._is_kept = False
-        state.settle()
         return state
+
+    def _best(self, state: Draft, need: Need) -> Booking | None:
+        """The best place at this instant."""
+        if self._place is None or self._place[0] is not need:
+            booking = self._only
+            if booking is None:
+                booking = find(state, need)
+            elif not state.has_room(booking):
+                booking = None
+            self._place = None if booking is None else (need, booking)
+            return booking
+        return self._place[1]
+
+    def _fits(self, state: Draft, need: Need) -> bool:
+        return fits(state, need) if self._only is None else state.has_room(self._only)
+
+    def _may_fit(self, state: Draft, need: Need, nodes: Iterable[int]) -> bool:
+        """Whether there can be room for (a part of) it on one of these nodes, by numbers alone.
+
+        Where there was none before, it is only where something became free that there can be.
+        """
+        request = need.request
+        cards = 0 if need.is_slice else min(request.gpus, request.tail_gpus or request.gpus)
+        free_cards, free_millicpus = state.free_cards, state.free_millicpus
+        return any(free_cards[node] >= cards and free_millicpus[node] >= need.millicpus for node in nodes)
 
     def _instant_after(self, first: int, now: float) -> int:
         """How many have ended when all have that end at the same instant as those. Of ends nobody knows each is one."""
@@ -127,24 +169,17 @@ class Future:
         """Move on to when so many have ended."""
         if ended > self._ended:
             for end in self.ends[self._ended : ended]:
-                state.release(end[3].booking)
+                state.give_back(end[3].booking)
             self._ended, self._place = ended, None
-            state.settle()
 
     def _move_on(self, state: Draft, need: Need) -> bool:
         """Go to the first later instant with room for this need."""
         self._none_sooner = None
-        request = need.request
-        cards = 0 if need.is_slice else min(request.gpus, request.tail_gpus or request.gpus)
         while self._ended < len(self.ends):
             first = self._ended
             self._release(state, self._instant_after(first + 1, -inf))
-            # Only where something became free can there be room now.
-            free = {piece.node for end in self.ends[first : self._ended] for piece in end[3].booking.pieces()}
-            may_fit = any(
-                state.free_cards[node] >= cards and state.free_millicpus[node] >= need.millicpus for node in free
-            )
-            if may_fit and fits(state, need):
+            nodes = {piece.node for end in self.ends[first : self._ended] for piece in end[3].booking.pieces()}
+            if self._may_fit(state, need, nodes) and self._fits(state, need):
                 return True
         return False
 
@@ -156,10 +191,9 @@ class Future:
             last, at = self._ended, ends[self._ended - 1][0]
             first = last - 1 if at == inf else bisect_left(ends, (at,), 0, last)
             for end in ends[first:last]:
-                state.book(end[3].booking)
+                state.take(end[3].booking)
             self._ended = first
-            if not fits(state, need):
+            if not self._fits(state, need):
                 self._release(state, last)
                 return
             self._place = None
-            state.settle()

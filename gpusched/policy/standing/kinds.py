@@ -60,6 +60,7 @@ class Kind:
         """Take these for how long it is expected and planned to run."""
         key = self.key = replace(self.key, predicted_s=predicted_s, plan_s=plan_s)
         self.planned_s = inf if key.planned_s is None else key.planned_s
+        self.row.shortest_s = min(self.row.shortest_s, self.planned_s)
 
 
 class Row:
@@ -69,7 +70,7 @@ class Row:
     use do to all of them. In other orders all of the shape.
     """
 
-    __slots__ = ("by_length", "is_of_one_kind", "line", "rank", "shape", "sharer")
+    __slots__ = ("by_length", "is_of_one_kind", "line", "rank", "shape", "sharer", "shortest_s")
 
     def __init__(self, shape: Shape, sharer: Sharer, *, is_of_one_kind: bool, is_by_length: bool) -> None:
         self.shape = shape
@@ -80,6 +81,8 @@ class Row:
         """The same jobs in the order in which they may fill gaps."""
         self.rank: Rank = ()
         """Of the first."""
+        self.shortest_s = inf
+        """None of them is planned to run for less."""
 
 
 class Shape:
@@ -87,7 +90,7 @@ class Shape:
 
     __slots__ = (
         *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
-        *("only", "passes", "placement", "rows"),
+        *("only", "passes", "passes_of", "placement", "rows"),
     )
 
     def __init__(self, need: Need) -> None:
@@ -97,18 +100,20 @@ class Shape:
         """Those in which somebody waits."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
-        self.epoch = -1
-        """Of which `booking` and `passes` are; both hold until somebody starts or ends."""
         self.booking: Booking | None = None
         """The best place now."""
+        self.epoch = -1
+        """Of which `booking` is; it holds until somebody starts or ends."""
         self.only: Booking | None = None
         """Where there can be no more than one place, that one, once it was found."""
         self.placement: Placement | None = None
         """As the rest of the program knows it."""
         self.can_fit: bool | None = None
         """Whether it fits when nobody else is there; None before that was asked."""
-        self.passes: bool | None = None
-        """Whether one that goes there may run past what is kept; None before anybody has asked."""
+        self.passes = False
+        """Whether one of these may run past the only reservation."""
+        self.passes_of = -1
+        """The epoch of which that is."""
 
     def on_the_only_node(self) -> Booking:
         """The only place that cores of one node can be taken from."""

@@ -200,6 +200,7 @@ class Lines:
         if is_first:
             row.rank = rank
             insort(self.heads, (rank, 0, row))
+        row.shortest_s = min(row.shortest_s, kind.planned_s)
         if self.is_by_length:
             insort(row.by_length, self.in_gaps(entry))
         self._waiting[job.id] = job, kind
@@ -247,6 +248,7 @@ class Lines:
                 row.rank = self._rank_at(row, 0)
                 insort(self.heads, (row.rank, 0, row))
             else:
+                row.shortest_s = inf
                 del row.shape.rows[row]
                 if not row.shape.rows:
                     del self.shapes[row.shape]
@@ -296,7 +298,9 @@ class Lines:
 
     def rank_as_of(self, now: float) -> bool:
         """Rank anew where time or use has changed ranks since the last time; whether anything may have changed."""
-        at = now - now % self._period_s if self._period_s > 0 else now
+        at = self._ranking.as_of
+        if self._ages or self.shares.weigh:
+            at = now - now % self._period_s if self._period_s > 0 else now
         is_later = at != self._ranking.as_of
         if not (is_later or self._foreseen or self.shares.is_due):
             return False

@@ -75,7 +75,7 @@ class Shares:
         found = self._sharers.get((account, user))
         if found is None:
             found = self._sharers[account, user] = Sharer(account, user, self._first)
-            self.is_due = True
+            self.is_due = self.weigh
         return found
 
     def waits(self, sharer: Sharer) -> None:
@@ -120,8 +120,8 @@ class Shares:
         elapsed_s = at - sharer.at
         if elapsed_s <= 0:
             return
-        sharer.at = at
-        if sharer.used is _NONE and sharer.rate is _NONE:
+        is_new, sharer.at = sharer.at == -inf, at
+        if is_new or (sharer.used is _NONE and sharer.rate is _NONE):
             return
         if self._over[0] != elapsed_s:
             self._over = elapsed_s, *over(elapsed_s, self._half_life_s)
@@ -176,6 +176,11 @@ class Shares:
         used = {}
         for (_, user), sharer in self._sharers.items():
             self._rank(sharer)
-            used[user] = max((sharer.ranked[number] / amount for number, amount in self._counted), default=0.0)
+            share, ranked = 0.0, sharer.ranked
+            for number, amount in self._counted:
+                part = ranked[number] / amount
+                if part > share:
+                    share = part
+            used[user] = share
         found = factors_without_accounts(used)
         return {mark: found[mark[1]] for mark in self._sharers}
