@@ -95,20 +95,3 @@ def daemon_pid(daemon: SystemDaemon) -> int:
     assert daemon.process is not None
     assert daemon.process.poll() is None, "the daemon has ended"
     return daemon.process.pid
-
-
-def processes_of(user: str) -> list[int]:
-    """Live processes of a user."""
-    uid = pwd.getpwnam(user).pw_uid
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            lines = (entry / "status").read_text().splitlines()
-        except OSError:
-            continue
-        values = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
-        if int(values["Uid"][0]) == uid and values["State"][0] not in "ZX":
-            found.append(int(entry.name))
-    return found
