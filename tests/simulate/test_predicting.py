@@ -213,3 +213,23 @@ def test_beside_limits_guesses_count_once_they_have_been_better(is_honest):
         first = next(at for at, (one, other) in enumerate(zip(own, limits, strict=True)) if one != other)
         ended = sum(start + job.run_s <= own[first] for start, job in zip(own, jobs, strict=True))
         assert ended >= LEAST
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("shape", "wide_s"),
+    [("64x8", 31_881), ("48x8", 516_311), ("40x8", 1.15 * 1_271_461)],
+    ids=["64x8", "48x8", "40x8: what is reached, which is not the goal"],
+)
+def test_the_default_keeps_up_with_an_order_of_arrival_that_knows_all_run_times(shape, wide_s, trace_file):
+    trace, nodes = read_trace(trace_file("philly_jobs.csv.gz")), cluster.nodes_of(shape)
+    default, plain = choices_of(["default", "fcfs+easy"])
+    starts = runner.run(trace.jobs, nodes, default.settings, predict=default.predict).start_s
+    known = runner.run(trace.jobs, nodes, plain.settings).start_s
+    waits = [at - job.submit_s for job, at in zip(trace.jobs, starts, strict=True)]
+    others = [at - job.submit_s for job, at in zip(trace.jobs, known, strict=True)]
+    assert sum(waits) < sum(others)
+    assert max(waits) <= 2 * max(others)
+    wide = [wait for wait, job in zip(waits, trace.jobs, strict=True) if job.gpus >= 8]
+    assert sum(wide) / len(wide) <= wide_s
