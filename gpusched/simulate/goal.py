@@ -92,8 +92,11 @@ class Score:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Smaller is better: first limits are kept, or nearly, and then the measure counts."""
-        return self.excess, self.value
+        """Smaller is better: first limits are kept, or nearly, and then the measure counts.
+
+        A thousandth of a limit is no difference: between two that exceed it alike the measure decides.
+        """
+        return round(self.excess, 3), self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
 
     Greedy backfill is not among them: under it a wide job may wait for ever.
     """
-    made: list[Knob] = [Scale("weight_age", 10, 1e5, True), Scale("max_age_s", 3600, 60 * _DAY_S)]
+    made: list[Knob] = [Scale("weight_age", 10, 1e5, True), Scale("max_age_s", 3600, 400 * _DAY_S)]
     if len({job.user or job.queue for job in jobs}) > 1:
         made += [Scale("weight_fairshare", 10, 1e5, True), Scale("half_life_s", 3600, 60 * _DAY_S)]
     if len({width(job) for job in jobs}) > 1:
@@ -261,8 +261,8 @@ class Search:
 
 def is_better(after: Score, before: Score) -> bool:
     """Whether settings serve a goal better than others did, and not by a hair."""
-    if after.excess or before.excess:
-        return after.excess < before.excess
+    if after.rank[0] != before.rank[0]:
+        return after.rank[0] < before.rank[0]
     return after.value < before.value * (1 - MARGIN)
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.simulate.goal import Term, goal_of
+from gpusched.simulate.goal import Score, Term, goal_of
 from gpusched.simulate.runner import Outcome
 from gpusched.simulate.trace import TraceJob
 
@@ -104,6 +104,12 @@ def test_limits_come_before_the_goal():
     assert kept.excess == 0
     assert kept.rank < score.rank
     assert kept.value > score.value
+
+
+def test_who_exceeds_limits_alike_is_told_apart_by_the_measure():
+    more, less = Score(20.0, (900.0,), 0.50004), Score(21.0, (900.0,), 0.5)
+    assert more.rank < less.rank
+    assert less.rank < Score(20.0, (910.0,), 0.51).rank
 
 
 def test_a_group_that_nobody_is_of_is_named():

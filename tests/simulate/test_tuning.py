@@ -125,6 +125,8 @@ def test_whatever_is_drawn_or_stepped_to_can_be_written_and_read(number, tmp_pat
         (Score(0, (), 0), Score(0, (), 0), False),
         (Score(50, (9,), 0.2), Score(100, (1,), 0), False),
         (Score(150, (9,), 0.2), Score(100, (12,), 0.5), True),
+        (Score(96, (9,), 0.2), Score(100, (9,), 0.2), True),
+        (Score(99.5, (9,), 0.2), Score(100, (9,), 0.2), False),
     ],
 )
 def test_better_means_limits_first_and_not_by_a_hair(after, before, expected):
