@@ -107,7 +107,7 @@ def prepare(asked: Asked) -> Simulation:
             if choice.predict not in (None, predicting.OWN):
                 raise UsageError(
                     f"{choice.name} is to predict by {choice.predict}, and with --tick the daemon does so by itself",
-                    "put predict = true under [priority] of --config",
+                    "leave that out",
                 )
         else:
             refuse_fast(choice)
