@@ -13,7 +13,7 @@ from gpusched.model.units import format_duration
 from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.life.dependencies import find_cycle, parse_dependency
-from gpusched.policy.sharing.admission import default_account, qos_of, time_limit, why_refused
+from gpusched.policy.sharing.admission import default_account, foreign_account, qos_of, time_limit, why_refused
 from gpusched.policy.sharing.alone import slice_refusal
 
 from .access import Caller, admins, is_admin, operates
@@ -57,6 +57,7 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_size(alike, turn)
+        check_account(alike[0], user, turn)
         check_admitted(alike[0], user, turn, sum(map(jobs_in, alike)))
         check_can_fit(alike[0], turn)
         check_reservation(alike[0], user, turn)
@@ -103,6 +104,8 @@ def check_update(before: Job, after: Job, turn: Turn) -> None:
         raise Refused(f"job {after.shown_id} cannot be changed so: {problem}", f"see it with: gshow {after.shown_id}")
     if new.request != old.request:
         check_can_fit(new, turn)
+    if new.account != old.account:
+        check_account(new, after.user, turn)
     if _asks(new) != _asks(old):
         jobs = turn.world.arrays.left(before)
         with turn.world.active.with_more(old, before.user, -jobs):
@@ -151,6 +154,13 @@ def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
     refused = found(fit)
     if refused is not None:
         raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
+
+
+def check_account(spec: JobSpec, user: str, turn: Turn) -> None:
+    """Refuse an account that is not the user's where none is configured."""
+    found = foreign_account(spec.account, user, turn.settings)
+    if found is not None:
+        raise Refused(found.text, found.hint)
 
 
 def check_can_fit(spec: JobSpec, turn: Turn) -> None:

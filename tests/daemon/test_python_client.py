@@ -103,6 +103,17 @@ def test_holding_releasing_updating(client: gpusched.Client) -> None:
     assert (ended.name, ended.time_limit_s, ended.result_code) == ("new", 60, 0)
 
 
+def test_jobs_count_for_no_other_user(client: gpusched.Client) -> None:
+    refused = "there is no account 'somebody-else', because none is configured"
+    with pytest.raises(Refused, match=refused):
+        client.submit("true", account="somebody-else")
+    job = client.submit("true", hold=True)
+    with pytest.raises(Refused, match=refused):
+        client.update(job, account="somebody-else")
+    client.cancel(job)
+    assert [one.id for one in client.jobs(states=["PENDING"])] == []
+
+
 def test_waiting_has_an_end(client: gpusched.Client) -> None:
     job = client.submit("true", hold=True)
     with pytest.raises(WaitTimeout, match=f"not ended in time: {job.id}"):

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Cancel, Hold, Selection, Submit, Update
+from gpusched.daemon.commands import Caller, Cancel, Hold, Release, Selection, Submit, Update
 from gpusched.daemon.forecast import forecast
+from gpusched.daemon.pipelines import Step, SubmitPipeline
 from gpusched.daemon.world import World
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
-from gpusched.model.job import Job
+from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life.lifecycle import misses_deadline
+from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter
 from gpusched.testing import NOW, job, launch, request, spec
 
@@ -111,6 +113,49 @@ def test_refused(asked: dict[str, Any], words: str) -> None:
     assert verdict.verdict == "refused"
     assert words in verdict.text
     assert lab.store.jobs(JobFilter()) == []
+
+
+NOT_OURS = "there is no account 'bob', because none is configured; jobs of ann count for ann"
+
+
+@pytest.mark.parametrize("array", [None, ArraySpec("0-3")], ids=["a job", "an array"])
+def test_without_accounts_a_job_counts_for_its_user_alone(array: ArraySpec | None) -> None:
+    lab = a_lab()
+    with pytest.raises(Refused, match=NOT_OURS) as refused:
+        lab.submit(account="bob", array=array)
+    assert refused.value.hint == "leave out -A, or ask an admin to add [account.bob] to the config file"
+    assert forecast(spec(account="bob"), ANN, lab.scheduler)().text == NOT_OURS
+    assert lab.job(lab.submit(account="ann", array=array)).spec.account == "ann"
+
+
+def test_without_accounts_no_step_of_a_pipeline_counts_for_another() -> None:
+    lab = a_lab()
+    steps = [Step("one", spec(), Needs(), "line 1"), Step("two", spec(account="bob"), Needs(), "line 5")]
+    (answer,) = lab.ask(SubmitPipeline(ANN, "train", "text", steps, {}))
+    assert answer.message == f"line 5: {NOT_OURS}"
+    assert lab.store.jobs(JobFilter()) == []
+
+
+@pytest.mark.parametrize("caller", [ANN, ROOT], ids=["its owner", "root"])
+def test_without_accounts_an_update_cannot_charge_another_user(caller: Caller) -> None:
+    lab = a_lab()
+    job_id = lab.submit(hold=True)
+    (answer,) = lab.ask(Update(caller, (job_id,), {"account": "bob"}))
+    assert answer.message == NOT_OURS
+    lab.ask(Update(caller, (job_id,), {"account": "ann"}))
+    assert lab.job(job_id).spec.account == "ann"
+
+
+def test_a_job_keeps_its_account_when_accounts_are_taken_out_of_the_settings() -> None:
+    lab = a_lab(account={"vision": AccountSettings("vision")})
+    job_id = lab.submit(hold=True, account="vision")
+    lab.settings = replace(lab.settings, account={})
+    lab.restart()
+    lab.ask(Update(ANN, (job_id,), {"time_limit_s": 60}))
+    assert (lab.job(job_id).spec.account, lab.job(job_id).spec.time_limit_s) == ("vision", 60)
+    lab.ask(Release(ANN, (job_id,)))
+    lab.turn(1)
+    assert lab.job(job_id).state is JobState.RUNNING
 
 
 def test_jobs_are_counted_until_they_end() -> None:

@@ -120,7 +120,7 @@ def test_one_queue_comes_with_those_right_below_it_and_its_loans(lab: Lab) -> No
 def test_without_settings_the_default_queue_and_those_in_use_are_told() -> None:
     lab = Lab(2, outcome=Outcome(runs_s=3600))
     assert [row["name"] for row in get(lab, policy.queues)["queues"]] == ["default"]
-    gpus(lab, 1, "zoo")
+    gpus(lab, 1, "zoo", account="")
     rows = by_name(get(lab, policy.queues))
     assert list(rows) == ["default", "zoo"]
     assert rows["zoo"]["used_gpus"] == 1.0
@@ -193,7 +193,8 @@ def test_one_account_comes_with_all_below_it(lab: Lab) -> None:
 
 
 def test_usage_sums_ended_and_open_runs() -> None:
-    lab = Lab(4, outcome=Outcome(runs_s=3600), priority=PrioritySettings(backfill=False))
+    accounts = {"a": AccountSettings("a"), "bob": AccountSettings("bob")}
+    lab = Lab(4, outcome=Outcome(runs_s=3600), priority=PrioritySettings(backfill=False), account=accounts)
     lab.submit(request=request(2, cpus=1.0, mem_mib=2048), account="a")
     lab.turn(3600)
     lab.turn()

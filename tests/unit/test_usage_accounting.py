@@ -13,7 +13,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import Outcome
 from gpusched.model.job import Job, Run
 from gpusched.model.resources import Resources
-from gpusched.model.settings import PrioritySettings, QosSettings, Settings
+from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.policy.draft import Layout
@@ -108,7 +108,8 @@ def gpu_seconds(lab: Lab) -> dict[tuple[str, str], float]:
 
 
 def test_each_run_is_charged_to_its_account_and_user() -> None:
-    lab = Lab(gpus=4, priority=SLOW)
+    accounts = {name: AccountSettings(name) for name in "ab"}
+    lab = Lab(gpus=4, priority=SLOW, account=accounts)
     one = request(gpus=1)
     lab.ask(
         lab.submission(ANN, request=one, account="a"),

@@ -13,7 +13,7 @@ from gpusched.daemon.yielding import Requeue, Resume, Suspend, carry_out, pendin
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.execution import Order, StopOrder, SuspendOrder
-from gpusched.model.settings import PreemptSettings, QosSettings
+from gpusched.model.settings import AccountSettings, PreemptSettings, QosSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.snapshot import Resume as ResumeIt
 from gpusched.model.states import JobState, ReasonCode
@@ -94,7 +94,7 @@ def test_a_preempted_job_is_recorded_before_it_is_told_and_waits_again_when_it_h
 
 def test_a_preempted_run_is_not_charged_and_a_requeued_one_is() -> None:
     for act, is_charged in ((preempt, False), (lambda one, job_id: one.ask(Requeue(ANN, (job_id,))), True)):
-        one = lab()
+        one = lab(account={"lab": AccountSettings("lab")})
         job_id = one.submit(account="lab")
         one.turn(60)
         act(one, job_id)

@@ -31,6 +31,20 @@ def default_account(user: str, settings: Settings) -> str | None:
     return named[0] if len(named) == 1 else None
 
 
+def foreign_account(account: str, user: str, settings: Settings) -> Refusal | None:
+    """Refuse another account than the user's own name where none is configured: nobody is a member of any.
+
+    Asked when a job names its account, not of jobs that have one: those of before accounts were removed go on.
+    """
+    if settings.account or account in ("", user):
+        return None
+    shown = printable(account, 60)
+    return Refusal(
+        f"there is no account {shown!r}, because none is configured; jobs of {user} count for {user}",
+        f"leave out -A, or ask an admin to add [account.{shown}] to the config file",
+    )
+
+
 def qos_of(spec: JobSpec, settings: Settings) -> str:
     """The QOS that a job has: its own, or the default; empty for none."""
     return spec.qos or settings.default.qos
