@@ -9,9 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from accidents import AccidentLab
 
 settings.register_profile(
     "gpusched",
@@ -26,3 +32,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and every command that a test types would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def accidents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AccidentLab]]:
+    """Make labs in which accidents of GPUs happen. Args: as of `AccidentLab`, less the monkeypatch."""
+    from accidents import AccidentLab
+
+    made: list[AccidentLab] = []
+
+    def make(gpus: int = 4, **sections: Any) -> AccidentLab:
+        made.append(AccidentLab(monkeypatch, gpus, **sections))
+        return made[-1]
+
+    yield make
+    for lab in made:
+        lab.close()

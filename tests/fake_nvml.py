@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import Counter
+from ctypes import POINTER, Structure, c_void_p, cast
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 MIB = 1 << 20
 NOT_AVAILABLE = 2**64 - 1
+
+
+XID_EVENT = 8
+_WAIT_S = 0.01
+"""Between two looks of a listener whether it is to stop; the real library waits as long as it is asked to."""
+
+
+class _Opaque(Structure):
+    """What a handle points to."""
+
+
+_Handle = POINTER(_Opaque)
+"""As pynvml's: two handles of one device are not equal."""
 
 
 class NVMLError(Exception):
@@ -25,7 +41,10 @@ class NVMLLibraryMismatchError(Exception):
 
 @dataclass
 class FakeDevice:
-    """One GPU. `codes` maps a function's name to the error it raises; `lost` makes every call raise 15."""
+    """One GPU. `codes` maps a function's name to the error it raises; `lost` makes every call raise 15.
+
+    `unified` is a GPU whose memory is the host's: it answers NOT_SUPPORTED when asked for its own.
+    """
 
     uuid: str | bytes
     name: str | bytes = "NVIDIA A100-SXM4-80GB"
@@ -51,6 +70,7 @@ class FakeDevice:
     compute_mode: int = 0
     display: bool = False
     lost: bool = False
+    unified: bool = False
     links: dict[int, str | None] = field(default_factory=dict)
     """Link -> UUID at its far end (`switch` for a switch); None for one that is down. None at all: no NVLink."""
     numa: tuple[int, ...] | None = None
@@ -75,8 +95,14 @@ class FakeNvml:
     missing: frozenset[str] = frozenset()
     peers: set[frozenset[str]] = field(default_factory=set)
     """Pairs of UUIDs that reach each other over NVLink, as GetP2PStatus tells."""
+    has_events: bool = False
+    """Whether devices can be registered for XID events; see `raise_xid`."""
     calls: Counter[str] = field(default_factory=Counter)
     is_initialised: bool = False
+    _devices: dict[int, FakeDevice] = field(default_factory=dict)
+    """By address, of those whose handle was asked for."""
+    _event_sets: list[_EventSet] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def module(self) -> ModuleType:
         """The binding, to be put into `sys.modules` as `pynvml`."""
@@ -106,7 +132,7 @@ class FakeNvml:
                 int(gpu.mig if gpu.mig_pending is None else gpu.mig_pending),
             ],
             "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
-            "nvmlDeviceGetMigDeviceHandleByIndex": _instance,
+            "nvmlDeviceGetMigDeviceHandleByIndex": lambda gpu, slot: self.handle_of(_instance(gpu, slot)),
             "nvmlDeviceGetGpuInstanceId": lambda gpu: gpu.gi,
             "nvmlDeviceGetComputeInstanceId": lambda gpu: gpu.ci,
             "nvmlDeviceGetAttributes_v2": lambda gpu: SimpleNamespace(
@@ -128,10 +154,70 @@ class FakeNvml:
             "nvmlDeviceGetMPSComputeRunningProcesses_v3": lambda gpu: _processes(gpu.mps),
         }
         contents.update((name, self._field(name, get)) for name, get in fields.items())
+        if self.has_events:
+            contents["nvmlEventSetCreate"] = self._global("nvmlEventSetCreate", self._create_event_set)
+            contents["nvmlDeviceRegisterEvents"] = self._register
+            contents["nvmlEventSetWait_v2"] = self._wait
+            contents["nvmlEventSetFree"] = self._free
         for name, value in contents.items():
             if name not in self.missing:
                 setattr(module, name, value)
         return module
+
+    def raise_xid(self, gpu: FakeDevice, xid: int, *, before_loss: bool = False) -> None:
+        """Tell every listener of a fault; returns once each has dealt with it.
+
+        Args: before_loss: the device falls off the bus when the event has been written, before anybody reads it.
+        """
+        with self._lock:
+            listening = [one for one in self._event_sets if any(other is gpu for other in one.devices)]
+            gpu.lost = gpu.lost or before_loss
+            for one in listening:
+                one.events.put((gpu, xid))
+        for one in listening:
+            one.events.join()
+
+    def handle_of(self, gpu: FakeDevice) -> Any:
+        """A new handle of the device."""
+        self._devices[id(gpu)] = gpu
+        return cast(c_void_p(id(gpu)), _Handle)
+
+    def _device_of(self, handle: Any) -> FakeDevice:
+        return self._devices[int(cast(handle, c_void_p).value or 0)]
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _create_event_set(self) -> _EventSet:
+        self._event_sets.append(_EventSet())
+        return self._event_sets[-1]
+
+    def _register(self, handle: Any, kinds: int, event_set: _EventSet) -> None:
+        assert kinds == XID_EVENT
+        gpu = self._device_of(handle)
+        self._check("nvmlDeviceRegisterEvents", gpu)
+        event_set.devices.append(gpu)
+
+    def _wait(self, event_set: _EventSet, timeout_ms: int) -> SimpleNamespace:
+        event_set.finish()
+        try:
+            gpu, xid = event_set.events.get(timeout=_WAIT_S)
+        except queue.Empty:
+            with self._lock:
+                # A lost device ends the wait only after its events were handed out.
+                is_over = event_set.events.empty() and any(gpu.lost for gpu in event_set.devices)
+            raise NVMLError(15 if is_over else 10) from None
+        event_set.is_busy = True
+        return SimpleNamespace(device=self.handle_of(gpu), eventType=XID_EVENT, eventData=xid)
+
+    def _free(self, event_set: _EventSet) -> None:
+        with self._lock:
+            self._event_sets = [one for one in self._event_sets if one is not event_set]
+        event_set.finish()
+        while not event_set.events.empty():
+            event_set.events.get()
+            event_set.events.task_done()
+
+    # --- devices --------------------------------------------------------------------------------
 
     def _init(self) -> None:
         self.calls["nvmlInit"] += 1
@@ -163,14 +249,15 @@ class FakeNvml:
 
         return call
 
-    def _handle(self, index: int) -> FakeDevice:
+    def _handle(self, index: int) -> Any:
         self.calls["nvmlDeviceGetHandleByIndex"] += 1
         gpu = self.devices[index]
         self._check("nvmlDeviceGetHandleByIndex", gpu)
-        return gpu
+        return self.handle_of(gpu)
 
-    def _peer_status(self, gpu: FakeDevice, other: FakeDevice, what: int) -> int:
+    def _peer_status(self, handle: Any, other_handle: Any, what: int) -> int:
         self.calls["nvmlDeviceGetP2PStatus"] += 1
+        gpu, other = self._device_of(handle), self._device_of(other_handle)
         self._check("nvmlDeviceGetP2PStatus", gpu)
         assert what == 2, "the index of NVLink"
         return 0 if frozenset((str(gpu.uuid), str(other.uuid))) in self.peers else 5
@@ -179,22 +266,42 @@ class FakeNvml:
         (minor,) = [one.minor for one in self.devices if one.uuid == gpu.links[link]] or [0xFF]
         return SimpleNamespace(busId=f"00000000:{minor:02X}:00.0".encode())
 
-    def _memory(self, gpu: FakeDevice, version: int | None = None) -> SimpleNamespace:
+    def _memory(self, handle: Any, version: int | None = None) -> SimpleNamespace:
         name = "nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo"
         self.calls[name] += 1
+        gpu = self._device_of(handle)
         self._check(name, gpu)
+        if gpu.unified:
+            raise NVMLError(3)
         total, used, reserved = gpu.total_mib * MIB, gpu.used_mib * MIB, gpu.reserved_mib * MIB
         if version:
             return SimpleNamespace(total=total, used=used, reserved=reserved)
         return SimpleNamespace(total=total, used=used + reserved)
 
     def _field(self, name: str, get: Any) -> Any:
-        def call(gpu: FakeDevice, *arguments: Any) -> Any:
+        def call(handle: Any, *arguments: Any) -> Any:
             self.calls[name] += 1
+            gpu = self._device_of(handle)
             self._check(name, gpu)
             return get(gpu, *arguments)
 
         return call
+
+
+@dataclass
+class _EventSet:
+    """What one listener is registered for, and the events that it has not fetched."""
+
+    devices: list[FakeDevice] = field(default_factory=list)
+    events: queue.Queue[tuple[FakeDevice, int]] = field(default_factory=queue.Queue)
+    is_busy: bool = False
+    """The event that was fetched last is being dealt with."""
+
+    def finish(self) -> None:
+        """The listener is done with the event that it fetched last."""
+        if self.is_busy:
+            self.is_busy = False
+            self.events.task_done()
 
 
 def _link_state(gpu: FakeDevice, link: int) -> int:
@@ -205,6 +312,13 @@ def _link_state(gpu: FakeDevice, link: int) -> int:
     return int(gpu.links[link] is not None)
 
 
+def _instance(gpu: FakeDevice, slot: int) -> FakeDevice:
+    found = gpu.instances[slot] if slot < len(gpu.instances) else None
+    if found is None:
+        raise NVMLError(6)
+    return found
+
+
 def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:
     assert scope == 0, "of nodes"
     if gpu.numa is None:
@@ -213,13 +327,6 @@ def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:
     for node in gpu.numa:
         mask[node // 64] |= 1 << node % 64
     return mask
-
-
-def _instance(gpu: FakeDevice, slot: int) -> FakeDevice:
-    found = gpu.instances[slot] if slot < len(gpu.instances) else None
-    if found is None:
-        raise NVMLError(6)
-    return found
 
 
 def _told(value: Any) -> Any:

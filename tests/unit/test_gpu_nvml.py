@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import queue
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
-from support import wait_until
 
 from gpusched.gpu import device, procinfo, xids
 from gpusched.gpu.driver_library import LibraryFile
@@ -62,10 +60,8 @@ def one(made: Bench) -> GpuSample:
 def test_the_installed_binding_has_what_is_asked() -> None:
     import pynvml
 
-    asked = FakeNvml().module()
-    missing = [name for name in dir(asked) if name.lower().startswith("nvml") and not hasattr(pynvml, name)]
-    events = ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree")
-    assert [*missing, *(name for name in events if not hasattr(pynvml, name))] == []
+    asked = FakeNvml(has_events=True).module()
+    assert [name for name in dir(asked) if name.lower().startswith("nvml") and not hasattr(pynvml, name)] == []
     assert (pynvml.nvmlEventTypeXidCriticalError, pynvml.NVML_ERROR_TIMEOUT) == (xids.XID_EVENT, xids.TIMEOUT)
     assert "version" in inspect.signature(pynvml.nvmlDeviceGetMemoryInfo).parameters
     assert pynvml.NVMLError(15).value == 15
@@ -455,29 +451,12 @@ def test_the_kernel_is_asked_for_the_numa_node_first(tmp_path: Any, monkeypatch:
     assert sysfs_numa("00000000:3B:00.0") is None
 
 
-def test_faults_that_the_driver_tells_of_come_with_the_next_reading(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card = gpu()
-    made = bench(card)
-    module = sys.modules["pynvml"]
-    events: queue.Queue[SimpleNamespace] = queue.Queue()
-
-    def wait(event_set: object, timeout_ms: int) -> SimpleNamespace:
-        try:
-            return events.get(timeout=0.01)
-        except queue.Empty:
-            raise module.NVMLError(10) from None
-
-    monkeypatch.setattr(module, "nvmlEventSetCreate", lambda: "set", raising=False)
-    monkeypatch.setattr(module, "nvmlDeviceRegisterEvents", lambda handle, kinds, event_set: None, raising=False)
-    monkeypatch.setattr(module, "nvmlEventSetWait_v2", wait, raising=False)
-    monkeypatch.setattr(module, "nvmlEventSetFree", lambda event_set: None, raising=False)
+def test_faults_that_the_driver_tells_of_come_with_the_next_reading(bench: Callable[..., Bench]) -> None:
+    made = bench(gpu(), has_events=True)
     assert one(made).xids == ()
-    events.put(SimpleNamespace(device=card, eventType=8, eventData=79))
-    heard: list[int] = []
-    wait_until(lambda: bool(heard.extend(xid.number for xid in one(made).xids) or heard), what="the fault")
-    assert heard == [79]
+    made.nvml.raise_xid(made.nvml.devices[0], 79)
+    assert [xid.number for xid in one(made).xids] == [79]
+    assert one(made).xids == ()
     made.source.close()
 
 
