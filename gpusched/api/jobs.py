@@ -350,6 +350,7 @@ async def show(request: web.Request) -> web.Response:
     return respond(
         job={
             **viewer.job_json(job, service.facts_of([job])(job)),
+            **(_wrapped(job, service) if is_whole else {}),
             "tasks": service.states_of_tasks(job) if job.is_array else None,
             "runs": [viewer.run_json(job, runs[number]) for number in sorted(runs)],
             "events": viewer.story(job, store.events(job.id)),
@@ -360,6 +361,18 @@ async def show(request: web.Request) -> web.Response:
             "spec": spec if is_whole else None,
         }
     )
+
+
+def _wrapped(job: Job, service: Service) -> dict[str, str]:
+    """The shell line of `gsub --wrap` in place of the name that its script goes by."""
+    launch = job.spec.launch
+    if launch.script_sha is None or launch.script_name != "wrap":
+        return {}
+    try:
+        text = service.scheduler.store.payload(launch.script_sha).decode("utf-8", "surrogateescape")
+    except KeyError:
+        return {}
+    return {"command": text.partition("\n")[2].rstrip("\n")}
 
 
 def _related(job: Job, viewer: Viewer) -> list[dict[str, Any]]:

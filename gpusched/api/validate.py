@@ -7,7 +7,6 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
@@ -31,6 +30,7 @@ from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
+from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.policy.life.retry import parse_retry_on
@@ -62,8 +62,8 @@ def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
     for name, value in values.items():
         field = fields.get(name)
         if field is None:
-            near = get_close_matches(name, fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "known fields: " + ", ".join(sorted(fields))
+            near = closest(name, fields)
+            hint = f"did you mean {near!r}?" if near else "known fields: " + ", ".join(sorted(fields))
             raise UsageError(f"unknown field {printable(name, 60)!r}", hint)
         if value is None and field.nullable:
             continue

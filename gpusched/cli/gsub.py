@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from gpusched.cli import output, script
@@ -136,7 +137,7 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
         return {"values": over(environment, given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
-        content = script.read_file(path)
+        content = script.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(operands))
         name = script.base_name(path)
     else:
         if sys.stdin is None or sys.stdin.isatty():
@@ -152,6 +153,19 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
     values = over(over(script.directives(table, content, path), environment), given)
     text = content.decode("utf-8", "surrogateescape")
     return {"values": values, "script": text, "script_name": name, "argv": arguments}
+
+
+def _hint_for_command(words: list[str]) -> str:
+    """What to type when the first word names no file: most often a command whose `--` was forgotten."""
+    import shlex  # these two serve a mistake only
+    import shutil
+
+    program = words[0]
+    if len(words) == 1 and " " in program.strip():
+        return f"run a shell line with: gsub --wrap {printable(shlex.quote(program))}"
+    if shutil.which(program):
+        return f"run a command with: gsub -- {printable(shlex.join(words))}"
+    return ""
 
 
 def _only(option: str, operands: list[str], has_wrap: bool) -> None:

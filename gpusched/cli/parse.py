@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpusched.errors import UsageError
+from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -68,16 +69,10 @@ class Table:
                 return self._by_name[found[0]]
             if found:
                 raise UsageError(f"{printable(name)!r} is short for {', '.join(found)}", hint)
-            near = self._nearest(name)
+            near = closest(name, [known for known in self._by_name if known.startswith("--")])
             if near:
                 hint = f"did you mean {near}? {hint}"
         raise UsageError(f"unknown option {printable(name, 60)!r}", hint)
-
-    def _nearest(self, name: str) -> str | None:
-        from difflib import get_close_matches  # only when something is wrong already
-
-        found = get_close_matches(name, [known for known in self._by_name if known.startswith("--")], n=1, cutoff=0.75)
-        return found[0] if found else None
 
 
 def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -> tuple[Values, list[str], bool]:

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from gpusched.cli import script
@@ -15,6 +14,7 @@ from gpusched.cli.parse import Option, Table, apply
 from gpusched.cli.submission import over
 from gpusched.config.lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 from gpusched.policy.life.pipelines import STEP_NAME, STEP_NAMES, Needs, find_circle, parse_needs
 
@@ -135,8 +135,8 @@ class _Reader:
         values = self._table_at(("vars",), self._document.get("vars", {}))
         for name in self._given:
             if name not in values:
-                near = get_close_matches(name, values, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"variables: {', '.join(values) or 'none'}"
+                near = closest(name, values)
+                hint = f"did you mean {near}?" if near else f"variables: {', '.join(values) or 'none'}"
                 self._mistakes.append((0, UsageError(f"{self._shown} has no variable {printable(name, 60)}", hint)))
         for name, value in values.items():
             key = ("vars", name)
@@ -157,9 +157,9 @@ class _Reader:
                 return f"{{{name}}}"
             if name in self._vars:
                 return f"{opened}{self._vars[name]}{closed}"
-            near = get_close_matches(name, self._vars, n=1, cutoff=0.75)
+            near = closest(name, self._vars)
             if near:
-                self._refuse(key, f"there is no variable {name}", f"did you mean {{{near[0]}}}?")
+                self._refuse(key, f"there is no variable {name}", f"did you mean {{{near}}}?")
             return match.group()
 
         return _PLACEHOLDER.sub(put, text) if "{" in text else text
@@ -287,8 +287,8 @@ class _Reader:
         for name, of in needs.items():
             for wanted in of.steps:
                 if wanted not in steps:
-                    near = get_close_matches(wanted, steps, n=1)
-                    hint = f"did you mean {near[0]}?" if near else f"steps: {', '.join(list(steps)[:20])}"
+                    near = closest(wanted, steps)
+                    hint = f"did you mean {near}?" if near else f"steps: {', '.join(list(steps)[:20])}"
                     self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is no step", hint)
         left = dict(needs)
         while circle := find_circle(left):
@@ -307,8 +307,8 @@ class _Reader:
         return {}
 
     def _unknown(self, at: tuple[str, ...], said: str, key: str, known: Any) -> None:
-        near = get_close_matches(key, list(known), n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}" if len(known) < _FEW else HINT
+        near = closest(key, known)
+        hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}" if len(known) < _FEW else HINT
         self._refuse(at, f"{said} {printable(key, 60)}", hint)
 
     def _refuse(self, at: tuple[str, ...], text: str, hint: str = HINT) -> None:

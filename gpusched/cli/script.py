@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.cli.parse import Table, Values
 
+_INTERPRETERS = {".py": "python", ".R": "Rscript", ".r": "Rscript", ".jl": "julia", ".pl": "perl", ".js": "node"}
+"""Who runs a script, by the ending of its name; every other one is taken for one of the shell."""
 _MARKS = (b"#GSUB", b"#SBATCH")
 
 
@@ -23,7 +25,7 @@ def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except IsADirectoryError:
-        raise Refused(f"{shown} is a folder, not a {what}", hint or f"run a command with: gsub -- {shown}") from None
+        raise Refused(f"{shown} is a folder, not a {what}", hint or "name a file, for example: gsub train.sh") from None
     except FileNotFoundError:
         raise Refused(f"there is no {what} {shown}", hint or "run a command with: gsub -- COMMAND [ARGS...]") from None
     except OSError as error:
@@ -34,13 +36,21 @@ def check(body: bytes, name: str) -> None:
     """What every script must be. Raises: Refused."""
     shown = printable(name)
     if not body.strip():
-        raise Refused(f"the script {shown} is empty", "give it a first line #!/bin/bash and a command")
+        raise Refused(f"the script {shown} is empty", f"give it a first line {_first_line(name)} and a command")
     if b"\0" in body:
-        raise Refused(f"{shown} holds a NUL byte: it is a program, not a script", f"run it with: gsub -- {shown}")
+        path = shown if "/" in shown else f"./{shown}"
+        raise Refused(f"{shown} holds a NUL byte: it is a program, not a script", f"run it with: gsub -- {path}")
     if not body.startswith(b"#!"):
-        raise Refused(f"the script {shown} does not begin with #!", "let its first line be #!/bin/bash")
+        interpreter = _INTERPRETERS.get(os.path.splitext(name)[1])
+        run = f"run it with: gsub -- {interpreter} {shown}; or " if interpreter else ""
+        raise Refused(f"the script {shown} does not begin with #!", f"{run}make its first line {_first_line(name)}")
     if body.split(b"\n", 1)[0].endswith(b"\r"):
         raise Refused(f"the script {shown} has DOS line ends", f"convert it with: sed -i 's/\\r$//' {shown}")
+
+
+def _first_line(name: str) -> str:
+    interpreter = _INTERPRETERS.get(os.path.splitext(name)[1])
+    return f"#!/usr/bin/env {interpreter}" if interpreter else "#!/bin/bash"
 
 
 def directives(table: Table, body: bytes, name: str) -> Values:

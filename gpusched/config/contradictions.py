@@ -6,11 +6,11 @@ looks at it when it starts, at a reload, and for the doctor.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
+from gpusched.model.spelling import closest
 from gpusched.policy.sharing.quota_problems import problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
@@ -201,5 +201,5 @@ def _unknown_accounts(settings: Settings) -> Iterator[Contradiction]:
 
 
 def _meant(name: str, known: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
+    near = closest(name, known)
+    return f"did you mean {near}?" if near else otherwise

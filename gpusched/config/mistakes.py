@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpusched.config.known import PLUGINS, SECTIONS, SETTINGS, TABLE_SETTINGS
 from gpusched.errors import UsageError
+from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 
 CHECK_HINT = "see docs/reference/settings.md, and check a file with: gpusched config check"
@@ -44,7 +44,7 @@ def wrong(path: str, value: Any, wanted: str, place: Place) -> UsageError:
 
 def unknown_section(name: str, place: Place) -> UsageError:
     """A section, or a key above all sections, that does not exist."""
-    near = _close(name, SECTIONS) or _path_of(name)
+    near = closest(name, SECTIONS) or _path_of(name)
     return UsageError(f"{place}: there is no section {printable(name, 80)}", _meant(near, "sections", SECTIONS))
 
 
@@ -53,7 +53,7 @@ def unknown_setting(section: str, key: str, place: Place) -> UsageError:
     siblings = {path.partition(".")[2]: path for path in SETTINGS if path.partition(".")[0] == section}
     if section == PLUGINS:
         siblings = {"load": f"{PLUGINS}.load"}
-    near = siblings.get(_close(key, siblings) or "") or _path_of(key)
+    near = siblings.get(closest(key, siblings) or "") or _path_of(key)
     path = printable(f"{section}.{key}", 80)
     return UsageError(f"{place}: there is no setting {path}", _meant(near, f"[{section}] knows", siblings))
 
@@ -62,7 +62,7 @@ def unknown_key(section: str, name: str, key: str, place: Place) -> UsageError:
     """A key that the tables of a named kind do not have."""
     known = TABLE_SETTINGS[section]
     path = printable(f"{section}.{name}.{key}", 120)
-    near = _close(key, known)
+    near = closest(key, known)
     return UsageError(f"{place}: there is no setting {path}", _meant(near, f"[{section}.NAME] knows", known))
 
 
@@ -76,14 +76,10 @@ def no_table(section: str, name: str, place: Place) -> UsageError:
     return UsageError(f"{place}: {text}", CHECK_HINT)
 
 
-def _close(word: str, candidates: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, list(candidates), n=1)), None)
-
-
 def _path_of(key: str) -> str | None:
     """The path of the setting that has a name like this, in whatever section; the first of them."""
     anywhere: Mapping[str, str] = {path.partition(".")[2]: path for path in reversed(list(SETTINGS))}
-    return anywhere.get(_close(key, anywhere) or "")
+    return anywhere.get(closest(key, anywhere) or "")
 
 
 def _meant(near: str | None, title: str, otherwise: Iterable[str]) -> str:

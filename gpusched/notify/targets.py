@@ -19,12 +19,12 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from gpusched.config.lines import Key, lines_of
 from gpusched.errors import UsageError
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, OWNER_EVENTS, parse_events
+from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 from gpusched.notify.terminals import BUILT_IN
 from gpusched.notify.words import default_texts, problem_of
@@ -246,8 +246,8 @@ class _Reader:
         return False
 
     def _unknown(self, word: str, where: str, known: tuple[str, ...], *key: str) -> None:
-        near = get_close_matches(word, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known)}"
+        near = closest(word, known)
+        hint = f"did you mean {near}?" if near else f"known are: {', '.join(known)}"
         self._refuse(f"{where} has no {printable(word, 40)}; {hint}", *key)
 
     def _refuse(self, text: str, *key: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from difflib import get_close_matches
 from string import Formatter
 
 from gpusched.model.alerts import FACTS
+from gpusched.model.spelling import closest
 
 TITLES: Mapping[str, str] = {
     "begin": "job {job} ({name}) has started",
@@ -50,8 +50,8 @@ def problem_of(template: str) -> str | None:
         if name is None:
             continue
         if name not in FACTS:
-            near = get_close_matches(name, FACTS, n=1)
-            hint = f"did you mean {{{near[0]}}}?" if near else "known are: " + ", ".join(FACTS)
+            near = closest(name, FACTS)
+            hint = f"did you mean {{{near}}}?" if near else "known are: " + ", ".join(FACTS)
             return f"uses {{{name[:40]}}}, which is no fact; {hint}"
         if form or conversion:
             return f"asks for a form of {{{name}}}; a name alone is what may stand in braces"

@@ -7,6 +7,7 @@ is put back is a copy too; the table that was there stays beside it.
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import stat
 import time
@@ -53,8 +54,8 @@ class Restored:
 def backup(database: str, target: str) -> Copied:
     """Copy the table, as of one instant, into a file for its owner alone; a backup of that name is replaced.
 
-    Raises: NotFound when there is no table; Refused when the target is something else; StoreBroken when the copy is
-    damaged, as the table then is; StoreFull, NotReady.
+    Raises: NotFound when there is no table, or no folder for the target; Refused when the target is something else;
+    StoreBroken when the copy is damaged, as the table then is; StoreFull, NotReady.
     """
     check_library()
     if not os.path.exists(database):
@@ -144,6 +145,9 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
 
 def _refuse_target(database: str, target: str) -> None:
     """Neither the table itself nor what is no backup may be written over."""
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise NotFound(f"there is no folder {folder}", f"make it with: mkdir -p {shlex.quote(folder)}")
     if os.path.isdir(target):
         raise Refused(f"{target} is a folder", f"name a file in it: gpusched backup {target.rstrip('/')}/gpusched.db")
     own = {os.path.realpath(database + suffix) for suffix in ("", *SIDE_FILES)}

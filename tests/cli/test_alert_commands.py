@@ -11,8 +11,6 @@ from receivers import MailReceiver, WebReceiver, silence
 from shell import Shell
 from support import wait_until
 
-pytest.importorskip("apprise", reason="apprise sends; install gpusched-lab[notify]")
-
 
 @pytest.fixture
 def web() -> Iterator[WebReceiver]:

@@ -126,3 +126,26 @@ def test_where_to_look_is_said_once_for_mistakes_of_one_kind(own: Shell) -> None
     kinds = [line.split(": ")[1] for line in result.err.splitlines()]
     assert (result.code, kinds) == (2, ["error", "error", "hint", "error", "hint"])
     assert result.err.count("check a file with") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("true", "x"), "there is no script true", "run a command with: gsub -- true x"),
+        (("true",), "there is no script true", "run a command with: gsub -- true"),
+        (("sh -c true",), "there is no script sh -c true", "run a shell line with: gsub --wrap 'sh -c true'"),
+        (("no.sh", "x"), "there is no script no.sh", "run a command with: gsub -- COMMAND [ARGS...]"),
+        (("/",), "/ is a folder, not a script", "name a file, for example: gsub train.sh"),
+    ],
+)
+def test_gsub_proposes_the_command_that_was_meant(sh: Shell, words: tuple[str, ...], error: str, hint: str) -> None:
+    result = sh.type("gsub", *words)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"gsub: error: {error}\ngsub: hint: {hint}\n"
+
+
+def test_gshow_shows_the_line_of_a_wrap(sh: Shell) -> None:
+    job = sh.submit("--hold", "--wrap", "echo 'a b' |\n  wc -c")
+    (shown,) = json.loads(sh.ok("gshow", "--json", job))["jobs"]
+    assert shown["command"] == "echo 'a b' |\n  wc -c"
+    assert "\nCommand:    echo 'a b' |" in sh.ok("gshow", job)

@@ -178,6 +178,9 @@ def test_what_is_no_backup_is_not_written_over(table: Path, tmp_path: Path) -> N
     assert thesis.read_text() == "years of work"
     with pytest.raises(NotFound, match="no database"):
         backup(str(tmp_path / "nothing.db"), str(tmp_path / "copy.db"))
+    with pytest.raises(NotFound, match=f"no folder {tmp_path}/my backups$") as raised:
+        backup(str(table), str(tmp_path / "my backups" / "copy.db"))
+    assert raised.value.hint == f"make it with: mkdir -p '{tmp_path}/my backups'"
 
 
 def test_what_is_damaged_newer_or_foreign_is_not_restored(table: Path, tmp_path: Path) -> None:

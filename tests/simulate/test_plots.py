@@ -97,7 +97,6 @@ def test_a_file_where_the_folder_should_be(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("machines", [cluster.nodes_of("2x4"), cluster.processors(8)])
 def test_all_pictures_are_drawn(machines, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib (gpusched-lab[plot]) is not installed")
     count = {"gpus": 3} if machines[0].gpus else {"procs": 3}
     jobs = [job(number * 40, 100 + number % 5, user=f"u{number % 2}", **count) for number in range(30)]
     outcome, series = simulated(jobs, machines), Series()

@@ -94,6 +94,28 @@ def test_no_directive_is_ignored(line: str, says: str) -> None:
     assert raised.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "hint"),
+    [
+        (
+            "train.py",
+            b"print(1)\n",
+            "run it with: gsub -- python train.py; or make its first line #!/usr/bin/env python",
+        ),
+        ("fit.R", b"x <- 1\n", "run it with: gsub -- Rscript fit.R; or make its first line #!/usr/bin/env Rscript"),
+        ("train.sh", b"true\n", "make its first line #!/bin/bash"),
+        ("train", b"true\n", "make its first line #!/bin/bash"),
+        ("train.py", b"", "give it a first line #!/usr/bin/env python and a command"),
+        ("train", b"\x7fELF\0", "run it with: gsub -- ./train"),
+        ("bin/train", b"\x7fELF\0", "run it with: gsub -- bin/train"),
+    ],
+)
+def test_hint_names_the_interpreter_that_the_script_needs(name: str, body: bytes, hint: str) -> None:
+    with pytest.raises(Refused) as raised:
+        check(body, name)
+    assert raised.value.hint == hint
+
+
 def test_a_script_that_cannot_be_one_says_how_to_mend_it() -> None:
     for body, fix in (
         (b"", "#!/bin/bash"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
+from gpusched.model.spelling import closest
 from gpusched.model.units import format_duration, format_size_mib, printable
 from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.sharing.upward import chain_of
@@ -124,8 +124,8 @@ def _wrong_account(name: str, user: str, settings: Settings) -> Refusal | None:
 
 def _unknown(what: str, name: str, known: Iterable[str], option: str) -> Refusal:
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {option} {near[0]}?" if near else _choose(names, option)
+    near = closest(name, names)
+    hint = f"did you mean {option} {near}?" if near else _choose(names, option)
     return Refusal(f"there is no {what} {name!r}", hint)
 
 
