@@ -23,7 +23,6 @@ from gpusched.model.settings import AlertSettings
 from gpusched.notify.courier import IDLE_S, Courier
 from gpusched.notify.deliveries import Report
 
-
 SETTINGS = AlertSettings(timeout_s=60, backoff_s=0.05, backoff_max_s=0.1)
 
 
