@@ -425,17 +425,15 @@ def _drain(command: Drain, turn: Turn) -> dict[str, Any]:
     unchanged: list[str] = []
     for target in command.targets:
         name = turn.resolve_device(target)
-        turn.changes.drains[name] = command.message
         is_change = True
         if command.message is None:
-            is_change = turn.world.drains.pop(name, None) is not None
-            for gpu in (gpu for node in turn.nodes for gpu in node.gpus if gpu.uuid == name):
+            is_change = turn.undrain(name)
+            for gpu in [gpu for node in turn.nodes for gpu in node.gpus if gpu.uuid == name]:
                 is_change = is_change or (gpu.why_not or "").startswith(SUSPECT)
                 # What is known by now does not speak against the card any more.
-                clearance = Clearance(gpu.uuid, turn.now, gpu.ecc_errors)
-                turn.changes.clearances[gpu.uuid] = turn.world.clearances[gpu.uuid] = clearance
+                turn.clear(Clearance(gpu.uuid, turn.now, gpu.ecc_errors))
         else:
-            turn.world.drains[name] = command.message
+            turn.drain(name, command.message)
         (changed if is_change else unchanged).append(name)
         turn.deeds.append(Deed(command.caller, "undrain" if command.message is None else "drain", name))
     labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in turn.nodes for gpu in node.gpus}

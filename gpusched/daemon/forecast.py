@@ -49,7 +49,7 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = k
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
     now = scheduler.now()
-    turn = Turn(scheduler.world, scheduler.store, scheduler.settings, scheduler.nodes(now), now)
+    turn = Turn(scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now)
     spec = completed(spec, caller.user, scheduler.settings)
     try:
         found = keys.existing(spec, again, caller, turn)

@@ -61,7 +61,7 @@ class GpuFaults:
         """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier turn."""
         self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in turn.world.drains}
         for uuid, message in self._drains.items():
-            _record(uuid, message, turn)
+            turn.drain(uuid, message)
         new, self._new = self._new, []
         for fault in new:
             late_s = turn.now - fault.at
@@ -96,9 +96,4 @@ class GpuFaults:
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) is taken out: %s", gpu_label(index), uuid, why)
         self._drains[uuid] = message
-        _record(uuid, message, turn)
-
-
-def _record(uuid: str, message: str, turn: Turn) -> None:
-    turn.changes.drains[uuid] = message
-    turn.world.drains[uuid] = message
+        turn.drain(uuid, message)

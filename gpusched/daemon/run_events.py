@@ -125,7 +125,7 @@ class RunEvents:
             if "waiting" in states.values():
                 continue
             job = turn.world.jobs[run.job_id]
-            turn.world.end_release(run)
+            turn.end_release(run)
             run = self._gpu_faults.judge(job, self._overuse.judge(job, run, turn), turn)
             job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)

@@ -304,7 +304,7 @@ class Scheduler:
         self.meters.heard(news)
         events, self._backlog = self._backlog + news, []
         queue = self._take_commands()
-        turn = Turn(self.world, self.store, self.settings, self.nodes(now), now)
+        turn = Turn(self.world, self.store, self.settings, lambda: self.nodes(now), now)
         turn.changes, self._carried = self._carried, Changes()
         try:
             self._turn(turn, events, queue)
@@ -365,7 +365,6 @@ class Scheduler:
         if any(self._tells_of_shutdown(event) for event in events):
             # The first process ends runs by itself, before it ends this daemon.
             self.is_going_down = self._look_again = True
-            turn.nodes = self.nodes(turn.now)
         for event in events:
             try:
                 self._run_events.apply(turn, event)
@@ -504,9 +503,8 @@ class Scheduler:
 
     def _plan(self, turn: Turn) -> list[tuple[Job, Run]]:
         launches: list[tuple[Job, Run]] = []
-        nodes = self.nodes(turn.now) if turn.changes.drains else turn.nodes
         for _ in range(_PLANS_PER_TICK):
-            snapshot = self.snapshot(turn.now, nodes)
+            snapshot = self.snapshot(turn.now, turn.nodes)
             if not snapshot.pending and not any(held.is_suspended for held in snapshot.allocations):
                 self.plan = _NO_PLAN
                 break

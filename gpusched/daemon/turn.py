@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from gpusched.errors import NotFound
-from gpusched.model.cluster import NodeView
+from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.execution import Order, StopOrder
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
@@ -34,14 +34,26 @@ class Deed:
 
 
 class Turn:
-    """Collects changes and keeps the world in step with them, so that later steps see earlier ones."""
+    """Collects changes and keeps the world in step with them, so that later steps see earlier ones.
 
-    def __init__(self, world: World, store: Store, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> None:
+    Args: view_nodes: the nodes as they are when it is called.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        store: Store,
+        settings: Settings,
+        view_nodes: Callable[[], tuple[NodeView, ...]],
+        now: float,
+    ) -> None:
         self.world = world
         self.store = store
         self.settings = settings
-        self.nodes = nodes
         self.now = now
+        self._view_nodes = view_nodes
+        self._nodes: tuple[NodeView, ...] | None = None
+        """None once something has happened to a GPU or a node since they were viewed."""
         self._layout: Layout | None = None
         self.changes = Changes()
         self.orders: list[tuple[str, Order]] = []
@@ -102,6 +114,39 @@ class Turn:
         if usage is not None:
             self.changes.usage[usage.account, usage.user] = usage
             self.world.usage[usage.account, usage.user] = usage
+
+    @property
+    def nodes(self) -> tuple[NodeView, ...]:
+        """The nodes with all that this turn has done to them and their GPUs so far."""
+        if self._nodes is None:
+            self._nodes = self._view_nodes()
+        return self._nodes
+
+    def drain(self, name: str, message: str) -> None:
+        """Record that a node or a GPU, by UUID, is kept free of new work."""
+        self.changes.drains[name] = message
+        self.world.drains[name] = message
+        self._view_again()
+
+    def undrain(self, name: str) -> bool:
+        """Record that a node or a GPU, by UUID, takes new work; whether it was drained."""
+        self.changes.drains[name] = None
+        self._view_again()
+        return self.world.drains.pop(name, None) is not None
+
+    def clear(self, clearance: Clearance) -> None:
+        """Record that a GPU is well."""
+        self.changes.clearances[clearance.uuid] = clearance
+        self.world.clearances[clearance.uuid] = clearance
+        self._view_again()
+
+    def end_release(self, run: Run) -> None:
+        """The GPUs of an ended run are clean, or given up on: these are suspect from now on."""
+        self.world.end_release(run)
+        self._view_again()
+
+    def _view_again(self) -> None:
+        self._nodes = self._layout = None
 
     def layout(self) -> Layout:
         """The machines of this turn, as amounts are counted on them."""

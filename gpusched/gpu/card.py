@@ -39,6 +39,8 @@ class Card:
         self.releases: dict[str, Release] = {}
         self.before_mib = 0
         """Unexplained memory when no run was booked last."""
+        self.left_mib = 0
+        """Memory that ended runs have not given back in time: nobody's job has it, and nobody else can."""
         self.clearance: Clearance | None = None
         self.idle_since: float | None = None
         """Since when it has been seen to do nothing for anybody; None while it works or does not tell."""
@@ -88,6 +90,7 @@ class Card:
         self._good_polls += 1
         self._remember_pids(usage, booked)
         self._fold_releases(at, sample, usage, booked)
+        self.left_mib = self._left_behind_mib(usage, booked)
         if not booked and not self.releases:
             self.before_mib = usage.rest_mib
         intruding_mib = self._fold_foreign(at, sample, usage)
@@ -143,6 +146,13 @@ class Card:
                 del self.releases[run]
             else:
                 release.why = why
+
+    def _left_behind_mib(self, usage: Usage, booked: Bookings) -> int:
+        if not self.is_dirty:
+            # Either there is nothing, or the booking of the ended run still stands for it.
+            return 0
+        holders = self.releases.keys() - {run for run, _ in booked}
+        return usage.rest_mib + sum(usage.ours.get(run) or 0 for run in holders)
 
     def _give_up_releases(self) -> None:
         # Nothing will be measured on a card that is gone; its runs must not wait for it.

@@ -168,7 +168,7 @@ class GpuTracker:
             index=card.sample.index,
             name=card.sample.name,
             vram_total_mib=card.total_mib,
-            foreign_mib=card.foreign_peak_mib(now),
+            foreign_mib=card.foreign_peak_mib(now) + card.left_mib,
             over_mib=card.over_mib,
             why_not=why_not,
             why_not_whole=card.intrusion(now),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -216,7 +217,8 @@ def test_idle_cards_are_told_to_who_asked_once_for_each_run() -> None:
     told, silent = lab.submit(alerting=asked("gpu_idle")), lab.submit(alerting=asked("end"))
     alerts, world = lab.scheduler.alerts, lab.scheduler.world
     for _ in range(2):
-        turn = Turn(world, lab.store, lab.settings, lab.scheduler.nodes(lab.clock.now()), lab.clock.now())
+        now = lab.clock.now()
+        turn = Turn(world, lab.store, lab.settings, partial(lab.scheduler.nodes, now), now)
         for job in (told, silent):
             alerts.gpu_idle(turn, world.jobs[job], "GPU 0 has done nothing for 30 min")
         lab.store.commit(turn.changes)

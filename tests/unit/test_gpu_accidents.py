@@ -6,9 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from accidents import AccidentLab
+from lab import ROOT
 
+from gpusched.daemon.commands import Drain
+from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
+from gpusched.model.job import RetryRule
 from gpusched.model.settings import GpuSettings
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
 
 MakeLab = Callable[..., AccidentLab]
@@ -72,3 +77,98 @@ def test_player_serves_unified_memory(accidents: MakeLab) -> None:
     (gpu,) = lab.take_reading().gpus
     assert gpu.unified_memory
     assert (gpu.vram_total_mib, gpu.vram_used_mib) == (24_000, 4_000)
+
+
+# --- memory that does not come back -----------------------------------------------------------------
+
+
+def test_gpu_that_becomes_suspect_is_not_given_to_a_waiting_job_in_the_same_tick(lab: AccidentLab) -> None:
+    first = lab.submit(request=request(gpus=4))
+    lab.turn()
+    for gpu in range(4):
+        lab.use(first, gpu, 60_000, leaves=LEFT_MIB)
+    second = lab.submit(request=request(gpus=4))
+    lab.outcome = Outcome(gpu_oom=True, exit_code=1)
+    for _ in range(40):
+        lab.turn(0.5)
+        assert lab.job(second).state is JobState.PENDING
+    assert lab.job(first).state is JobState.COMPLETED
+    assert [state(lab, gpu) for gpu in range(4)] == [GpuState.SUSPECT] * 4
+    for gpu in range(4):
+        lab.clean(gpu)
+    lab.turn(0.5)
+    assert lab.job(second).state is JobState.RUNNING
+
+
+def test_waiting_job_starts_on_the_gpus_that_came_back_clean(lab: AccidentLab) -> None:
+    first = lab.submit(request=request(gpus=4))
+    lab.turn()
+    lab.use(first, 1, 60_000, leaves=LEFT_MIB)
+    second = lab.submit(request=request(gpus=3))
+    while lab.job(second).state is JobState.PENDING:
+        lab.turn(0.5)
+    assert [share.index for share in lab.scheduler.world.open_runs[f"{second}.1"].gpus] == [0, 2, 3]
+
+
+def test_memory_left_behind_is_foreign_while_it_is_there(lab: AccidentLab) -> None:
+    first = lab.submit(request=request(gpus=1))
+    lab.turn()
+    lab.use(first, 0, 60_000, leaves=LEFT_MIB)
+    lab.submit(request=request(gpus=4))
+
+    def foreign_mib() -> int:
+        (node,) = lab.scheduler.nodes(lab.clock.now())
+        return node.gpus[0].foreign_mib
+
+    lab.turn(11)
+    assert foreign_mib() == 0  # the booking of the ended run still stands for it
+    for _ in range(10):
+        lab.turn(0.5)
+    assert (state(lab, 0), foreign_mib()) == (GpuState.SUSPECT, LEFT_MIB)
+    lab.clean(0)
+    lab.turn(0.5)
+    assert foreign_mib() == 0
+
+
+def test_neighbour_that_runs_out_of_memory_left_behind_is_repeated_free(lab: AccidentLab) -> None:
+    first = lab.submit(request=request(gpus=1, vram_mib=30_000))
+    lab.turn()
+    lab.use(first, 0, 30_000, leaves=70_000)
+    lab.turn(11)
+    lab.outcome = Outcome(runs_s=5, gpu_oom=True, exit_code=1)
+    victim = lab.submit(request=request(gpus=1, vram_mib=40_000), retry=RetryRule(retries=0))
+    waiting = lab.submit(request=request(gpus=4))
+    lab.outcome = Outcome(runs_s=10)
+    for _ in range(30):
+        lab.turn(0.5)
+    one, two = lab.store.runs([victim])
+    assert (one.gpus[0].index, one.outcome, one.reason) == (0, JobState.NODE_FAIL, ReasonCode.GPU_FOREIGN_USE)
+    assert two.gpus[0].index != 0
+    assert (lab.job(victim).failures, lab.job(victim).requeues) == (0, 1)
+    assert lab.job(waiting).state is JobState.PENDING
+
+
+# --- what happens to a GPU in a tick counts in the plan of that tick ------------------------------------
+
+
+def test_gpu_drained_for_a_fault_is_not_given_to_a_waiting_job(lab: AccidentLab) -> None:
+    first = lab.submit(request=request(gpus=4))
+    second = lab.submit(request=request(gpus=4))
+    lab.turn()
+    lab.clock.advance(10)
+    lab.raise_xid(1, 79)
+    for _ in range(4):
+        lab.turn(0.5)
+    assert lab.job(first).state is JobState.COMPLETED
+    assert lab.job(second).state is JobState.PENDING
+    lab.ask(Drain(ROOT, ("1",), None))
+    assert lab.job(second).state is JobState.RUNNING
+
+
+def test_gpu_drained_and_let_back_in_one_tick_takes_work(lab: AccidentLab) -> None:
+    lab.submit(request=request(gpus=4))
+    second = lab.submit(request=request(gpus=4))
+    lab.turn(11)
+    lab.clock.advance(0.5)  # the tick that finds the GPUs clean is that of the commands
+    lab.ask(Drain(ROOT, ("1",), "dust"), Drain(ROOT, ("1",), None))
+    assert lab.job(second).state is JobState.RUNNING

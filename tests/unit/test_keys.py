@@ -28,7 +28,7 @@ def spec(key: str | None = None, **parts: Any) -> JobSpec:
 
 
 def a_turn(store: MemoryStore, world: World | None = None) -> Turn:
-    return Turn(world or World.load(store, 100.0), store, Settings(), (NODE,), 100.0)
+    return Turn(world or World.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
 
 
 def submit(turn: Turn, caller: Caller, *specs: JobSpec, again: str = keys.NEVER) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The driver tells of faults by number (XID). [fault] says which of them are the hardware's: a run that failed while its
 card had one of those is a victim, to be run again without using up a retry. All others, a program's illegal access
-among them, stay the run's own. So is one who found the card's memory taken by processes that are no jobs.
+among them, stay the run's own. A victim, too, is a run that found the card's memory taken by processes that are no
+jobs, or by what an earlier run left behind.
 
 Where the driver tells nothing, runs that fail in their first seconds speak of the card as well: those of several users
 in a row, while nobody else's run survives there. One user's mistake, however often repeated, never does.
@@ -122,9 +123,9 @@ def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> R
 
 
 def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
-    """The ended run, as a victim of processes that are not ours if they took the memory it needed; else as it is.
+    """The ended run, as a victim if memory that it needed was held by no running job; else as it is.
 
-    Args: foreign_mib: of late at most, by GPU UUID. early_s, least_mib: so soon, and so much, make it theirs.
+    Args: foreign_mib: by GPU UUID, at its recent peak. early_s, least_mib: how soon, and how much, excuses it.
     """
     if run.outcome is not JobState.OUT_OF_MEMORY or run.start_at is None or run.end_at is None:
         return run
@@ -136,7 +137,7 @@ def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_
     for share in run.gpus:
         mib = foreign_mib.get(share.uuid, 0)
         if mib > least_mib:
-            what = f"others, not jobs, had {format_size_mib(mib)} of GPU {gpu_label(share.index)}"
+            what = f"{format_size_mib(mib)} of GPU {gpu_label(share.index)} was held by no running job"
             text = f"{what}; it had ended as {run.outcome}"
             return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FOREIGN_USE, reason_text=text)
     return run
