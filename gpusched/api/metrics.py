@@ -60,6 +60,7 @@ def _daemon(found: Page, service: Service) -> None:
     found.put(series.STARTED, service.facts["started_at"])
     found.put(series.TICK, meters.tick_s)
     found.put(series.TICK_FAILURES, meters.tick_failures)
+    found.put(series.STEP_FAILURES, scheduler.failures.counts.total())
     found.put(series.LAST_TICK, meters.last_tick_at)
     found.put(series.COMMIT, meters.commit_s)
     found.put(series.COMMIT_FAILURES, meters.commit_failures)

@@ -12,6 +12,9 @@ BUILD = Family("gpusched_build", "info", "The daemon's version.", ("version",))
 STARTED = Family("gpusched_start_time_seconds", "gauge", "When the daemon started, UTC epoch.", unit="seconds")
 
 TICK = Family("gpusched_tick_seconds", "histogram", "Time that one turn of the daemon took.", unit="seconds")
+STEP_FAILURES = Family(
+    "gpusched_step_failures", "counter", "Errors of the daemon's own steps; gpusched doctor names them."
+)
 TICK_FAILURES = Family("gpusched_tick_failures", "counter", "Turns that could not be recorded or broke off.")
 LAST_TICK = Family(
     "gpusched_last_tick_timestamp_seconds", "gauge", "When the last turn began, UTC epoch.", unit="seconds"

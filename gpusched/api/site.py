@@ -21,7 +21,7 @@ from gpusched.daemon import commands
 from gpusched.daemon.access import check_admin
 from gpusched.daemon.caging import isolation
 from gpusched.daemon.census import weight
-from gpusched.daemon.checks import broken_promises, daemon_checks
+from gpusched.daemon.checks import broken_promises, daemon_checks, failing_steps
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
@@ -212,6 +212,7 @@ async def status(request: web.Request) -> web.Response:
     if scheduler.trouble:
         warnings.append(scheduler.trouble)
     warnings += broken_promises(scheduler)
+    warnings += failing_steps(scheduler)
     return respond(
         daemon={
             **service.facts,
@@ -221,6 +222,7 @@ async def status(request: web.Request) -> web.Response:
             "warnings": warnings,
             "limits": plain(service.settings.limit),
             "tick": {"count": scheduler.ticks, "last_ms": last_ms, "p95_ms": p95_ms},
+            "failing_steps": [plain(found) for found in scheduler.failures.failing],
         }
     )
 

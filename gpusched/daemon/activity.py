@@ -9,13 +9,10 @@ import asyncio
 import os
 import stat
 from collections.abc import Mapping
-from logging import getLogger
 
 from gpusched.policy.life.idling import Activity
 
 from .tick import Scheduler
-
-log = getLogger("gpusched.daemon")
 
 _MOST_FILES = 1000
 """Of a checkpoint folder, so many are looked at."""
@@ -43,13 +40,15 @@ class ActivityReader:
         cpu_s = self._scheduler.engine.cpu_seconds(names)
         saved = {name: self._scheduler.world.checkpoints.get(name) for name in names}
         files = {name: self._scheduler.files_of(name) for name in names}
-        self._is_looking = True
 
         def done(looked: asyncio.Future[dict[str, tuple[object, ...] | None]]) -> None:
             self._is_looking = False
-            if looked.cancelled() or looked.exception() is not None:
-                log.error("the files of runs cannot be looked at")
+            if looked.cancelled():
                 return
+            if (error := looked.exception()) is not None:
+                self._scheduler.failures.note("files of idle runs", error)
+                return
+            self._scheduler.failures.recovered("files of idle runs")
             found = looked.result()
             activities = {
                 name: Activity(at, cpu_s.get(name), None if (mark := found[name]) is None else (*mark, saved[name]))
@@ -58,6 +57,7 @@ class ActivityReader:
             self._scheduler.idle.note(activities, self._scheduler.settings)
 
         loop.run_in_executor(None, _look, files).add_done_callback(done)
+        self._is_looking = True
 
 
 def _look(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[object, ...] | None]:

@@ -107,10 +107,10 @@ class Bypassers:
         # As if somebody waited: is there anything to be worked out at all?
         if not steps([replace(stranger, waiting=_SOMEBODY) for stranger in strangers], settings, now):
             return
-        self._is_looking = True
         outlook = Outlook.of(self._scheduler)
         left = {card.uuid: 0 for stranger in strangers for card in stranger.cards}
         asyncio.get_running_loop().run_in_executor(None, _wanted, outlook, left).add_done_callback(self._decide)
+        self._is_looking = True
 
     def _decide(self, worked_out: asyncio.Future[Mapping[str, tuple[int, ...]]]) -> None:
         self._is_looking = False
@@ -122,9 +122,9 @@ class Bypassers:
             self._carry_out(steps(strangers, self._scheduler.settings.foreign, now), now)
         except asyncio.CancelledError:
             return
-        except Exception:
+        except Exception as error:
             # Whatever is wrong with telling strangers, jobs go on.
-            log.exception("the look at processes without a job failed")
+            self._scheduler.failures.note("foreign processes", error)
 
     def _with_waiting(self, stranger: Stranger, wanted: Mapping[str, tuple[int, ...]]) -> Stranger:
         ids = sorted({job_id for card in stranger.cards for job_id in wanted.get(card.uuid, ())})

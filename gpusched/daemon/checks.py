@@ -9,12 +9,13 @@ from gpusched.daemon.access import is_group
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
-from gpusched.model.units import gpu_label
+from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
+from gpusched.policy.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _plugins(scheduler),
         _alerts(scheduler),
         _pace(scheduler),
+        _steps(scheduler),
     ]
 
 
@@ -158,3 +160,25 @@ def _pace(scheduler: Scheduler) -> Check:
     slow = sorted(scheduler.recent_tick_s)[-1:] or [0.0]
     text = f"slowest of the last {len(scheduler.recent_tick_s)} ticks: {slow[0] * 1e3:.1f} ms"
     return Check("pace", slow[0] < 1.0, text, "look for a slow disk or an overloaded machine")
+
+
+def _steps(scheduler: Scheduler) -> Check:
+    failing = failing_steps(scheduler)
+    if failing:
+        return Check(
+            "daemon steps",
+            False,
+            "; ".join(failing),
+            "see its log, which says where, and report it; jobs go on meanwhile",
+        )
+    count = scheduler.failures.counts.total()
+    return Check("daemon steps", True, f"all work; {count} failed so far and recovered" if count else "all work")
+
+
+def failing_steps(scheduler: Scheduler) -> list[str]:
+    """A sentence for each of the daemon's own steps that failed when it was last run."""
+    found = []
+    for failure in scheduler.failures.failing:
+        long = format_duration(scheduler.now() - failure.since_at)
+        found.append(f"{failure.step} failed {plural(failure.count, 'time')} in {long}: {failure.error}")
+    return found

@@ -65,7 +65,7 @@ class Dispatcher:
     def poll(self) -> None:
         """Take in what has become of alerts, record it, and hand over what waits."""
         for courier in self._couriers.values():
-            self._reports += courier.poll()
+            self._scheduler.failures.run("courier", self._collect, courier)
         self._watch_database()
         self._record()
         self.deliver()
@@ -83,12 +83,21 @@ class Dispatcher:
             waiting = {**waiting, own: {**waiting.get(own, {}), **self._fleeting}}
         unrecorded = {report["key"] for report in self._reports}
         for uid, alerts in waiting.items():
-            courier = self._couriers.get(uid)
-            if courier is None:
-                courier = self._couriers[uid] = self._make(uid, self._scheduler.settings.alert)
-                if self.watch is not None:
-                    self.watch(courier)
-            self._reports += courier.hand({key: one for key, one in alerts.items() if key not in unrecorded})
+            unsent = {key: one for key, one in alerts.items() if key not in unrecorded}
+            if not self._scheduler.failures.run("courier", self._hand, uid, unsent):
+                # Looked at again at the next notice, though nothing new waits.
+                self._seen = None
+
+    def _collect(self, courier: Courier) -> None:
+        self._reports += courier.poll()
+
+    def _hand(self, uid: int, alerts: dict[str, Alert]) -> None:
+        courier = self._couriers.get(uid)
+        if courier is None:
+            courier = self._couriers[uid] = self._make(uid, self._scheduler.settings.alert)
+            if self.watch is not None:
+                self.watch(courier)
+        self._reports += courier.hand(alerts)
 
     def trouble(self) -> str | None:
         """What is wrong with alerts now, as a sentence; None when nothing is."""
@@ -104,7 +113,7 @@ class Dispatcher:
     def close(self) -> None:
         """Record what is known and let go of the workers."""
         for courier in self._couriers.values():
-            self._reports += courier.poll()
+            self._scheduler.failures.run("courier", self._collect, courier)
         self._record()
         for courier in self._couriers.values():
             courier.close()
@@ -163,7 +172,7 @@ class Dispatcher:
             return
         self._note(report, alert)
         for listener in self.listeners:
-            listener(report, alert)
+            self._scheduler.failures.run("alert listener", listener, report, alert)
         is_done = bool(report.get("done"))
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:

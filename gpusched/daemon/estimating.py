@@ -6,15 +6,12 @@ Only jobs in the first places get one, in quiet moments, and never for more than
 from __future__ import annotations
 
 import asyncio
-from logging import getLogger
 from time import perf_counter
 
 from gpusched.policy.ahead.estimates import StartRange
 
 from .outlook import Outlook
 from .tick import Scheduler
-
-log = getLogger("gpusched.daemon")
 
 FIRST_PLACES = 50
 CYCLES = 30
@@ -46,10 +43,11 @@ class Estimator:
             return
         if not self._scheduler.history.load_some():
             return
-        self._is_looking = True
         outlook = Outlook.of(self._scheduler)
         known = frozenset(self._scheduler.estimates.known())
         loop.run_in_executor(None, _look, outlook, known).add_done_callback(self._done)
+        # Not before: nothing of the above that raises may keep later polls from looking.
+        self._is_looking = True
 
     def _done(self, looked: asyncio.Future[tuple[dict[int, StartRange], float, float]]) -> None:
         self._is_looking = False
@@ -59,9 +57,11 @@ class Estimator:
             self._scheduler.record_estimates(ranges, made_at)
         except asyncio.CancelledError:
             return
-        except Exception:
+        except Exception as error:
             # An estimate is a courtesy: the queue goes on without.
-            log.exception("the look ahead failed")
+            self._scheduler.failures.note("look ahead", error)
+        else:
+            self._scheduler.failures.recovered("look ahead")
         self._next_at = asyncio.get_running_loop().time() + max(_LEAST_GAP_S, _REST * took_s)
 
 

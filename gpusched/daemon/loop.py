@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from logging import getLogger
+from typing import Any
 
 from aiohttp import web
 
@@ -30,7 +31,6 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
-from gpusched.notify.courier import Courier
 from gpusched.ports import HostSource
 
 log = getLogger("gpusched.daemon")
@@ -87,6 +87,34 @@ class Loop:
         self._promotion: float | None = None
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
+        self._failures = scheduler.failures
+        self.observers: dict[str, Callable[[], None]] = {
+            "job table": self._observe_table,
+            "carried rows": scheduler.flush,
+            "host load": self._observe_host,
+            "checkpoint files": scheduler.observe_checkpoints,
+            "GPU request": self._request_gpus_if_due,
+            # Also without news: this is where a driver that does not answer is noticed.
+            "GPU reading": self._take_reading,
+            "start estimates": self._estimator.poll,
+            "idle evidence": self._activity.poll,
+            "clients": self._clients.poll,
+            "checkpoint folders": self._checkpoints.poll,
+            "foreign processes": self._poll_bypassers,
+            "alerts": dispatcher.poll,
+            "shutdown": self._poll_shutdown,
+            "service status": self._show_status,
+            "audit": self._poll_audit,
+            "pruning schedule": self._schedule_pruning,
+        }
+        """What each poll looks at, by name and in this order. Each is on its own: one that raises stops no other."""
+        self.after_tick: dict[str, Callable[[], None]] = {
+            "GPU request after ends": self._request_after_ends,
+            "retry": self._retry_backlog,
+            "alert delivery": dispatcher.notice,
+            "timers": self._await_promotion,
+        }
+        """What follows every tick, under the same rule."""
 
     def wake(self) -> None:
         """Have a tick run as soon as the requests that are already here have been read.
@@ -107,6 +135,7 @@ class Loop:
     ) -> None:
         """Serve until stopped; everybody on the machine when it `serves_all`."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_exception)
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -118,8 +147,8 @@ class Loop:
         try:
             server = await _listen(gate_for(app, runner), socket_path, 0o666 if serves_all else 0o600)
             self._scheduler.engine.set_waker(self.wake)
-            loop.add_reader(self._worker.fileno(), self._take_reading)
-            self._dispatcher.watch = self._watch_courier
+            self._watch(self._worker.fileno(), "GPU reading", self._take_reading)
+            self._dispatcher.watch = lambda courier: self._watch(courier.fileno(), "alerts", self._dispatcher.poll)
             self._poll()
             ready()
             self._manager.ready()
@@ -137,6 +166,26 @@ class Loop:
             loop.remove_reader(self._worker.fileno())
             _unlink(socket_path)
 
+    def _watch(self, fd: int, step: str, action: Callable[[], None]) -> None:
+        """Have a step run whenever the descriptor is readable."""
+        loop = asyncio.get_running_loop()
+
+        def on_readable() -> None:
+            if not self._failures.run(step, action):
+                # It may be readable still, and would be called again at once, for ever.
+                loop.remove_reader(fd)
+                loop.call_later(_RETRY_S, self._watch, fd, step, action)
+
+        loop.add_reader(fd, on_readable)
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback or task raised, and nobody was there to catch it."""
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._failures.note("event loop", error)
+        else:
+            log.error("event loop: %s", context["message"])
+
     def _reload(self) -> None:
         """SIGHUP: whoever may send it is the owner or root. The tick logs what comes of it."""
         self._manager.reloading()
@@ -151,6 +200,11 @@ class Loop:
             return
         # The answer may take longer than a stop usually may.
         self._manager.still_at_it("asked to stop; looking whether the machine is being shut down")
+        if not self._failures.run("shutdown", self._go_down):
+            # Whatever is wrong with the question, the daemon was asked to stop.
+            self.stop()
+
+    def _go_down(self) -> None:
         if not self._goes_down():
             self.stop()
             return
@@ -192,19 +246,25 @@ class Loop:
             # It looked at everything; starting anew would not help.
             self._manager.alive()
             log.error("tick: %s", error.message)
-        except Exception:
+        except Exception as error:
             # One bad tick must not take the queue down: what it was about is still in the table and
             # the spool, and the next tick looks at it again.
-            log.exception("tick failed")
+            self._failures.note("tick", error)
+        else:
+            self._failures.recovered("tick")
+        for step, action in self.after_tick.items():
+            self._failures.run(step, action)
+
+    def _request_after_ends(self) -> None:
         releasing = set(self._scheduler.world.releasing)
         if releasing - self._releasing:
             # A reading taken from now on can show these cards clean; later ones are left to the poll.
             self._request_gpus()
         self._releasing = releasing
+
+    def _retry_backlog(self) -> None:
         if self._scheduler.has_backlog and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
-        self._hand_over()
-        self._await_promotion()
 
     def _try_again(self) -> None:
         self._retry = None
@@ -232,74 +292,55 @@ class Loop:
     # --- polling --------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        loop = asyncio.get_running_loop()
-        settings = self._scheduler.settings.daemon
-        busy = self._scheduler.has_work
         try:
-            if self._scheduler.store.changed():
-                log.warning("the job table was changed from outside; reading it anew")
-                self._scheduler.reload()
-            self._scheduler.flush()
-        except GpuschedError as error:
-            log.error("poll: %s", error.message)
-        self._scheduler.observe_host(self._host.read())
-        self._scheduler.observe_checkpoints()
-        if busy or loop.time() - self._last_gpu_poll >= settings.idle_poll_s:
-            self._request_gpus()
-        # Also without news: this is where a driver that does not answer is noticed.
-        self._take_reading()
-        self._estimator.poll()
-        self._activity.poll()
-        self._clients.poll()
-        self._checkpoints.poll()
-        if self.bypassers is not None:
-            self._guarded(self.bypassers.poll)
-        self._poll_alerts()
-        self._poll_shutdown()
-        self._show_status()
-        if self.audit is not None:
-            self.audit.poll()
-        if self._bite is None:
-            self._bite = loop.call_later(_BITE_GAP_S, self._prune)
-        self.wake()
-        wait_s = settings.poll_s
-        if self._scheduler.awaits_release:
-            wait_s = min(wait_s, _RELEASE_POLL_S)
-        if self._farewell is not None:
+            for step, observe in self.observers.items():
+                self._failures.run(step, observe)
+            self.wake()
+        finally:
+            self._timer = asyncio.get_running_loop().call_later(self._poll_gap_s(), self._poll)
+
+    def _poll_gap_s(self) -> float:
+        wait_s = self._scheduler.settings.daemon.poll_s
+        if self._scheduler.awaits_release or self._farewell is not None:
             wait_s = min(wait_s, _RELEASE_POLL_S)
         if self._manager.watchdog_s is not None:
             wait_s = min(wait_s, self._manager.watchdog_s / 4)
-        self._timer = loop.call_later(wait_s, self._poll)
+        return wait_s
+
+    def _observe_table(self) -> None:
+        if self._scheduler.store.changed():
+            log.warning("the job table was changed from outside; reading it anew")
+            self._scheduler.reload()
+
+    def _observe_host(self) -> None:
+        self._scheduler.observe_host(self._host.read())
+
+    def _request_gpus_if_due(self) -> None:
+        elapsed_s = asyncio.get_running_loop().time() - self._last_gpu_poll
+        if self._scheduler.has_work or elapsed_s >= self._scheduler.settings.daemon.idle_poll_s:
+            self._request_gpus()
+
+    def _poll_bypassers(self) -> None:
+        if self.bypassers is not None:
+            self.bypassers.poll()
+
+    def _poll_audit(self) -> None:
+        if self.audit is not None:
+            self.audit.poll()
+
+    def _schedule_pruning(self) -> None:
+        if self._bite is None:
+            self._bite = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._prune)
 
     def _prune(self) -> None:
         """Between ticks, and not when one is due: whoever waits for it goes first, and the next poll tries again."""
         self._bite = None
-        if self._due is not None:
-            return
-        try:
-            if self._pruner.bite():
-                self._bite = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._prune)
-        except Exception:
-            # What is forgotten later is no harm.
-            log.exception("pruning failed")
+        if self._due is None:
+            self._failures.run("pruning", self._take_bite)
 
-    # --- alerts -----------------------------------------------------------------------------------
-
-    def _watch_courier(self, courier: Courier) -> None:
-        asyncio.get_running_loop().add_reader(courier.fileno(), self._poll_alerts)
-
-    def _poll_alerts(self) -> None:
-        self._guarded(self._dispatcher.poll)
-
-    def _hand_over(self) -> None:
-        self._guarded(self._dispatcher.notice)
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except Exception:
-            # Whatever is wrong with telling people, jobs go on.
-            log.exception("alerts failed")
+    def _take_bite(self) -> None:
+        if self._pruner.bite():
+            self._schedule_pruning()
 
     def _request_gpus(self) -> None:
         self._last_gpu_poll = asyncio.get_running_loop().time()

@@ -48,6 +48,7 @@ from gpusched.ports import Changes, Clock, Engine, Store
 from . import commands, yielding
 from .alerting import Alerts
 from .caging import Cager
+from .failures import StepFailures
 from .fallbacks import follow_failures
 from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
@@ -108,6 +109,7 @@ class Scheduler:
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
         self.meters = Meters()
+        self.failures = StepFailures(clock.now)
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
@@ -458,9 +460,9 @@ class Scheduler:
     def flush(self) -> None:
         """Record what was carried over; called at each poll and at the end."""
         if self._carried and self.trouble is None:
-            changes, self._carried = self._carried, Changes()
             with self.meters.commit():
-                self.store.commit(changes)
+                self.store.commit(self._carried)
+            self._carried = Changes()
 
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import Lab
+from loop_bench import loop_bench
 
-from gpusched.api.server import build_app
-from gpusched.api.service import Service
 from gpusched.daemon import loop as loop_module
-from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.loop import Loop
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.engine.simulated import Outcome
 from gpusched.model.execution import StopOrder
@@ -103,74 +100,20 @@ def test_an_end_by_a_shutdown_that_is_over_stops_nothing() -> None:
 # --- the loop ----------------------------------------------------------------------------------------
 
 
-class Worker:
-    """Of a machine without GPUs."""
-
-    def __init__(self) -> None:
-        self._ends = os.pipe()
-
-    def fileno(self) -> int:
-        return self._ends[0]
-
-    def poll(self) -> None:
-        return None
-
-    def request(self) -> None:
-        return None
-
-    def close(self) -> None:
-        for end in self._ends:
-            os.close(end)
-
-
-class Host:
-    """One that never changes."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._lab = lab
-
-    def read(self) -> Any:
-        return self._lab.scheduler.host
-
-
-class Manager(ServiceManager):
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-        self.said: list[str] = []
-
-    def tell(self, *fields: str) -> None:
-        self.said += fields
-
-
 Run = Callable[..., list[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a loop until it ends by itself; answers with what systemd was told."""
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
-    worker = Worker()
 
     def running(lab: Lab, goes_down: Callable[[], bool], at_ready: Callable[[], None]) -> list[str]:
-        manager = Manager()
-        dispatcher = Dispatcher(lab.scheduler)
-        made = Loop(lab.scheduler, worker, Host(lab), dispatcher, manager, goes_down)  # type: ignore[arg-type]
+        with loop_bench(lab, tmp_path, goes_down) as bench:
+            bench.run(at_ready)
+            return bench.manager.said
 
-        app = build_app(Service(scheduler=lab.scheduler, wake=made.wake, stop=made.stop, facts={}))
-
-        async def until_it_ends() -> None:
-            await asyncio.wait_for(made.run(app, str(tmp_path / "sock"), at_ready), 30)
-
-        try:
-            asyncio.run(until_it_ends())
-        finally:
-            dispatcher.close()
-        return manager.said
-
-    yield running
-    worker.close()
+    return running
 
 
 def term() -> None:

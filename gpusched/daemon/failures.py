@@ -1,0 +1,106 @@
+"""Errors of the daemon's own steps: one that raises is counted and logged, and keeps no other step from running."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any
+
+from gpusched.errors import GpuschedError
+
+log = getLogger("gpusched.daemon")
+
+LOG_AGAIN_S = 600.0
+"""The same error of the same step is logged no more often than this."""
+_FORGET_S = 3600.0
+_MOST_KNOWN = 500
+_LONGEST = 300
+
+Place = tuple[str, str, str, int]
+"""Step, exception class, file and line: the same for an error that comes again with other numbers in its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """A step that failed when it was last run."""
+
+    step: str
+    error: str
+    count: int
+    """Failures in a row."""
+    since_at: float
+    last_at: float
+
+
+class StepFailures:
+    """Runs steps and keeps account of those that raise. `clock` gives UTC epoch seconds."""
+
+    def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._failing: dict[str, StepFailure] = {}
+        self._logged: dict[Place, float] = {}
+        self._announced: set[str] = set()
+        """Failing steps whose failure was logged, so that the recovery is logged too."""
+        self.counts: Counter[str] = Counter()
+        """Failures so far, by step."""
+
+    @property
+    def failing(self) -> tuple[StepFailure, ...]:
+        """Steps whose last run failed, by name; not those that have not been run for an hour since."""
+        oldest_at = self._clock() - _FORGET_S
+        return tuple(found for _, found in sorted(self._failing.items()) if found.last_at >= oldest_at)
+
+    def run(self, step: str, action: Callable[..., object], *arguments: Any) -> bool:
+        """Call `action`; whether it returned. An exception is counted and logged, never passed on."""
+        try:
+            action(*arguments)
+        except Exception as error:
+            self.note(step, error)
+            return False
+        self.recovered(step)
+        return True
+
+    def note(self, step: str, error: BaseException) -> None:
+        """Count and log an exception that was caught elsewhere."""
+        now, before = self._clock(), self._failing.get(step)
+        text = error.message if isinstance(error, GpuschedError) else f"{type(error).__name__}: {error}"
+        count, since_at = (1, now) if before is None else (before.count + 1, before.since_at)
+        self._failing[step] = StepFailure(step, text[:_LONGEST], count, since_at, now)
+        self.counts[step] += 1
+        if not self._is_new(_place(step, error)):
+            return
+        self._announced.add(step)
+        if isinstance(error, GpuschedError):
+            log.error("%s: %s", step, text)
+        else:
+            log.error("%s failed: %s", step, text, exc_info=error)
+
+    def _is_new(self, place: Place) -> bool:
+        now = self._monotonic()
+        if now - self._logged.get(place, float("-inf")) < LOG_AGAIN_S:
+            return False
+        if len(self._logged) >= _MOST_KNOWN:
+            self._logged.clear()
+        self._logged[place] = now
+        return True
+
+    def recovered(self, step: str) -> None:
+        """The step has been run without an error."""
+        if not self._failing:
+            return
+        failure = self._failing.pop(step, None)
+        if failure is not None and step in self._announced:
+            self._announced.discard(step)
+            log.info("%s works again after %d failures", step, failure.count)
+
+
+def _place(step: str, error: BaseException) -> Place:
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    file, line = ("", 0) if at is None else (at.tb_frame.f_code.co_filename, at.tb_lineno)
+    return step, type(error).__name__, file, line

@@ -1,0 +1,116 @@
+"""The daemon's loop around a `Lab`, with stand-ins for what it watches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab import Lab
+
+from gpusched.api.server import build_app
+from gpusched.api.service import Service
+from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.loop import Loop
+from gpusched.daemon.service_manager import ServiceManager
+from gpusched.model.cluster import GpuReading
+
+
+class Worker:
+    """Of a machine without GPUs."""
+
+    def __init__(self) -> None:
+        self._ends = os.pipe()
+        self.requests = 0
+
+    def fileno(self) -> int:
+        return self._ends[0]
+
+    def poll(self) -> GpuReading | None:
+        return None
+
+    def request(self) -> None:
+        self.requests += 1
+
+    def close(self) -> None:
+        for end in self._ends:
+            os.close(end)
+
+
+class Host:
+    """One that never changes."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def read(self) -> Any:
+        return self._lab.scheduler.host
+
+
+class Manager(ServiceManager):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.said: list[str] = []
+
+    def tell(self, *fields: str) -> None:
+        self.said += fields
+
+
+class LoopBench:
+    """A loop and its edges. `run` returns when something has called `loop.stop`."""
+
+    def __init__(self, lab: Lab, folder: Path, goes_down: Callable[[], bool] = lambda: False) -> None:
+        self.lab = lab
+        self.folder = folder
+        self.worker = Worker()
+        self.host = Host(lab)
+        self.manager = Manager()
+        self.dispatcher = Dispatcher(lab.scheduler)
+        self.loop = Loop(
+            lab.scheduler,
+            self.worker,  # type: ignore[arg-type]
+            self.host,
+            self.dispatcher,
+            self.manager,
+            goes_down,
+        )
+
+    def run(self, at_ready: Callable[[], None] = lambda: None) -> None:
+        """Turn the loop until it ends by itself."""
+        service = Service(scheduler=self.lab.scheduler, wake=self.loop.wake, stop=self.loop.stop, facts={})
+        app = build_app(service)
+
+        async def until_it_ends() -> None:
+            await asyncio.wait_for(self.loop.run(app, str(self.folder / "sock"), at_ready), 30)
+
+        asyncio.run(until_it_ends())
+
+    def run_until(self, predicate: Callable[[], object]) -> None:
+        """Turn the loop until this is true."""
+
+        def look() -> None:
+            if predicate():
+                self.loop.stop()
+            else:
+                asyncio.get_running_loop().call_later(0.002, look)
+
+        self.run(look)
+
+    def close(self) -> None:
+        self.dispatcher.close()
+        self.worker.close()
+
+
+@contextmanager
+def loop_bench(lab: Lab, folder: Path, goes_down: Callable[[], bool] = lambda: False) -> Iterator[LoopBench]:
+    """A bench that is closed afterwards."""
+    bench = LoopBench(lab, folder, goes_down)
+    try:
+        yield bench
+    finally:
+        bench.close()

@@ -1,0 +1,259 @@
+"""The daemon's loop when one of its own steps raises: the others go on, and people are told."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab
+from loop_bench import LoopBench, loop_bench
+
+from gpusched.api.metrics import page
+from gpusched.api.service import Service
+from gpusched.daemon import loop as loop_module
+from gpusched.daemon.audit import Audit
+from gpusched.daemon.bypassers import Bypassers
+from gpusched.daemon.checks import daemon_checks
+from gpusched.daemon.failures import LOG_AGAIN_S, StepFailures
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import StoreFull
+from gpusched.model.settings import AccessSettings, DaemonSettings
+
+# aiohttp's, of the gate that is put around the application.
+pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")
+
+TOO_MANY = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def a_lab(**sections: Any) -> Lab:
+    sections.setdefault("daemon", DaemonSettings(poll_s=0.01, idle_poll_s=0.01))
+    return Lab(gpus=1, outcome=Outcome(runs_s=1e6), **sections)
+
+
+def names_of_steps() -> tuple[list[str], list[str]]:
+    worker_less = Lab(gpus=0)
+    with loop_bench(worker_less, Path("/nonexistent")) as bench:
+        return list(bench.loop.observers), list(bench.loop.after_tick)
+
+
+OBSERVERS, AFTER_TICK = names_of_steps()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopBench]:
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
+    monkeypatch.setattr(loop_module, "_BITE_GAP_S", 0.001)
+    lab = a_lab()
+    lab.submit()
+    with loop_bench(lab, tmp_path) as made:
+        made.loop.audit = Audit(str(tmp_path), lab.clock.now, AccessSettings)
+        made.loop.bypassers = Bypassers(lab.scheduler)
+        yield made
+
+
+def counted(steps: dict[str, Any], broken: str, error: Exception) -> dict[str, int]:
+    """Count the calls of all steps from now on, and have one raise."""
+    calls = dict.fromkeys(steps, 0)
+
+    def wrap(name: str, step: Any) -> Any:
+        def called() -> None:
+            calls[name] += 1
+            if name == broken:
+                raise error
+            step()
+
+        return called
+
+    steps.update({name: wrap(name, step) for name, step in steps.items()})
+    return calls
+
+
+def check_of(lab: Lab) -> Any:
+    (found,) = [check for check in daemon_checks(lab.scheduler) if check.check == "daemon steps"]
+    return found
+
+
+@pytest.mark.parametrize("broken", OBSERVERS)
+def test_an_observer_that_raises_stops_neither_others_nor_the_poll(bench: LoopBench, broken: str) -> None:
+    calls = counted(bench.loop.observers, broken, TOO_MANY)
+    ticks = bench.lab.scheduler.ticks
+    bench.run_until(lambda: calls[broken] >= 3)
+    assert min(calls.values()) >= 2
+    assert bench.lab.scheduler.ticks > ticks
+    (failure,) = bench.lab.scheduler.failures.failing
+    assert (failure.step, failure.count) == (broken, calls[broken])
+    found = check_of(bench.lab)
+    assert not found.ok
+    assert f"{broken} failed 3 times" in found.text
+    assert "Too many open files" in found.text
+
+
+@pytest.mark.parametrize("broken", AFTER_TICK)
+def test_a_step_after_the_tick_that_raises_stops_neither_others_nor_ticks(bench: LoopBench, broken: str) -> None:
+    calls = counted(bench.loop.after_tick, broken, TOO_MANY)
+    bench.run_until(lambda: calls[broken] >= 3)
+    assert len(set(calls.values())) == 1
+    assert [failure.step for failure in bench.lab.scheduler.failures.failing] == [broken]
+
+
+def test_readings_pruning_alerts_and_checkpoints_go_on_while_the_host_cannot_be_read(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One OSError of psutil ended all of them until a restart."""
+    calls: list[str] = []
+    reading = bench.lab.scheduler.reading
+    scheduler = bench.lab.scheduler
+
+    def fail() -> Any:
+        raise TOO_MANY
+
+    monkeypatch.setattr(bench.host, "read", fail)
+    monkeypatch.setattr(bench.worker, "poll", lambda: reading)
+    monkeypatch.setattr(scheduler, "observe_gpus", lambda reading: calls.append("reading"))
+    monkeypatch.setattr(bench.loop._pruner, "bite", lambda: calls.append("pruning"))
+    monkeypatch.setattr(type(bench.lab.engine), "checkpoints", lambda engine: calls.append("checkpoints") or {})
+    monkeypatch.setattr(bench.dispatcher, "deliver", lambda: calls.append("alerts"))
+    bench.run_until(lambda: all(calls.count(name) >= 3 for name in ("reading", "pruning", "checkpoints", "alerts")))
+    assert bench.worker.requests >= 3
+    assert [failure.step for failure in scheduler.failures.failing] == ["host load"]
+
+
+def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [1, 2]
+    sample = bench.lab.scheduler.host
+
+    def read() -> Any:
+        if left:
+            left.pop()
+            raise TOO_MANY
+        return replace(sample, at=sample.at + 1)
+
+    monkeypatch.setattr(bench.host, "read", read)
+    bench.run_until(lambda: bench.lab.scheduler.host is not sample)
+    assert bench.lab.scheduler.failures.failing == ()
+    assert check_of(bench.lab).text == "all work; 2 failed so far and recovered"
+    service = Service(bench.lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    service.facts = {"version": "1", "started_at": 0.0, "database": "/nonexistent"}
+    assert "gpusched_step_failures_total 2" in page(service).text("prometheus")
+
+
+def test_a_reader_that_raises_is_called_again_after_a_pause(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor stays readable: without the pause the loop would do nothing else."""
+    monkeypatch.setattr(loop_module, "_RETRY_S", 0.02)
+    calls = 0
+    inside, outside = os.pipe()
+    os.write(outside, b"x")
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        raise TOO_MANY
+
+    turns = 0
+
+    def busy() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(busy)
+
+    def at_ready() -> None:
+        bench.loop._watch(inside, "pipe", step)
+        busy()
+
+    monkeypatch.setattr(bench.manager, "ready", at_ready)
+    bench.run_until(lambda: calls >= 3)
+    os.close(inside)
+    os.close(outside)
+    assert turns > 3 * calls
+
+
+def test_a_callback_that_nobody_guards_is_counted(bench: LoopBench) -> None:
+    def fail() -> None:
+        raise TOO_MANY
+
+    bench.loop.observers["audit"] = lambda: asyncio.get_running_loop().call_soon(fail) and None
+    bench.run_until(lambda: bench.lab.scheduler.failures.counts["event loop"])
+
+
+def test_a_daemon_that_cannot_tell_whether_the_machine_goes_down_ends_at_term(tmp_path: Path) -> None:
+    def fails() -> bool:
+        raise TOO_MANY
+
+    with loop_bench(a_lab(), tmp_path, fails) as bench:
+        bench.run(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert not bench.lab.scheduler.is_going_down
+
+
+# --- the account of them -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def account(caplog: pytest.LogCaptureFixture) -> StepFailures:
+    caplog.set_level(logging.INFO, "gpusched.daemon")
+    return StepFailures(lambda: 1000.0)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_a_failure_is_logged_once_and_so_is_the_recovery(
+    account: StepFailures, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        assert not account.run("host", fail, OSError(f"of file {number}"))
+    assert account.run("host", int)
+    assert account.run("host", int)
+    first, last = caplog.records
+    assert first.getMessage() == "host failed: OSError: of file 0"
+    assert first.exc_info
+    assert last.getMessage() == "host works again after 5 failures"
+    assert account.counts == {"host": 5}
+
+
+def test_another_failure_of_the_same_step_is_logged_too(
+    account: StepFailures, caplog: pytest.LogCaptureFixture
+) -> None:
+    for error in (OSError("one"), ValueError("two"), OSError("three")):
+        account.run("host", fail, error)
+    assert [record.getMessage() for record in caplog.records] == [
+        "host failed: OSError: one",
+        "host failed: ValueError: two",
+    ]
+
+
+def test_a_refusal_is_logged_without_a_traceback(account: StepFailures, caplog: pytest.LogCaptureFixture) -> None:
+    account.run("table", fail, StoreFull("the disk is full", "free some"))
+    (record,) = caplog.records
+    assert (record.getMessage(), record.exc_info) == ("table: the disk is full", None)
+
+
+def test_a_failure_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gpusched.daemon")
+    now = [0.0]
+    account = StepFailures(lambda: now[0], lambda: now[0])
+    for _ in range(100):
+        now[0] += 1
+        account.run("host", fail, OSError("flaps"))
+        account.run("host", int)
+    assert len(caplog.records) == 2
+    now[0] += LOG_AGAIN_S
+    account.run("host", fail, OSError("flaps"))
+    assert len(caplog.records) == 3
+
+
+def test_a_failure_that_nothing_repeats_is_forgotten_in_the_end() -> None:
+    now = [0.0]
+    account = StepFailures(lambda: now[0])
+    account.note("event loop", OSError("once"))
+    assert [found.step for found in account.failing] == ["event loop"]
+    now[0] = 3601.0
+    assert account.failing == ()
