@@ -70,7 +70,7 @@ def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
 
 def _rows(node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:
     rows = []
-    for process in status.foreign:
+    for process in status.intruders:
         # The card does nothing for anybody since then, so neither for this process.
         idle_since = None if status.idle_since is None else max(status.idle_since, process.started_at or 0.0)
         rows.append(
@@ -94,8 +94,8 @@ def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[int]) -> Left:
     """Foreign memory that would stay on the cards of these processes without them."""
     left = {}
     for _, view, status in found:
-        leaving = [process for process in status.foreign if process.pid in gone]
-        if len(leaving) == len(status.foreign) > 0:
+        leaving = [process for process in status.intruders if process.pid in gone]
+        if len(leaving) == len(status.intruders) > 0:
             left[view.uuid] = 0
         elif leaving:
             left[view.uuid] = max(0, view.foreign_mib - sum(process.vram_mib or 0 for process in leaving))

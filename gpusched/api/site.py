@@ -155,7 +155,7 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
                 "name": process.name,
                 "started_at": process.started_at,
             }
-            for process in status.foreign
+            for process in status.intruders
         ],
         "foreign_mib": view.foreign_mib,
         "faults": [

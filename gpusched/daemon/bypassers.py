@@ -232,10 +232,11 @@ class Bypassers:
 
 def _closing(view: GpuView, status: GpuStatus, least_mib: int) -> Sequence[GpuProcess]:
     """The strangers that keep whole-card jobs off a card, but for those that hold next to nothing of it."""
-    mib = sum(process.vram_mib or 0 for process in status.foreign)
+    foreign = [process for process in status.intruders if process.run is None]
+    mib = sum(process.vram_mib or 0 for process in foreign)
     if view.why_not_whole is None or not (mib > view.foreign_limit_mib or view.is_foreign_busy):
-        return [process for process in status.foreign if process.vram_mib is None and view.why_not_whole is not None]
-    return [process for process in status.foreign if process.vram_mib is None or process.vram_mib > least_mib]
+        return [process for process in foreign if process.vram_mib is None and view.why_not_whole is not None]
+    return [process for process in foreign if process.vram_mib is None or process.vram_mib > least_mib]
 
 
 def _signal_of(step: End) -> int:

@@ -173,6 +173,7 @@ class Scheduler:
     def observe_gpus(self, reading: GpuReading) -> None:
         """Take in one reading of the GPUs."""
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
+        jobs = {run.id: self.world.name_of(run.job_id) for run in self.world.open_runs.values()}
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
         for run in (*self.world.open_runs.values(), *self.world.releasing.values()):
             for share in run.gpus:
@@ -180,7 +181,7 @@ class Scheduler:
         self._reading = reading
         self._look_again = True
         self.tracker.set_clearances(self.world.clearances)
-        self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked)
+        self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         self.idle.observe(reading, self.world, self.settings)
         self.overuse.observe(reading, self.tracker, self.world, self.settings)
         self.gpu_faults.observe(reading)

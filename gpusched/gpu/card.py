@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.gpu.health import Heat, ailments, remark
 from gpusched.gpu.release import Release, named_openers, remains
 from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib, share_uses
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample, ShareUse
+from gpusched.model.job import split_run_id
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import format_duration, format_size_mib
 
 _PROHIBITED, _EXCLUSIVE = 2, 3
 _IDLE_UTILISATION = 0.02
+_NAMED = 3
+"""Foreign processes."""
 
 
 class Card:
@@ -52,6 +55,10 @@ class Card:
         """Readings in a row in which it worked, and for strangers alone."""
         self._peaks: deque[tuple[float, int, frozenset[int]]] = deque()
         """(instant, foreign MiB, foreign pids), falling: the first is the peak of the window."""
+        self._unbooked: dict[str, tuple[float, int]] = {}
+        """By run that did not book the card, when it was seen to hold most of it of late, and how much (MiB)."""
+        self._jobs: Mapping[str, str] = {}
+        """By run that has not ended, the name of its job."""
         self._owned: dict[str, dict[int, float | None]] = {}
 
     def adopt(self, settings: GpuSettings) -> None:
@@ -60,8 +67,14 @@ class Card:
 
     # --- folding --------------------------------------------------------------------------------
 
-    def fold(self, at: float, sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> None:
-        """Take in a sample of a reading in which the driver answered."""
+    def fold(
+        self, at: float, sample: GpuSample, owners: Mapping[int, str], booked: Bookings, jobs: Mapping[str, str]
+    ) -> None:
+        """Take in a sample of a reading in which the driver answered.
+
+        Args: owners, booked: see `attribute`; jobs: by handle of each run that has not ended, the name of its job.
+        """
+        self._jobs = jobs
         if sample.mig_enabled is not self.sample.mig_enabled:
             # Another card than before, in a way: it must show itself well anew.
             self._good_polls = self._free_polls = 0
@@ -90,11 +103,12 @@ class Card:
         self._good_polls += 1
         self._remember_pids(usage, booked)
         self._fold_releases(at, sample, usage, booked)
-        self.left_mib = self._left_behind_mib(usage, booked)
+        # Until then either there is nothing, or the booking of the ended run still stands for it.
+        self.left_mib = usage.rest_mib if self.is_dirty else 0
         if not booked and not self.releases:
             self.before_mib = usage.rest_mib
         intruding_mib = self._fold_foreign(at, sample, usage)
-        works_for_strangers = bool(usage.foreign) and not booked and not self.releases and self._is_at_work(sample)
+        works_for_strangers = bool(usage.intruders) and not booked and not self.releases and self._is_at_work(sample)
         self._busy_polls = self._busy_polls + 1 if works_for_strangers else 0
         is_free = intruding_mib <= self.foreign_limit_mib and not self.is_foreign_busy
         self._free_polls = self._free_polls + 1 if is_free else 0
@@ -147,13 +161,6 @@ class Card:
             else:
                 release.why = why
 
-    def _left_behind_mib(self, usage: Usage, booked: Bookings) -> int:
-        if not self.is_dirty:
-            # Either there is nothing, or the booking of the ended run still stands for it.
-            return 0
-        holders = self.releases.keys() - {run for run, _ in booked}
-        return usage.rest_mib + sum(usage.ours.get(run) or 0 for run in holders)
-
     def _give_up_releases(self) -> None:
         # Nothing will be measured on a card that is gone; its runs must not wait for it.
         for release in self.releases.values():
@@ -161,15 +168,36 @@ class Card:
 
     def _fold_foreign(self, at: float, sample: GpuSample, usage: Usage) -> int:
         owned = {pid for pids in self._owned.values() for pid in pids}
+        owned.update(process.pid for process in usage.intruders if process.run is not None)
         # A process that was foreign may turn out to be ours, as when runs are adopted after a restart.
         kept = [entry for entry in self._peaks if not entry[2] & owned]
+        unbooked_mib = sum(usage.unbooked.values())
         # What an ended run has not given back is not foreign.
-        mib = usage.visible_mib if self.releases else foreign_mib(usage, self._settings.baseline_mib)
+        is_releasing = bool(self.releases)
+        mib = usage.visible_mib - unbooked_mib if is_releasing else foreign_mib(usage, self._settings.baseline_mib)
         while kept and (kept[-1][1] <= mib or kept[-1][0] > at):
             kept.pop()
-        kept.append((at, mib, frozenset(process.pid for process in usage.foreign)))
+        kept.append((at, mib, frozenset(process.pid for process in usage.intruders) - owned))
         self._peaks = deque(kept)
-        return usage.visible_mib if sample.unified_memory else mib
+        self._fold_unbooked(at, usage)
+        return usage.visible_mib if sample.unified_memory else mib + unbooked_mib
+
+    def _fold_unbooked(self, at: float, usage: Usage) -> None:
+        """Keep unbooked use at its peak, as foreign use: a program may be between two of its processes.
+
+        Once the run has ended it cannot take the memory again, so nothing of it is remembered.
+        """
+        before, self._unbooked = self._unbooked, {}
+        for run in before.keys() | usage.unbooked.keys():
+            peak_at, peak_mib = before.get(run, (at, 0))
+            held_mib = usage.unbooked.get(run)
+            if held_mib is None and run not in self._jobs:
+                continue
+            is_old = not 0 <= at - peak_at <= self._settings.foreign_peak_s
+            if is_old or (held_mib or 0) >= peak_mib:
+                peak_at, peak_mib = at, held_mib or 0
+            if held_mib is not None or peak_mib:
+                self._unbooked[run] = peak_at, peak_mib
 
     # --- what it says ---------------------------------------------------------------------------
 
@@ -194,13 +222,13 @@ class Card:
         return self.sample.compute_mode == 0 and not self.sample.mig_enabled and not self.is_instance
 
     @property
-    def foreign(self) -> tuple[GpuProcess, ...]:
-        """Processes of no job, at the last good sample."""
-        return self.usage.foreign if self.usage else ()
+    def intruders(self) -> tuple[GpuProcess, ...]:
+        """Foreign processes, and those of runs that did not book the card, at the last good sample."""
+        return self.usage.intruders if self.usage else ()
 
     @property
     def foreign_limit_mib(self) -> int:
-        """Memory of no job above which a whole-card job avoids the card."""
+        """Memory of intruders above which a whole-card job avoids the card."""
         settings = self._settings
         limit_mib = settings.foreign_mib
         if self.total_mib is not None:
@@ -209,11 +237,14 @@ class Card:
 
     @property
     def is_foreign_busy(self) -> bool:
-        """Whether processes of no job have the card work; one reading alone may still be of a job that has ended."""
+        """Whether only intruders have the card work; one reading alone may still be of a job that has ended."""
         return self._busy_polls >= self._settings.free_polls
 
-    def foreign_peak_mib(self, now: float) -> int:
-        """Memory of no job, at its peak over the window; what is there now always counts."""
+    def intruding_mib(self, now: float) -> int:
+        """Memory that no booking explains, at its peak over the window; what is there now always counts."""
+        return self._foreign_peak_mib(now) + sum(mib for _, mib in self._unbooked.values())
+
+    def _foreign_peak_mib(self, now: float) -> int:
         peaks = self._peaks
         while len(peaks) > 1 and peaks[0][0] < now - self._settings.foreign_peak_s:
             peaks.popleft()
@@ -250,8 +281,8 @@ class Card:
             return f"MIG is to be switched on, which waits for a reset: nvidia-smi -r -i {self.sample.index}"
         if self.sample.compute_mode == _PROHIBITED:
             return "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0"
-        if self.sample.compute_mode == _EXCLUSIVE and self.foreign:
-            return f"its compute mode admits one process, and {_name(self.foreign[0])} is there"
+        if self.sample.compute_mode == _EXCLUSIVE and self.intruders:
+            return f"its compute mode admits one process, taken by {self._names(self.intruders[:1])}"
         return None
 
     def suspicion(self) -> str | None:
@@ -275,27 +306,60 @@ class Card:
 
     def intrusion(self, now: float) -> str | None:
         """Why a job that wants the whole card should not have it."""
-        limit_mib = self.foreign_limit_mib
-        mib = self.foreign_peak_mib(now)
+        foreign_mib, intruding_mib = self._foreign_peak_mib(now), self.intruding_mib(now)
         if self.sample.unified_memory:
-            mib = self.usage.visible_mib if self.usage else 0
-        if mib > limit_mib:
-            if self.foreign:
-                return f"foreign use of {format_size_mib(mib)}: {_name_largest(self.foreign)}"
-            if self._free_polls == 0:
-                openers = named_openers(self.sample)
-                found = f", but open: {openers}" if openers else ""
-                return f"foreign use of {format_size_mib(mib)} by no visible process{found}"
-            window = format_duration(self._settings.foreign_peak_s)
-            return f"foreign use of {format_size_mib(mib)} within the last {window}"
-        if self.is_foreign_busy and self.foreign:
+            intruding_mib = self.usage.visible_mib if self.usage else 0
+            foreign_mib = intruding_mib - (sum(self.usage.unbooked.values()) if self.usage else 0)
+        if intruding_mib > self.foreign_limit_mib:
+            unbooked_mib = intruding_mib - foreign_mib
+            parts = [self._unbooked_use(unbooked_mib)] if self._unbooked else []
+            if foreign_mib > self.foreign_limit_mib or unbooked_mib <= self.foreign_limit_mib:
+                parts.append(self._foreign_use(foreign_mib))
+            return "; ".join(parts)
+        if self.is_foreign_busy and self.intruders:
+            what = "unbooked" if all(process.run is not None for process in self.intruders) else "foreign"
             busy = f"{100 * (self.sample.utilisation or 0.0):.0f} % busy with"
-            return f"foreign use: {busy} {_name_largest(self.foreign)}"
+            return f"{what} use: {busy} {self._names(self.intruders)}"
         if self._free_polls < self._settings.free_polls:
             return (
                 f"seen free in {self._free_polls} of the {self._settings.free_polls} readings in a row that are wanted"
             )
         return None
+
+    def _foreign_use(self, mib: int) -> str:
+        """The part of an intrusion that is of no job."""
+        foreign = [process for process in self.intruders if process.run is None]
+        if foreign:
+            return f"foreign use of {format_size_mib(mib)}: {self._names(foreign)}"
+        if self.usage is not None and foreign_mib(self.usage, self._settings.baseline_mib) >= mib:
+            openers = named_openers(self.sample)
+            found = f", but open: {openers}" if openers else ""
+            return f"foreign use of {format_size_mib(mib)} by no visible process{found}"
+        window = format_duration(self._settings.foreign_peak_s)
+        return f"foreign use of {format_size_mib(mib)} within the last {window}"
+
+    def _unbooked_use(self, mib: int) -> str:
+        """The part of an intrusion that is of jobs."""
+        is_gone = not any(process.run is not None for process in self.intruders)
+        window = f" within the last {format_duration(self._settings.foreign_peak_s)}" if is_gone else ""
+        return f"unbooked use of {format_size_mib(mib)}{window}: {self._jobs_of(self._unbooked)}"
+
+    def _names(self, intruders: Sequence[GpuProcess]) -> str:
+        """Jobs by their names; of foreign processes the three that hold the most, and how many others there are."""
+        runs = {process.run: None for process in intruders if process.run is not None}
+        foreign = sorted(
+            (process for process in intruders if process.run is None), key=lambda process: -(process.vram_mib or 0)
+        )
+        more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
+        names = [self._jobs_of(runs)] if runs else []
+        return ", ".join((*names, *map(_name, foreign[:_NAMED]))) + more
+
+    def _jobs_of(self, runs: Iterable[str]) -> str:
+        """`job 2, which did not book it`."""
+        names = [self._jobs.get(run, str(split_run_id(run)[0])) for run in sorted(runs, key=split_run_id)]
+        *others, last = names
+        word = f"jobs {', '.join(others)} and {last}" if others else f"job {last}"
+        return f"{word}, which did not book it"
 
 
 def _trouble(sample: GpuSample) -> str | None:
@@ -306,13 +370,6 @@ def _trouble(sample: GpuSample) -> str | None:
     if sample.vram_total_mib is None or sample.vram_used_mib is None:
         return "its memory cannot be read"
     return None
-
-
-def _name_largest(processes: Sequence[GpuProcess]) -> str:
-    """The three that hold the most, and how many others there are."""
-    largest = sorted(processes, key=lambda process: -(process.vram_mib or 0))[:3]
-    more = f" and {len(processes) - 3} more" if len(processes) > 3 else ""
-    return ", ".join(map(_name, largest)) + more
 
 
 def _name(process: GpuProcess) -> str:

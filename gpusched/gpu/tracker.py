@@ -19,6 +19,8 @@ from gpusched.model.settings import GpuSettings
 
 __all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
 
+_NO_JOBS: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
@@ -26,7 +28,8 @@ class GpuStatus:
 
     state: str
     why: str | None = None
-    foreign: tuple[GpuProcess, ...] = ()
+    intruders: tuple[GpuProcess, ...] = ()
+    """Foreign processes, and with their `run` those of runs that did not book the GPU."""
     sample: GpuSample | None = None
     idle_since: float | None = None
     """Since when the card has been seen to do nothing; None while it works or does not tell."""
@@ -54,11 +57,18 @@ class GpuTracker:
 
     # --- what comes in --------------------------------------------------------------------------
 
-    def observe(self, reading: GpuReading, owners: Mapping[int, str], booked: Mapping[str, Bookings]) -> None:
+    def observe(
+        self,
+        reading: GpuReading,
+        owners: Mapping[int, str],
+        booked: Mapping[str, Bookings],
+        jobs: Mapping[str, str] = _NO_JOBS,
+    ) -> None:
         """Fold one reading.
 
         Args: owners: pid -> run handle, for those of the reading's processes that belong to a run;
-            booked: GPU UUID -> (run handle, share) of all open runs, those being released included.
+            booked: GPU UUID -> (run handle, share) of all open runs, those being released included;
+            jobs: run handle -> name of its job, of all runs that have not ended, those without a GPU included.
         """
         self._now = reading.at
         if reading.error is not None:
@@ -72,7 +82,7 @@ class GpuTracker:
                 self._cards[sample.uuid] = Card(sample, self._settings)
                 self._cards[sample.uuid].clearance = self._clearances.get(sample.uuid)
                 self._cards[sample.uuid].releases.update(self._early.pop(sample.uuid, {}))
-            self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()))
+            self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()), jobs)
         for uuid, card in list(self._cards.items()):
             if uuid in seen:
                 continue
@@ -168,7 +178,7 @@ class GpuTracker:
             index=card.sample.index,
             name=card.sample.name,
             vram_total_mib=card.total_mib,
-            foreign_mib=card.foreign_peak_mib(now) + card.left_mib,
+            foreign_mib=card.intruding_mib(now) + card.left_mib,
             over_mib=card.over_mib,
             why_not=why_not,
             why_not_whole=card.intrusion(now),
@@ -201,7 +211,7 @@ class GpuTracker:
         if shares is None:
             shares = [share for _, share in card.booked]
         state, why = self._state(uuid, card, shares, self._now if now is None else now)
-        return GpuStatus(state, why, card.foreign, card.sample, card.idle_since)
+        return GpuStatus(state, why, card.intruders, card.sample, card.idle_since)
 
     def _state(self, uuid: str, card: Card, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
         fault = card.fault(now, self._stale_after_s)

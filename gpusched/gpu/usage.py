@@ -1,15 +1,16 @@
 """Whose memory it is: one card's reading set against the bookings of our runs. Pure.
 
-The driver tells what is in use and, often, by which processes. Processes of our runs are known by pid;
-the rest are foreign. Memory that no visible process explains counts as foreign too, except where our
-own bookings may explain it: a container's pids are not ours to see, and a process may be between
-its two entries in the driver's lists.
+The driver tells what is in use and, often, by which processes. Processes of our runs are known by pid; the rest are
+foreign. A booking explains use of the booked card alone: on any other card a run's process is an intruder, as a foreign
+one is (unbooked use, as by a script that sets CUDA_VISIBLE_DEVICES itself). Memory that no visible process explains
+counts as foreign too, except where our own bookings may explain it: a container's pids are not ours to see, and a
+process may be between its two entries in the driver's lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpusched.model.cluster import GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import GpuShare
@@ -28,18 +29,21 @@ class Usage:
     """What is on one card, split by owner, in MiB."""
 
     ours: Mapping[str, int | None]
-    """By visible processes of each run; None when the driver does not tell for one of them."""
+    """By visible processes of each run that booked the card; None when the driver does not tell for one of them."""
     pids: Mapping[str, tuple[GpuProcess, ...]]
-    """Visible processes of each run."""
-    foreign: tuple[GpuProcess, ...]
+    """Visible processes of each run that booked the card."""
+    intruders: tuple[GpuProcess, ...]
+    """Processes that no booking of the card explains: foreign ones, and those of runs that did not book it."""
     visible_mib: int
-    """By foreign processes whose memory is told."""
+    """By intruders whose memory is told."""
     rest_mib: int
     """By nobody visible, beyond what our bookings may explain."""
     has_blind_spot: bool
-    """There is no list of processes, or a foreign one's memory is not told."""
+    """There is no list of processes, or an intruder's memory is not told."""
     server_mib: int = 0
     """By servers of MPS: their contexts, or all that their clients hold, which then cannot be told apart."""
+    unbooked: Mapping[str, int] = field(default_factory=dict)
+    """The part of `visible_mib` that is unbooked use, by run."""
 
     @property
     def is_blurred(self) -> bool:
@@ -57,25 +61,34 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
         return Usage({}, {}, (), 0, 0, has_blind_spot=False)
     ours: dict[str, int | None] = {}
     pids: dict[str, tuple[GpuProcess, ...]] = {}
-    foreign = []
+    intruders: list[GpuProcess] = []
+    unbooked: dict[str, int] = {}
+    bookers = {run for run, _ in booked}
     server_mib = 0
     for process in sample.processes or ():
         run = owners.get(process.pid)
         if run is None and sample.mps and process.name == _SERVER:
             server_mib += _SERVER_MIB + 1 if process.vram_mib is None else process.vram_mib
             continue
-        if run is None:
-            foreign.append(process)
+        if run not in bookers:
+            intruders.append(process if run is None else replace(process, run=run))
+            if run is not None:
+                unbooked[run] = unbooked.get(run, 0) + (process.vram_mib or 0)
             continue
         before = ours.get(run, 0)
         ours[run] = None if before is None or process.vram_mib is None else before + process.vram_mib
         pids[run] = (*pids.get(run, ()), process)
-    visible_mib = sum(process.vram_mib or 0 for process in foreign)
+    visible_mib = sum(process.vram_mib or 0 for process in intruders)
     used_mib = sample.vram_used_mib or 0
     # What is more than a context is of its clients, whose bookings explain it.
     rest_mib = max(0, used_mib - visible_mib - min(server_mib, _SERVER_MIB) - explained_mib(sample, ours, booked))
-    has_blind_spot = sample.processes is None or any(process.vram_mib is None for process in foreign)
-    return Usage(ours, pids, tuple(foreign), visible_mib, rest_mib, has_blind_spot, server_mib)
+    untold = [process for process in intruders if process.vram_mib is None]
+    if untold and all(process.run is not None for process in untold):
+        # Nobody else can hold what is not explained.
+        unbooked[min(process.run or "" for process in untold)] += rest_mib
+        visible_mib, rest_mib = visible_mib + rest_mib, 0
+    has_blind_spot = sample.processes is None or bool(untold)
+    return Usage(ours, pids, tuple(intruders), visible_mib, rest_mib, has_blind_spot, server_mib, unbooked)
 
 
 def explained_mib(sample: GpuSample, ours: Mapping[str, int | None], booked: Bookings) -> int:
@@ -84,8 +97,7 @@ def explained_mib(sample: GpuSample, ours: Mapping[str, int | None], booked: Boo
     explained = 0
     for run, share in booked:
         explained += max(_slice_mib(share, total_mib), ours.get(run) or 0)
-    known = {run for run, _ in booked}
-    return explained + sum(held or 0 for run, held in ours.items() if run not in known)
+    return explained
 
 
 def _slice_mib(share: GpuShare, total_mib: int) -> int:
@@ -118,6 +130,7 @@ def share_uses(sample: GpuSample, usage: Usage, booked: Bookings, total_mib: int
 
 def foreign_mib(usage: Usage, baseline_mib: int) -> int:
     """Memory of no job. What nobody visible holds counts above the baseline that any card shows."""
+    foreign_mib = usage.visible_mib - sum(usage.unbooked.values())
     if usage.rest_mib > baseline_mib or usage.has_blind_spot:
-        return usage.visible_mib + usage.rest_mib
-    return usage.visible_mib
+        return foreign_mib + usage.rest_mib
+    return foreign_mib

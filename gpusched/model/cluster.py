@@ -16,6 +16,8 @@ class GpuProcess:
     user: str | None = None
     started_at: float | None = None
     name: str | None = None
+    run: str | None = None
+    """Handle of the run that it belongs to, where that run did not book the GPU; None in what the driver says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ class GpuView:
     vram_total_mib: int | None
     """Bookable memory: total less the driver's reserve. None when it cannot be read."""
     foreign_mib: int = 0
-    """Held by processes of no job, at its recent peak."""
+    """Held by foreign processes, and by runs that did not book it, at its recent peak."""
     over_mib: int = 0
     """Held by runs beyond what they booked of it, at its recent peak."""
     why_not: str | None = None
@@ -200,7 +202,7 @@ class GpuView:
     foreign_limit_mib: int = 1024
     """The threshold."""
     is_foreign_busy: bool = False
-    """Processes of no job have it work, whatever memory they hold."""
+    """Foreign processes, or runs that did not book it, have it work, whatever memory they hold."""
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from gpusched.model.cluster import NodeView
 from gpusched.model.snapshot import ClassKey, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
@@ -72,7 +73,9 @@ class Explainer:
     def _of_reserved(self, need: Need, kept: Kept) -> Reason:
         missing, facts = self._look(need)
         text = (
-            _sentence(missing, need) if missing else f"needs {describe(need.request)}, which is kept for earlier jobs"
+            self._sentence(missing, need)
+            if missing
+            else f"needs {describe(need.request)}, which is kept for earlier jobs"
         )
         facts["expected_at"] = kept.start_at
         facts["jobs"] = list(kept.waits_for)
@@ -110,12 +113,12 @@ class Explainer:
         if busy:
             return Reason(ReasonCode.LOAD_CEILING, name_some("", busy), facts | {"load": busy})
         if self._first is None:
-            return Reason(ReasonCode.RESOURCES, _sentence(missing, need), facts)
+            return Reason(ReasonCode.RESOURCES, self._sentence(missing, need), facts)
         ahead = self._first.job.id
         name = self._name_of(ahead)
         wanted = describe(self._first.key.request)
         if missing:
-            text = f"{_sentence(missing, need)}; job {name}, which needs {wanted}, goes first"
+            text = f"{self._sentence(missing, need)}; job {name}, which needs {wanted}, goes first"
         else:
             text = f"waits behind job {name}, which needs {wanted}"
         return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
@@ -138,9 +141,7 @@ class Explainer:
         obstacles = list(self._obstacles(need))
         what = f"needs {describe(need.request)}"
         if obstacles:
-            whys = [str(obstacle["why"]) for obstacle in obstacles]
-            more = f"; and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
-            text = f"{what}; not available: {'; '.join(whys[:NAMED])}{more}"
+            text = what + _not_available([str(obstacle["why"]) for obstacle in obstacles])
         else:
             where = describe_where(need.request)
             text = f"{what}{' ' if where else ''}{where}; no node has that any more"
@@ -160,8 +161,39 @@ class Explainer:
                 for card in cards:
                     why_not = _why_not(card, need)
                     if why_not is not None:
-                        why = f"GPU {gpu_label(card.view.index)} of node {node.name}: {why_not}"
+                        why = f"{_named(card, node)}: {why_not}"
                         yield {"node": node.name, "gpu": card.view.index, "why": why}
+
+    def _sentence(self, missing: Sequence[Lack], need: Need) -> str:
+        """What is missing, and who has taken it without a booking."""
+        where = describe_where(need.request)
+        text = "needs " + ", and ".join(lack.text for lack in missing) + (f" ({where})" if where else "")
+        return text + _not_available(list(self._intrusions(need)))
+
+    def _intrusions(self, need: Need) -> Iterator[str]:
+        """Cards that no job has booked whole and that intruders keep from this one."""
+        layout = self._draft.layout
+        if not need.request.gpus:
+            return
+        for number in pool(layout, need).asked:
+            for card in layout.cards_of[number]:
+                view = card.view
+                is_closed = reject_card(card, need.kind) in (None, Rejection.CARD_FOREIGN)
+                is_intruded = view.foreign_mib > view.foreign_limit_mib or view.is_foreign_busy
+                if is_closed and is_intruded and view.why_not_whole and not self._draft.wholes[card.number]:
+                    yield f"{_named(card, layout.nodes[number])}: {view.why_not_whole}"
+
+
+def _named(card: Card, node: NodeView) -> str:
+    return f"GPU {gpu_label(card.view.index)} of node {node.name}"
+
+
+def _not_available(whys: Sequence[str]) -> str:
+    """The end of a sentence about these cards and nodes; empty for none."""
+    if not whys:
+        return ""
+    more = f"; and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
+    return f"; not available: {'; '.join(whys[:NAMED])}{more}"
 
 
 def _why_not(card: Card, need: Need) -> str | None:
@@ -182,8 +214,3 @@ def _why_not(card: Card, need: Need) -> str | None:
     if rejection is Rejection.CARD_UNSHARABLE:
         return "it cannot be shared"
     return None
-
-
-def _sentence(missing: Sequence[Lack], need: Need) -> str:
-    where = describe_where(need.request)
-    return "needs " + ", and ".join(lack.text for lack in missing) + (f" ({where})" if where else "")

@@ -131,8 +131,8 @@ def test_what_is_on_an_instance_is_not_on_its_card_as_well() -> None:
     instance = replace(part(), vram_used_mib=9216, processes=(GpuProcess(*stranger),))
     tracker = GpuTracker(GpuSettings(free_polls=1))
     tracker.observe(reading(1.0, whole_card, instance), {7: "1.1"}, {})
-    assert tracker.status("GPU-0").foreign == ()
-    assert [process.pid for process in tracker.status("MIG-0").foreign] == [8]
+    assert tracker.status("GPU-0").intruders == ()
+    assert [process.pid for process in tracker.status("MIG-0").intruders] == [8]
     assert [(found.foreign_mib, found.why_not_whole is None) for found in tracker.views(1.0)] == [
         (0, True),
         (9216, False),

@@ -176,7 +176,7 @@ def uses(tracker: GpuTracker) -> list[tuple[int | None, int | None]]:
 
 def test_a_server_is_no_stranger_and_its_context_is_nobodys() -> None:
     tracker = shared(300, (1, 9000), (2, 1000))
-    assert tracker.status(UUID).foreign == ()
+    assert tracker.status(UUID).intruders == ()
     assert uses(tracker) == [(9000, 24576 - 1000), (1000, 24576 - 9000)]
 
 
@@ -186,8 +186,8 @@ def test_memory_that_is_laid_to_the_servers_charge_is_nobodys_fault(server_mib: 
 
 
 def test_without_mps_the_name_excuses_nothing() -> None:
-    assert [process.pid for process in shared(300, mps=False).status(UUID).foreign] == [99]
-    assert [process.pid for process in shared(300, name="python").status(UUID).foreign] == [99]
+    assert [process.pid for process in shared(300, mps=False).status(UUID).intruders] == [99]
+    assert [process.pid for process in shared(300, name="python").status(UUID).intruders] == [99]
 
 
 def test_a_server_that_stays_does_not_make_the_card_dirty() -> None:

@@ -58,7 +58,7 @@ def test_a_card_is_used_after_enough_good_readings() -> None:
         ({"compute_mode": 2}, "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0", "drained"),
         (
             {"compute_mode": 3, "processes": [(7, 100, "eva")]},
-            "its compute mode admits one process, and pid 7 (eva, 100M) is there",
+            "its compute mode admits one process, taken by pid 7 (eva, 100M)",
             "drained",
         ),
     ],
@@ -245,7 +245,7 @@ def test_the_foreign_are_listed_and_ours_are_not() -> None:
     stranger = GpuProcess(8, 500, "eva", 12.0, "python")
     tracker = seen(sample(vram_used_mib=900, processes=[(7, 400), stranger]), owners={7: "1.1"}, booked=whole("1.1"))
     status = tracker.status(UUID)
-    assert status.foreign == (stranger,)
+    assert status.intruders == (stranger,)
     assert status.sample is not None
     assert status.sample.vram_used_mib == 900
 
