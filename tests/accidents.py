@@ -126,6 +126,7 @@ class AccidentLab(Lab):
             device.gpu_percent = round(100 * (self.load.get(number) or 0.0))
             device.codes = {"nvmlDeviceGetComputeRunningProcesses_v3": 4} if number in self.unlisted else {}
         assert self.source is not None
+        self.nvml.settle()
         return self.source.read()
 
     def read(self) -> None:

@@ -103,6 +103,8 @@ class FakeNvml:
     """By address, of those whose handle was asked for."""
     _event_sets: list[_EventSet] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    is_stalled: bool = False
+    _waits: threading.Condition = field(default_factory=threading.Condition)
 
     def module(self) -> ModuleType:
         """The binding, to be put into `sys.modules` as `pynvml`."""
@@ -174,8 +176,23 @@ class FakeNvml:
             gpu.lost = gpu.lost or before_loss
             for one in listening:
                 one.events.put((gpu, xid))
-        for one in listening:
-            one.events.join()
+        if not self.is_stalled:
+            for one in listening:
+                one.events.join()
+
+    def settle(self) -> None:
+        """Return when every listener has begun a wait, found nothing, and begun another."""
+        with self._waits:
+            wanted = [(one, one.waits + 2) for one in self._event_sets]
+            self._waits.wait_for(
+                lambda: self.is_stalled or all(one not in self._event_sets or one.waits >= at for one, at in wanted)
+            )
+
+    def stall(self, is_stalled: bool) -> None:
+        """Whether listeners get no answer, as when their thread is not given the processor."""
+        with self._waits:
+            self.is_stalled = is_stalled
+            self._waits.notify_all()
 
     def handle_of(self, gpu: FakeDevice) -> Any:
         """A new handle of the device."""
@@ -199,6 +216,10 @@ class FakeNvml:
 
     def _wait(self, event_set: _EventSet, timeout_ms: int) -> SimpleNamespace:
         event_set.finish()
+        with self._waits:
+            event_set.waits += 1
+            self._waits.notify_all()
+            self._waits.wait_for(lambda: not self.is_stalled)
         try:
             gpu, xid = event_set.events.get(timeout=_WAIT_S)
         except queue.Empty:
@@ -212,6 +233,8 @@ class FakeNvml:
     def _free(self, event_set: _EventSet) -> None:
         with self._lock:
             self._event_sets = [one for one in self._event_sets if one is not event_set]
+        with self._waits:
+            self._waits.notify_all()
         event_set.finish()
         while not event_set.events.empty():
             event_set.events.get()
@@ -288,12 +311,14 @@ class FakeNvml:
         return call
 
 
-@dataclass
+@dataclass(eq=False)
 class _EventSet:
     """What one listener is registered for, and the events that it has not fetched."""
 
     devices: list[FakeDevice] = field(default_factory=list)
     events: queue.Queue[tuple[FakeDevice, int]] = field(default_factory=queue.Queue)
+    waits: int = 0
+    """Begun so far."""
     is_busy: bool = False
     """The event that was fetched last is being dealt with."""
 

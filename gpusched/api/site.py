@@ -29,7 +29,7 @@ from gpusched.gpu.enforcement import enforcement
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, GpuView
 from gpusched.model.recording import Recording, encode
 from gpusched.model.units import printable
-from gpusched.policy.life.blame import MEANINGS, is_hardware
+from gpusched.policy.life.blame import is_hardware
 
 _SHOWN_FAULTS = 20
 """Of each GPU, the newest."""
@@ -162,8 +162,8 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
             {
                 "at": fault.at,
                 "xid": fault.xid,
-                "meaning": MEANINGS.get(fault.xid),
-                "is_hardware": is_hardware(fault.xid, viewer.service.settings.fault),
+                "meaning": fault.meaning,
+                "is_hardware": is_hardware(fault, viewer.service.settings.fault),
             }
             for fault in scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
         ],

@@ -157,8 +157,8 @@ class Alerts:
         for uid, job in emptied.items():
             self._tell_of_empty_queue(turn, uid, job)
         for drained, message in turn.changes.drains.items():
-            if message is not None:
-                news = news_of_drain(drained, message, turn.nodes)
+            news = None if message is None else news_of_drain(drained, message, turn.nodes)
+            if news is not None:
                 alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
                 if alert is not None:
                     self._add(turn.changes, alert, turn)

@@ -6,17 +6,20 @@ taken back by `gctl undrain`. The evidence itself is not recorded: after a resta
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from logging import getLogger
 
-from gpusched.model.cluster import SUSPECT, GpuReading
+from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy.life.blame import (
     Evidence,
     GpuFault,
+    awaits_faults,
     blamed,
     crowded_out,
+    fault_of,
     suspicion,
     taken_in,
     takes_out,
@@ -38,13 +41,19 @@ class GpuFaults:
         self._parents: dict[str, str] = {}
         """UUIDs of the cards that MIG instances are parts of."""
         self._new: list[GpuFault] = []
+        self._lost: dict[str, GpuFault] = {}
+        """Cards that are lost, by UUID."""
+        self._read_until: float | None = None
+        """Faults from before this instant are known; None where nothing tells of them."""
         self._evidence: Evidence = {}
         self._drains: dict[str, str] = {}
         """Messages of cards that were taken out, until the table is seen to have them: a commit may fail."""
 
-    def observe(self, reading: GpuReading) -> None:
-        """Take in the faults of a reading."""
-        self._parents = {gpu.uuid: gpu.mig_parent for gpu in reading.gpus if gpu.mig_parent is not None}
+    def observe(self, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
+        """Take in the faults of a reading, and the cards that are lost with when that was first seen."""
+        self._read_until = reading.faults_until
+        # Those of a card that is lost now are still the ones that its runs had.
+        self._parents.update((gpu.uuid, gpu.mig_parent) for gpu in reading.gpus if gpu.mig_parent is not None)
         for gpu in reading.gpus:
             for xid in gpu.xids:
                 is_event = xid.sequence is None
@@ -52,10 +61,19 @@ class GpuFaults:
                 self._known, is_new = taken_in(self._known, fault)
                 if is_new:
                     self._new.append(fault)
+        before, self._lost = self._lost, {gpu.uuid: GpuFault(gpu.uuid, gpu.index, None, at) for gpu, at in lost}
+        losses = [fault for uuid, fault in self._lost.items() if uuid not in before]
+        self._known += tuple(losses)
+        self._new += losses
 
     def of(self, uuid: str) -> tuple[GpuFault, ...]:
-        """Faults of a card since the machine was started, as far as they are known; oldest first."""
-        return tuple(sorted((fault for fault in self._known if fault.uuid == uuid), key=lambda fault: fault.at))
+        """Numbered faults of a card since the machine was started, as far as they are known; oldest first."""
+        numbered = (fault for fault in self._known if fault.uuid == uuid and fault.xid is not None)
+        return tuple(sorted(numbered, key=lambda fault: fault.at))
+
+    def may_be_unread(self, run: Run, turn: Turn) -> bool:
+        """Whether a fault that explains the run's failure may be in the next reading: its cards are kept until then."""
+        return awaits_faults(run, self._read_until, turn.now, turn.settings.gpu.release_wait_s)
 
     def carry_out(self, turn: Turn) -> None:
         """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier turn."""
@@ -75,7 +93,7 @@ class GpuFaults:
         # A fault is told of the card; which of its instances it was in, nobody says.
         parents = {self._parents[share.uuid]: share.uuid for share in run.gpus if share.uuid in self._parents}
         inherited = tuple(replace(one, uuid=parents[one.uuid]) for one in self._known if one.uuid in parents)
-        after = blamed(run, self._known + inherited, turn.settings.fault)
+        after = blamed(run, fault_of(run, self._known + inherited, turn.settings.fault))
         if after is run:
             foreign = {gpu.uuid: gpu.foreign_mib for node in turn.nodes for gpu in node.gpus}
             after = crowded_out(run, foreign, turn.settings.fault.early_s, turn.settings.gpu.foreign_mib)

@@ -32,7 +32,9 @@ class GpuWatch:
                 yield News("gpu_lost", f"no GPU of {node} can be read: {reading.error}", node)
             return
         self._unreadable = 0
-        for gpu in reading.gpus:
+        listed = {gpu.uuid for gpu in reading.gpus}
+        missing = [gpu for gpu, _ in tracker.lost() if gpu.uuid not in listed]
+        for gpu in (*reading.gpus, *missing):
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
             if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:

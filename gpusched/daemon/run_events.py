@@ -7,7 +7,7 @@ from functools import partial
 from logging import getLogger
 
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import SUSPECT, GpuReading
+from gpusched.model.cluster import SUSPECT
 from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
     EngineEvent,
@@ -122,7 +122,7 @@ class RunEvents:
         """End the jobs whose cards are clean by now, or are given up on."""
         for run in list(turn.world.releasing.values()):
             states = {share.uuid: self._tracker.release_state(share.uuid, turn.now, run.id) for share in run.gpus}
-            if "waiting" in states.values():
+            if "waiting" in states.values() or self._gpu_faults.may_be_unread(run, turn):
                 continue
             job = turn.world.jobs[run.job_id]
             turn.end_release(run)
@@ -136,13 +136,13 @@ class RunEvents:
                     text = f"GPU {uuid} was not given back: {why}"
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
 
-    def stop_runs_of_lost_gpus(self, turn: Turn, reading: GpuReading | None) -> None:
+    def stop_runs_of_lost_gpus(self, turn: Turn) -> None:
         """Have the runs ended whose card the driver has lost; each is told once."""
-        lost = {gpu.uuid for gpu in reading.gpus if gpu.is_lost} if reading else set()
+        lost = {gpu.uuid for gpu, _ in self._tracker.lost()}
         for run in turn.world.open_runs.values():
             if run.id in self._stopped or not run.gpus:
                 continue
             if any(share.uuid in lost or self._tracker.is_gone(share.uuid) for share in run.gpus):
-                log.error("run %s is ended: a GPU of its was lost", run.id)
+                log.error("run %s is ended: it lost a GPU", run.id)
                 self._stopped.add(run.id)
                 turn.order(run.id, StopOrder("gpu_lost"))

@@ -172,6 +172,7 @@ class Scheduler:
 
     def observe_gpus(self, reading: GpuReading) -> None:
         """Take in one reading of the GPUs."""
+        reading = self.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
         jobs = {run.id: self.world.name_of(run.job_id) for run in self.world.open_runs.values()}
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
@@ -184,7 +185,7 @@ class Scheduler:
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         self.idle.observe(reading, self.world, self.settings)
         self.overuse.observe(reading, self.tracker, self.world, self.settings)
-        self.gpu_faults.observe(reading)
+        self.gpu_faults.observe(reading, self.tracker.lost())
         for news in self._gpu_watch.news(self.tracker, reading, self.site.node):
             self.alerts.tell_admin(news, self.now(), self.settings)
 
@@ -376,7 +377,7 @@ class Scheduler:
                 log.error("event %s is left out: %s", event, error.message)
         self.gpu_faults.carry_out(turn)
         self._run_events.finish_releases(turn)
-        self._run_events.stop_runs_of_lost_gpus(turn, self._reading)
+        self._run_events.stop_runs_of_lost_gpus(turn)
         # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
         follow_failures(turn)
         answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]

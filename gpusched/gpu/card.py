@@ -38,6 +38,8 @@ class Card:
         self.missed_polls = 0
         """Readings in a row in which the driver answered and did not list it."""
         self.is_missing = False
+        self.lost_at: float | None = None
+        """When it was first seen to be lost; None while it is there, or may be."""
         self.booked: Bookings = ()
         self.releases: dict[str, Release] = {}
         self.before_mib = 0
@@ -86,6 +88,10 @@ class Card:
             self.total_mib = sample.vram_total_mib - sample.vram_reserved_mib
         self.trouble = _trouble(sample)
         self.shares = None
+        if not sample.is_lost:
+            self.lost_at = None
+        elif self.lost_at is None:
+            self.lost_at = at
         if self.trouble is not None:
             self._good_polls = self._free_polls = self._busy_polls = 0
             if self.is_lost:
@@ -116,14 +122,17 @@ class Card:
     def _is_at_work(self, sample: GpuSample) -> bool:
         return sample.utilisation is not None and sample.utilisation > self._settings.foreign_utilisation
 
-    def miss(self, why: str, booked: Bookings, *, is_missing: bool = False) -> None:
-        """The reading says nothing about this card."""
+    def miss(self, at: float, why: str, booked: Bookings, *, is_missing: bool = False) -> None:
+        """The reading says nothing about this card. Args: is_missing: the driver answers, and does not list it."""
         self.trouble = why
         self.shares = None
         self.booked = booked
         self.is_missing = is_missing
         self._good_polls = self._free_polls = self._busy_polls = 0
         self.missed_polls = self.missed_polls + 1 if is_missing else 0
+        if self.missed_polls > 1 and self.lost_at is None:
+            # Once may be a driver that is still coming up.
+            self.lost_at = at
         if is_missing and self.is_instance:
             # Its memory went with it.
             self.releases.clear()

@@ -20,6 +20,12 @@ _MIB = 1 << 20
 _NOT_AVAILABLE = 2**64 - 1
 _GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED})
 _RESERVE_MAX_MIB = 1024
+_NAMELESS = "GPU-unknown-at-index-"
+
+
+def is_nameless(uuid: str) -> bool:
+    """Whether this stands for the UUID of a card that was lost before it could be asked for it."""
+    return uuid.startswith(_NAMELESS)
 
 
 class Nvml(Protocol):
@@ -34,8 +40,9 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A card that answers: its index, the library's handle, its address."""
+    """A card that answers: its UUID, its index, the library's handle, its address."""
 
+    uuid: str
     index: int
     handle: Any
     pci_bus_id: str | None
@@ -90,7 +97,7 @@ class Device:
         """The device as others may ask about it; None while it does not answer."""
         if self._handle is None or self._identity is None:
             return None
-        return Present(self._index, self._handle, self._identity.pci_bus_id)
+        return Present(self._identity.uuid, self._index, self._handle, self._identity.pci_bus_id)
 
     def read_all(self, now: float) -> tuple[GpuSample, ...]:
         """A sample of the card and, with MIG on, one of each of its instances. Args, Raises: as `read`."""
@@ -149,7 +156,7 @@ class Device:
         if self._handle is not None or now >= self._retry_at:
             self._handle = None
             self._retry_at = now + SLOW_S if code == IS_LOST else now
-        known = self._identity or _Identity(f"GPU-unknown-at-index-{self._index}", "unknown GPU", None, None)
+        known = self._identity or _Identity(f"{_NAMELESS}{self._index}", "unknown GPU", None, None)
         return GpuSample(
             uuid=known.uuid,
             index=self._index,

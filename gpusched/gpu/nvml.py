@@ -124,7 +124,9 @@ class NvmlSource:
         if self._binding_note is not None:
             notes.append(self._binding_note)
         log_trouble = self._log.trouble if self._log else None
-        return GpuReading(at, "nvml", samples, None, self._driver_version, tuple(notes), log_trouble)
+        return GpuReading(
+            at, "nvml", samples, None, self._driver_version, tuple(notes), log_trouble, self._faults_until(at)
+        )
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         """The samples with the links and the NUMA nodes of their cards."""
@@ -153,6 +155,12 @@ class NvmlSource:
             else sample
             for sample in samples
         )
+
+    def _faults_until(self, at: float) -> float | None:
+        """Faults from before this instant have been received, of a reading that began `at`; None: nothing tells."""
+        events_until = None if self._xids is None else self._xids.drained_at
+        log_until = at if self._log is not None and self._log.trouble is None else None
+        return min((until for until in (events_until, log_until) if until is not None), default=None)
 
     def _with_openers(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         """The samples with those who may hold the memory that no listed process does."""

@@ -7,9 +7,10 @@ placeable only while good readings of it keep coming.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusched.gpu.card import Card
+from gpusched.gpu.device import is_nameless
 from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
@@ -71,9 +72,13 @@ class GpuTracker:
             jobs: run handle -> name of its job, of all runs that have not ended, those without a GPU included.
         """
         self._now = reading.at
-        if reading.error is not None:
+        error = reading.error
+        if error is None and not reading.gpus:
+            # As while the driver is reloaded: that no card answers says nothing about any of them.
+            error = "the driver lists no GPU any more"
+        if error is not None:
             for uuid, card in self._cards.items():
-                card.miss(reading.error, booked.get(uuid, ()))
+                card.miss(reading.at, error, booked.get(uuid, ()))
             return
         seen = set()
         for sample in reading.gpus:
@@ -86,15 +91,38 @@ class GpuTracker:
         for uuid, card in list(self._cards.items()):
             if uuid in seen:
                 continue
-            if card.is_instance and not booked.get(uuid):
-                # One that was made anew has a new UUID; the old one never comes back.
+            if (card.is_instance or is_nameless(uuid)) and not booked.get(uuid):
+                # One that was made anew has a new UUID, and a card that answers has its own: the old one never comes
+                # back.
                 del self._cards[uuid]
                 continue
             what = (
                 "the MIG instance is not there any more" if card.is_instance else "the driver does not list it any more"
             )
-            card.miss(f"lost: {what}", booked.get(uuid, ()), is_missing=True)
+            card.miss(reading.at, f"lost: {what}", booked.get(uuid, ()), is_missing=True)
         self._measure(reading.at, booked)
+
+    def identified(self, reading: GpuReading) -> GpuReading:
+        """The reading with the names of lost cards that the driver tells no longer, as to a reader started since."""
+        if not any(is_nameless(gpu.uuid) for gpu in reading.gpus):
+            return reading
+        listed = {gpu.uuid for gpu in reading.gpus}
+        known = {card.sample.index: card.sample for uuid, card in self._cards.items() if uuid not in listed}
+        gpus = []
+        for gpu in reading.gpus:
+            before = known.get(gpu.index) if is_nameless(gpu.uuid) else None
+            if before is not None:
+                gpu = replace(gpu, uuid=before.uuid, name=before.name, pci_bus_id=before.pci_bus_id, minor=before.minor)
+            gpus.append(gpu)
+        return replace(reading, gpus=tuple(gpus))
+
+    def lost(self) -> tuple[tuple[GpuSample, float], ...]:
+        """Every lost card by its last sample, and when it was first seen to be lost. MIG instances come and go."""
+        return tuple(
+            (card.sample, card.lost_at)
+            for uuid, card in self._cards.items()
+            if card.lost_at is not None and not card.is_instance and not is_nameless(uuid)
+        )
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
         """GPU UUID -> message of all drained GPUs; other keys are ignored."""

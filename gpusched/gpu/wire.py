@@ -43,6 +43,7 @@ def encode(answer: Answer) -> bytes:
         reading.driver_version,
         reading.notes,
         reading.log_trouble,
+        reading.faults_until,
     ]
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
@@ -50,11 +51,11 @@ def encode(answer: Answer) -> bytes:
 def decode(line: bytes) -> Answer:
     """The answer in a line. Raises: ValueError when it is damaged."""
     try:
-        request, is_last, at, source, gpus, error, driver_version, notes, log_trouble = json.loads(line)
+        request, is_last, at, source, gpus, error, driver_version, notes, *faults = json.loads(line)
         samples = tuple(_unpack_sample(values) for values in gpus)
     except (TypeError, KeyError, IndexError) as problem:
         raise ValueError(f"not an answer: {problem}") from None
-    return Answer(request, GpuReading(at, source, samples, error, driver_version, tuple(notes), log_trouble), is_last)
+    return Answer(request, GpuReading(at, source, samples, error, driver_version, tuple(notes), *faults), is_last)
 
 
 def _pack_sample(gpu: GpuSample) -> list[Any]:

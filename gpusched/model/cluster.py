@@ -121,6 +121,8 @@ class GpuReading:
     """Remarks for `ginfo` and `doctor`, such as a limit by CUDA_VISIBLE_DEVICES."""
     log_trouble: str | None = None
     """Why faults cannot be read from the kernel's log."""
+    faults_until: float | None = None
+    """Faults from before this instant are in this reading or an earlier one; None where nothing tells of faults."""
 
 
 @dataclass(frozen=True, slots=True)

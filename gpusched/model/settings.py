@@ -370,6 +370,11 @@ class FaultSettings:
     xid_drain: tuple[int, ...] = setting(
         (48, 64, 74, 79, 95, 109, 119), "Faults after which nothing is placed on the card until `gctl undrain`."
     )
+    return_to_service: str = setting(
+        "undrain",
+        "How a lost GPU that answers again comes back: `undrain` by `gctl undrain` alone, `auto` by itself after "
+        "`gpu.free_polls` good readings, unless a fault of `xid_drain` has taken it out.",
+    )
     early_s: float = setting(10.0, "A run that fails within so many seconds speaks against its card.")
     early_users: int = setting(
         2,

@@ -15,7 +15,16 @@ from gpusched.model.cluster import Xid
 from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.policy.life.blame import Evidence, GpuFault, blamed, crowded_out, suspicion, weighed
+from gpusched.policy.life.blame import (
+    Evidence,
+    GpuFault,
+    awaits_faults,
+    blamed,
+    crowded_out,
+    fault_of,
+    suspicion,
+    weighed,
+)
 from gpusched.testing import NOW, gpu_uuid, job, request, run, share
 
 SETTINGS = FaultSettings()
@@ -27,7 +36,11 @@ def ended(of: Job, *cards: int, lasted_s: float = 3.0, at: float = NOW, **parts:
     return run(of, state=RunState.ENDED, gpus=shares, start_at=at - lasted_s, end_at=at, **fields)
 
 
-def fault(xid: int, card: int = 0, at: float = NOW) -> GpuFault:
+def judged(run: Run, told: GpuFault, settings: FaultSettings = SETTINGS) -> Run:
+    return blamed(run, fault_of(run, (told,), settings))
+
+
+def fault(xid: int | None, card: int = 0, at: float = NOW) -> GpuFault:
     return GpuFault(gpu_uuid("n1", card), card, xid, at)
 
 
@@ -43,13 +56,17 @@ XIDS = {
     "one before the run is not": (fault(79, at=NOW - 60), JobState.FAILED),
     "one that is told of a little late is": (fault(79, at=NOW + 3), JobState.NODE_FAIL),
     "one long after is not": (fault(79, at=NOW + 60), JobState.FAILED),
+    "a lost card is": (fault(None, at=NOW - 1), JobState.NODE_FAIL),
+    "one that was lost before the run is not": (fault(None, at=NOW - 60), JobState.FAILED),
+    "one that is lost before it was clean of the run is": (fault(None, at=NOW + 60), JobState.NODE_FAIL),
+    "another card that is lost is not": (fault(None, card=1), JobState.FAILED),
 }
 
 
 @pytest.mark.parametrize("name", XIDS)
 def test_whose_fault_an_xid_is(name: str) -> None:
     told, expected = XIDS[name]
-    after = blamed(ended(job(1)), (told,), SETTINGS)
+    after = judged(ended(job(1)), told, SETTINGS)
     assert after.outcome is expected
     assert (after.reason is ReasonCode.GPU_FAILED) is (expected is JobState.NODE_FAIL)
 
@@ -66,11 +83,30 @@ def test_whose_fault_an_xid_is(name: str) -> None:
     ],
 )
 def test_only_failures_have_somebody_to_blame(outcome: JobState, expected: JobState) -> None:
-    assert blamed(ended(job(1), outcome=outcome), (fault(79),), SETTINGS).outcome is expected
+    assert judged(ended(job(1), outcome=outcome), fault(79), SETTINGS).outcome is expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "faults_until", "now", "expected"),
+    [
+        (JobState.FAILED, NOW - 0.1, NOW + 1, True),
+        (JobState.OUT_OF_MEMORY, NOW - 0.1, NOW + 1, True),
+        (JobState.FAILED, NOW, NOW + 1, False),
+        (JobState.FAILED, None, NOW + 1, False),
+        (JobState.COMPLETED, NOW - 0.1, NOW + 1, False),
+        (JobState.FAILED, NOW - 0.1, NOW + 30, False),
+        (JobState.FAILED, NOW - 0.1, NOW - 3600, False),
+    ],
+    ids=["unread", "out of memory", "read", "nothing tells", "ended well", "waited enough", "clock set back"],
+)
+def test_failed_run_awaits_the_faults_from_before_its_end(
+    outcome: JobState, faults_until: float | None, now: float, expected: bool
+) -> None:
+    assert awaits_faults(ended(job(1), outcome=outcome), faults_until, now, 30.0) is expected
 
 
 def test_which_xids_are_the_hardwares_is_a_setting() -> None:
-    assert blamed(ended(job(1)), (fault(31),), replace(SETTINGS, xid_victim=(31,))).outcome is JobState.NODE_FAIL
+    assert judged(ended(job(1)), fault(31), replace(SETTINGS, xid_victim=(31,))).outcome is JobState.NODE_FAIL
 
 
 CARD = gpu_uuid("n1", 0)

@@ -143,7 +143,7 @@ def test_a_dirty_card_is_well_again_when_it_is_measured_clean() -> None:
 def test_a_lost_card_does_not_keep_its_run_waiting() -> None:
     assert after(ended(), sample(is_lost=True, vram_used_mib=None)) == "dirty"
     tracker = ended()
-    tracker.observe(reading(111.0), {}, whole("1.1"))
+    tracker.observe(reading(111.0, sample("GPU-1")), {}, whole("1.1"))
     assert tracker.release_state(UUID, 111.0) == "dirty"
 
 

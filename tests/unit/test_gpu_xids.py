@@ -6,6 +6,7 @@ import json
 import os
 import queue
 from collections.abc import Iterator
+from ctypes import POINTER, c_char, c_void_p, cast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,16 @@ from gpusched.gpu.simulated import SimulatedSource
 from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch
 from gpusched.model.cluster import Xid
 from gpusched.policy.life.blame import GpuFault, taken_in
+
+
+def handle(uuid: str) -> Any:
+    """A new handle of a device; as pynvml's, two of one device are not equal."""
+    return cast(c_void_p(ord(uuid)), POINTER(c_char))
+
+
+def cards(uuids: str) -> list[Present]:
+    """A card for each letter."""
+    return [Present(uuid, index, handle(uuid), None) for index, uuid in enumerate(uuids)]
 
 
 class Library:
@@ -41,7 +52,7 @@ class Library:
         if name == "nvmlEventSetCreate":
             self.created += 1
         elif name == "nvmlDeviceRegisterEvents":
-            self.registered.append(arguments[0])
+            self.registered.append(chr(cast(arguments[0], c_void_p).value or 0))
         code = self.codes.get(name, 0)
         if code:
             return None, code
@@ -53,9 +64,9 @@ class Library:
             if isinstance(found, int):
                 return None, found
             uuid, kind, xid = found
-            return SimpleNamespace(device=uuid, eventType=kind, eventData=xid), 0
+            return SimpleNamespace(device=handle(uuid), eventType=kind, eventData=xid), 0
         if name == "nvmlDeviceGetUUID":
-            return arguments[0], 0
+            return None, 15
         if name == "nvmlEventSetFree":
             self.freed += 1
         return object(), 0
@@ -65,82 +76,124 @@ def numbers(found: dict[str, tuple[Xid, ...]]) -> dict[str, tuple[int, ...]]:
     return {uuid: tuple(xid.number for xid in xids) for uuid, xids in found.items()}
 
 
-def heard(watch: XidWatch, count: int) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+class Heard:
+    """What a listener has received, by UUID."""
 
-    def enough() -> bool:
-        for uuid, xids in numbers(watch.take()).items():
-            found[uuid] = (*found.get(uuid, ()), *xids)
-        return sum(map(len, found.values())) >= count
+    def __init__(self) -> None:
+        self.xids: dict[str, tuple[int, ...]] = {}
 
-    wait_until(enough, what="the faults to be heard")
-    return found
+    def __call__(self, uuid: str, xid: Xid) -> None:
+        self.xids[uuid] = (*self.xids.get(uuid, ()), xid.number)
+
+    def wait(self, count: int) -> dict[str, tuple[int, ...]]:
+        wait_until(lambda: sum(map(len, self.xids.values())) >= count, what="the faults to be heard")
+        return self.xids
 
 
 def test_faults_are_heard_once_in_their_order_and_others_are_not() -> None:
-    library = Library()
-    watch = XidWatch(library, ["a", "b"])
+    library, heard = Library(), Heard()
+    watch = XidWatch(library, cards("ab"), heard)
     for uuid, kind, xid in [("a", XID_EVENT, 31), ("b", XID_EVENT, 79), ("a", 2, 5), ("a", XID_EVENT, 999)]:
         library.events.put((uuid, kind, xid))
+    library.events.put(("c", XID_EVENT, 79))
     library.events.put(("a", XID_EVENT, 48))
-    assert heard(watch, 3) == {"a": (31, 48), "b": (79,)}
-    assert watch.take() == {}
+    assert heard.wait(3) == {"a": (31, 48), "b": (79,)}
     watch.close()
     assert library.freed == 1
 
 
 @pytest.mark.parametrize("missing", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])
 def test_where_events_are_not_supported_nothing_is_heard(missing: str) -> None:
-    library = Library({missing: 3})
-    watch = XidWatch(library, ["a"])
+    library, heard = Library({missing: 3}), Heard()
+    watch = XidWatch(library, cards("a"), heard)
     library.events.put(("a", XID_EVENT, 79))
     assert not watch.has_failed
-    assert watch.take() == {}
+    assert watch.drained_at is None
     watch.close()
-    assert library.events.qsize() == 1
+    assert (heard.xids, library.events.qsize()) == ({}, 1)
 
 
 def test_a_driver_that_fails_ends_the_listening_and_nothing_else() -> None:
-    library = Library()
-    watch = XidWatch(library, ["a"])
+    library, heard = Library(), Heard()
+    watch = XidWatch(library, cards("a"), heard)
     library.events.put(("a", XID_EVENT, 79))
     library.events.put(15)
     wait_until(lambda: watch.has_failed, what="the listening to end")
-    assert numbers(watch.take()) == {"a": (79,)}
+    assert heard.xids == {"a": (79,)}
+    assert watch.drained_at is None
     watch.close()
+
+
+def test_events_are_drained_up_to_the_last_wait_in_which_nothing_came() -> None:
+    library, heard, now = Library(), Heard(), 100.0
+    watch = XidWatch(library, cards("a"), heard, lambda: now)
+    wait_until(lambda: watch.drained_at == 100.0, what="a wait without news")
+    now = 200.0
+    wait_until(lambda: watch.drained_at == 200.0, what="another one")
+    watch.close()
+
+
+def test_an_event_counts_as_taken_only_when_it_was() -> None:
+    now = 100.0
+    library = Library()
+    ear = XidEar(library, lambda: now)
+    ear.take(0, cards("a"))
+    assert ear.drained_at is None
+
+    def is_drained() -> bool:
+        ear.take(1, cards("a"))
+        return ear.drained_at == now
+
+    wait_until(is_drained, what="the first wait to be over")
+    library.events.put(("a", XID_EVENT, 79))
+    now = 200.0
+    found: list[int] = []
+
+    def has_passed_it() -> bool:
+        found.extend(xid.number for xid in ear.take(1, cards("a")).get("a", ()))
+        return ear.drained_at == 200.0
+
+    wait_until(has_passed_it, what="the event to be passed")
+    assert found == [79]
+    ear.close()
 
 
 def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
     library = Library()
     ear = XidEar(library)
-    cards = [Present(index, uuid, None) for index, uuid in enumerate("ab")]
-    assert ear.take(0, cards) == {}
+    assert ear.take(0, cards("ab")) == {}
     library.events.put(("a", XID_EVENT, 79))
     library.events.put(15)
     wait_until(lambda: library.freed == 1, what="the listening to end")
-    assert numbers(ear.take(1, cards[1:])) == {"a": (79,)}
+    assert numbers(ear.take(1, cards("ab"))) == {"a": (79,)}
     # Not at once: what fails now will mostly fail again.
     assert library.registered == ["a", "b"]
-    assert ear.take(31, cards[1:]) == {}
+    b = [cards("ab")[1]]
+    # Unless the card that may be why is gone.
+    assert ear.take(2, b) == {}
     assert library.registered == ["a", "b", "b"]
     library.events.put(("b", XID_EVENT, 48))
     found: dict[str, tuple[int, ...]] = {}
-    wait_until(
-        lambda: bool(found.update(numbers(ear.take(32, cards[1:]))) or found), what="the fault of the other card"
-    )
+    wait_until(lambda: bool(found.update(numbers(ear.take(3, b))) or found), what="the fault of the other card")
     assert found == {"b": (48,)}
+    library.events.put(999)
+    wait_until(lambda: library.freed == 2, what="the listening to end")
+    ear.take(31, b)
+    assert library.registered == ["a", "b", "b"]
+    ear.take(32, b)
+    assert library.registered == ["a", "b", "b", "b"]
     # The card that comes back is listened to as well.
-    assert ear.take(62, cards) == {}
-    assert library.registered == ["a", "b", "b", "a", "b"]
+    assert ear.take(33, cards("ab")) == {}
+    assert library.registered == ["a", "b", "b", "b", "a", "b"]
     ear.close()
-    wait_until(lambda: library.freed == 3, what="everything to be given back")
+    wait_until(lambda: library.freed == 4, what="everything to be given back")
 
 
 def test_where_nothing_is_told_it_is_not_asked_again_and_again() -> None:
     library = Library({"nvmlDeviceRegisterEvents": 3})
     ear = XidEar(library)
     for now in range(0, 1000, 10):
-        ear.take(now, [Present(0, "a", None)])
+        ear.take(now, cards("a"))
     assert library.created == 1
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import SUSPECT, NodeView
 from gpusched.model.units import gpu_label
+from gpusched.policy.life.blame import WAS_LOST
 
 QUIET_S = 3600.0
 MOST_IN_QUIET = 3
@@ -62,8 +63,13 @@ def is_over(alert: Alert, now: float) -> bool:
     return alert.job_id is None and alert.state == "told" and alert.at <= now - QUIET_S
 
 
-def news_of_drain(drained: str, message: str, nodes: Iterable[NodeView]) -> News:
-    """What is told of a node or GPU that was taken out, by a person or because it is suspect."""
+def news_of_drain(drained: str, message: str, nodes: Iterable[NodeView]) -> News | None:
+    """What is told of a node or GPU that was taken out, by a person or because it is suspect.
+
+    None for a lost one: that is told when it is seen.
+    """
+    if message.startswith(f"{SUSPECT}{WAS_LOST}"):
+        return None
     for node in nodes:
         for gpu in node.gpus:
             if gpu.uuid == drained:

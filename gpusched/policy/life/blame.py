@@ -1,9 +1,12 @@
 """Whose fault a failure is: the program's, or the GPU's.
 
-The driver tells of faults by number (XID). [fault] says which of them are the hardware's: a run that failed while its
-card had one of those is a victim, to be run again without using up a retry. All others, a program's illegal access
-among them, stay the run's own. A victim, too, is a run that found the card's memory taken by processes that are no
-jobs, or by what an earlier run left behind.
+The driver reports faults by number (XID). [fault] says which of them are the hardware's: a run that failed while its
+card had one of those is a victim, to be run again without using up a retry; so is one that lost its card. All other
+faults, a program's illegal access among them, stay the run's own. A run that found the card's memory taken by processes
+that are no jobs, or by what an earlier run left behind, is a victim too.
+
+But a fault can also be what the program does to cards: a job whose repetitions meet the same fault is held, before it
+has taken out every card of the machine.
 
 Where the driver tells nothing, runs that fail in their first seconds speak of the card as well: those of several users
 in a row, while nobody else's run survives there. One user's mistake, however often repeated, never does.
@@ -11,7 +14,7 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.model.cluster import Clearance
@@ -39,6 +42,9 @@ MEANINGS = {
 }
 """Source: NVIDIA's catalog of XID errors."""
 
+WAS_LOST = "was lost"
+"""What is said of a card that the driver lost, whether it gave a number for it or not."""
+
 _TOLD_LATE_S = 5.0
 """A fault may be told of so long after the run that it ended."""
 _COUNTERPART_S = 5.0
@@ -53,11 +59,12 @@ _OWN_CODES = frozenset({2, 126, 127})
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """What the driver told of one card. `at` is when it happened."""
+    """What the driver told of one card. `at` is when it happened, of a lost card when that was first seen."""
 
     uuid: str
     index: int
-    xid: int
+    xid: int | None
+    """None: the driver lost the card, whether it gave a reason or not."""
     at: float
     sequence: int | None = None
     """Of its first record in the kernel's log; None while only the event was heard."""
@@ -67,8 +74,14 @@ class GpuFault:
     @property
     def text(self) -> str:
         """`XID 79 (fallen off the bus)`."""
-        meaning = MEANINGS.get(self.xid)
-        return f"XID {self.xid}" + (f" ({meaning})" if meaning else "")
+        if self.xid is None:
+            return WAS_LOST
+        return f"XID {self.xid}" + (f" ({self.meaning})" if self.meaning else "")
+
+    @property
+    def meaning(self) -> str | None:
+        """What the number says, where it is known."""
+        return None if self.xid is None else MEANINGS.get(self.xid)
 
 
 def taken_in(known: Sequence[GpuFault], heard: GpuFault) -> tuple[tuple[GpuFault, ...], bool]:
@@ -99,27 +112,55 @@ def _is_counterpart(known: GpuFault, heard: GpuFault) -> bool:
     return is_missing and abs(known.at - heard.at) <= _COUNTERPART_S
 
 
-def is_hardware(xid: int, settings: FaultSettings) -> bool:
-    """Whether faults of this number are the card's and not the program's."""
-    return xid in settings.xid_victim or xid in settings.xid_drain
+def is_hardware(fault: GpuFault, settings: FaultSettings) -> bool:
+    """Whether it is the card's and not the program's."""
+    return fault.xid is None or fault.xid in settings.xid_victim or fault.xid in settings.xid_drain
 
 
 def takes_out(fault: GpuFault, settings: FaultSettings, clearance: Clearance | None) -> bool:
     """Whether a fault makes its card suspect: not when somebody has cleared the card since."""
-    return fault.xid in settings.xid_drain and (clearance is None or fault.at > clearance.at)
+    if clearance is not None and fault.at <= clearance.at:
+        return False
+    return settings.return_to_service != "auto" if fault.xid is None else fault.xid in settings.xid_drain
 
 
-def blamed(run: Run, faults: tuple[GpuFault, ...], settings: FaultSettings) -> Run:
-    """The ended run, as a victim of its card's first fault of the hardware if it had one; else as it is."""
-    if run.outcome not in _BLAMED or run.start_at is None or run.end_at is None:
-        return run
+def awaits_faults(run: Run, faults_until: float | None, now: float, wait_s: float) -> bool:
+    """Whether a fault that explains the run's failure may still be unread.
+
+    Args: faults_until: faults from before this instant have been read, None where nothing tells of them; wait_s:
+        longest wait after the end of the run.
+    """
+    if faults_until is None or run.outcome not in _BLAMED or run.end_at is None:
+        return False
+    return faults_until < run.end_at <= now < run.end_at + wait_s
+
+
+def fault_of(run: Run, faults: Iterable[GpuFault], settings: FaultSettings) -> GpuFault | None:
+    """The first fault of the hardware that a card of the run had while it ran, or was lost with until now."""
+    if run.start_at is None or run.end_at is None:
+        return None
     uuids = {share.uuid for share in run.gpus}
     for fault in sorted(faults, key=lambda fault: fault.at):
-        is_inside = run.start_at <= fault.at <= run.end_at + _TOLD_LATE_S
-        if fault.xid in settings.xid_victim and fault.uuid in uuids and is_inside:
-            text = f"hardware fault of GPU {gpu_label(fault.index)}: {fault.text}; it had ended as {run.outcome}"
-            return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
-    return run
+        if fault.uuid not in uuids or fault.at < run.start_at:
+            continue
+        # A run is judged when its cards are clean or given up: one that was lost by then was lost on its hands.
+        if fault.xid is None or (fault.xid in settings.xid_victim and fault.at <= run.end_at + _TOLD_LATE_S):
+            return fault
+    return None
+
+
+def blamed(run: Run, fault: GpuFault | None) -> Run:
+    """The ended run as a victim of this fault, when it had one and did not end well or on purpose; else as it is."""
+    if fault is None:
+        return run
+    gpu = f"GPU {gpu_label(fault.index)}"
+    text = f"lost {gpu}" if fault.xid is None else f"hardware fault of {gpu}: {fault.text}"
+    if run.reason is ReasonCode.GPU_FAILED:
+        return evolve(run, reason_text=text)
+    if run.outcome not in _BLAMED:
+        return run
+    text += f"; it had ended as {run.outcome}"
+    return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
 
 
 def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
