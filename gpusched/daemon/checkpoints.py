@@ -1,18 +1,19 @@
-"""The folders in which jobs keep what they need to go on: named here, made by the engine as the user, taken away here.
+"""The folders in which jobs keep what they need to go on: named here, made by the supervisor, taken away here.
 
-One folder for each job, kept over all its runs. It goes when the job COMPLETED, and [life] checkpoint_keep_s after any
-other end. Folders that belong to no job of the table are left alone.
+One folder for each job, kept over all its runs. It goes when the job COMPLETED or has left nothing in it, and [life]
+checkpoint_keep_s after any other end. Folders that belong to no job of the table are left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pwd
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import getLogger
 
@@ -20,7 +21,7 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
-from .launch import checkpoint_folder, keeps_checkpoints
+from .launch import checkpoint_folder
 from .tick import Scheduler
 
 log = getLogger("gpusched.daemon")
@@ -42,14 +43,12 @@ class CheckpointKeeper:
 
     def changed(self, jobs: Mapping[int, Job]) -> None:
         """Called after each commit with the jobs whose rows changed."""
-        for job in jobs.values():
-            if job.state is JobState.COMPLETED and keeps_checkpoints(job):
-                self._remove(job)
+        self._remove([job for job in jobs.values() if job.state.is_final and job.run])
 
     def forget(self, job: Job) -> None:
-        """The job is about to be forgotten: its folder goes too, if it may have one."""
-        if keeps_checkpoints(job):
-            self._remove(job)
+        """The job is about to be forgotten: its folder goes too."""
+        if job.run:
+            self._remove([job], keep_s=0)
 
     def poll(self) -> None:
         """Look now and then for what is due, or was left by a daemon that died."""
@@ -71,17 +70,26 @@ class CheckpointKeeper:
             return
         ids = looked.result()
         settings = self._scheduler.settings.life
-        before = self._scheduler.now() - settings.checkpoint_keep_s
         for at in range(0, len(ids), _CHUNK):
-            for job in self._scheduler.store.jobs(JobFilter(ids=frozenset(ids[at : at + _CHUNK]))):
-                is_old = job.end_at is not None and job.end_at < before
-                if job.state is JobState.COMPLETED or is_old:
-                    self._remove(job)
+            jobs = self._scheduler.store.jobs(JobFilter(ids=frozenset(ids[at : at + _CHUNK])))
+            self._remove([job for job in jobs if job.state.is_final], settings.checkpoint_keep_s)
 
-    def _remove(self, job: Job) -> None:
-        folder = checkpoint_folder(job, self._scheduler.site, self._scheduler.settings)
-        if folder is not None:
-            self._thread.submit(remove, folder, job.uid)
+    def _remove(self, jobs: Sequence[Job], keep_s: float = math.inf) -> None:
+        """Take away the folders of jobs that have COMPLETED or ended so long ago, and of the others the empty ones."""
+        scheduler = self._scheduler
+        before = scheduler.now() - keep_s
+        found = [
+            (folder, job.uid, job.state is not JobState.COMPLETED and (job.end_at is None or job.end_at > before))
+            for job in jobs
+            if (folder := checkpoint_folder(job, scheduler.site, scheduler.settings)) is not None
+        ]
+        if found:
+            self._thread.submit(_remove_all, found)
+
+
+def _remove_all(folders: Iterable[tuple[str, int, bool]]) -> None:
+    for folder, uid, only_empty in folders:
+        remove(folder, uid, only_empty=only_empty)
 
 
 def _numbers(base: str, next_id: int) -> list[int]:
@@ -101,8 +109,8 @@ def _group_of(uid: int) -> int:
         return _NOGROUP
 
 
-def remove(folder: str, uid: int) -> None:
-    """Take a user's folder away, with that user's rights alone: what is in it is theirs to make.
+def remove(folder: str, uid: int, *, only_empty: bool = False) -> None:
+    """Take a user's folder away, and what is in it with that user's rights alone: it is theirs to make.
 
     A link, or what belongs to somebody else, is left alone: the job did not use it.
     """
@@ -111,6 +119,8 @@ def remove(folder: str, uid: int) -> None:
     except OSError:
         return
     if found.st_uid != uid or not stat.S_ISDIR(found.st_mode):
+        return
+    if _remove_empty(folder) or only_empty:
         return
     if uid == os.geteuid():
         shutil.rmtree(folder, ignore_errors=True)
@@ -132,5 +142,17 @@ def remove(folder: str, uid: int) -> None:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("the checkpoint folder %s was not removed: %s", folder, error)
-    if os.path.lexists(folder):
+    # In a folder of root's users can take nothing away themselves.
+    if not _remove_empty(folder):
         log.warning("something is left in the checkpoint folder %s; it is tried again later", folder)
+
+
+def _remove_empty(folder: str) -> bool:
+    """Whether it is gone."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

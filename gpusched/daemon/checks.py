@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpusched.daemon.access import is_group
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.users import why_unsafe
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy import cells
@@ -39,6 +40,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _gpu_faults(scheduler),
         _isolation(scheduler),
         _access(scheduler),
+        _checkpoints(scheduler),
         _queues(scheduler),
         _plugins(scheduler),
         _alerts(scheduler),
@@ -103,6 +105,20 @@ def _access(scheduler: Scheduler) -> Check:
         hint = f"make it with: sudo groupadd {group}, or mend [access] admin_group, then: gctl reload"
         return Check("access", True, f"there is no group {group}, so nobody but root is an admin", hint, "warn")
     return Check("access", True, f"members of group {group} are admins")
+
+
+def _checkpoints(scheduler: Scheduler) -> Check:
+    folder = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
+    try:
+        why_not = why_unsafe(folder, for_others=scheduler.cager.isolation is not PERSONAL)
+    except FileNotFoundError:
+        why_not = None
+    except OSError as error:
+        why_not = f"{folder}: {error.strerror}"
+    if why_not is None:
+        return Check("checkpoints", True, f"folders of jobs are made in {folder}")
+    hint = f"make it root's: chown root {folder} && chmod 711 {folder}, and so what leads to it"
+    return Check("checkpoints", False, f"jobs get no GPUSCHED_CHECKPOINT_DIR: {why_not}", hint)
 
 
 def _gpus(scheduler: Scheduler) -> Check:

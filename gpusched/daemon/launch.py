@@ -165,14 +165,6 @@ def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
     return env
 
 
-def keeps_checkpoints(job: Job) -> bool:
-    """Whether a folder is made for the job: it may run again, and what it does is worth going on from.
-
-    For short jobs without GPUs and retries a folder more would be most of what they cost.
-    """
-    return bool(job.spec.request.gpus or job.spec.retry.retries or job.restarts)
-
-
 def checkpoint_folder(job: Job, site: Site, settings: Settings) -> str | None:
     """Where the job may keep what it needs to go on; the same for all its runs."""
     base = settings.life.checkpoint_dir or site.checkpoints
@@ -327,7 +319,7 @@ def make_ticket(
         has_gpus=bool(run.gpus),
         interactive=spec.interactive,
         log_mib=settings.interactive.log_mib,
-        checkpoint_dir=checkpoint_folder(job, site, settings) if keeps_checkpoints(job) else None,
+        checkpoint_dir=checkpoint_folder(job, site, settings),
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
         # What an adopted process was started in stays as it is.

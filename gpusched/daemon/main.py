@@ -173,14 +173,17 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
 
 
 def _make_folders() -> None:
-    folders = (paths.state_dir(), paths.spool_dir(), os.path.dirname(paths.log_file()), paths.runtime_dir())
+    folders = (
+        *(paths.state_dir(), paths.spool_dir(), paths.checkpoint_dir()),
+        *(os.path.dirname(paths.log_file()), paths.runtime_dir()),
+    )
     if not paths.is_system():
         for folder in folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         return
     os.umask(0o022)
     try:
-        for folder in (*folders, paths.checkpoint_dir()):
+        for folder in folders:
             os.makedirs(folder, exist_ok=True)
             if os.lstat(folder).st_uid != 0:
                 raise NotReady(
@@ -192,8 +195,8 @@ def _make_folders() -> None:
     os.chmod(paths.state_dir(), 0o711)
     os.chmod(os.path.dirname(paths.log_file()), 0o700)
     os.chmod(paths.runtime_dir(), 0o755)
-    # Each may make the folders of their own jobs, as in /tmp, and nobody sees whose there are.
-    os.chmod(paths.checkpoint_dir(), 0o1733)
+    # Root makes the folders in it: whoever could make one might be there before the job that has its number.
+    os.chmod(paths.checkpoint_dir(), 0o711)
 
 
 def _read_settings() -> Loaded:

@@ -10,7 +10,7 @@ import stat
 from gpusched.engine import spool as files
 from gpusched.engine.account import DEFAULT_PATH, account_of, complete
 from gpusched.engine.logs import Logs, open_log
-from gpusched.engine.users import LaunchError, as_user, text_of
+from gpusched.engine.users import LaunchError, as_user, text_of, why_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-TRIES = 20
 BECOME_S = 60.0
 """So long may it take to read a program from a file server; who was stopped on the way takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
@@ -54,7 +53,7 @@ def start(
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
-        _give_checkpoint_dir(ticket["checkpoint_dir"], uid, gid)
+    no_folder = _make_checkpoint_dir(ticket, gid)
     owner = (ticket["user"], uid, gid) if foreign else None
     logs = _enter(ticket) if owner is None else as_user(*owner, lambda: _enter(ticket))
     try:
@@ -63,6 +62,8 @@ def start(
 
             logs = RotatedLogs(logs, ticket, owner)
         logs.owner = owner
+        if no_folder is not None:
+            logs.say(f"job {ticket['run'].partition('.')[0]} has no checkpoint folder: {no_folder}")
         if foreign or box is not None:
             pid = _fork_as(ticket, argv, logs, (uid, gid) if foreign else None, streams, box)
         else:
@@ -115,7 +116,6 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         if snapshot is not None and isinstance(error, FileNotFoundError):
             raise LaunchError(f"its snapshot {snapshot} is gone: there is no {work_dir}") from None
         raise LaunchError(f"cannot enter the working directory {work_dir}: {text_of(error)}") from None
-    _make_checkpoint_dir(ticket)
     before = os.umask(ticket["umask"])
     try:
         output = open_log(ticket["stdout_path"], ticket, "output")
@@ -131,48 +131,62 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.umask(before)
 
 
-def _give_checkpoint_dir(path: str | None, uid: int, gid: int) -> None:
-    """Make a user's folder where everybody may make some, as in /tmp. Whoever took its name before loses it."""
+def _make_checkpoint_dir(ticket: dict[str, Any], gid: int) -> str | None:
+    """Make the folder that the job is named, or find that of its earlier runs; a sentence when it gets none.
+
+    Root makes it for its owner in a folder where users can make nothing, so that nobody else can be there first.
+    Elsewhere it is made with the user's rights. What is there and is no folder of that user is not used: its owner
+    could change what the job reads, and runs, from it.
+    """
+    path, uid = ticket["checkpoint_dir"], ticket["uid"]
     if path is None:
-        return
+        return None
+    base = os.path.dirname(path)
     try:
-        around = os.stat(os.path.dirname(path))
-        if around.st_uid != 0 or not around.st_mode & stat.S_ISVTX:
-            return
-        for number in range(TRIES):
+        if not os.path.lexists(base):
+            # Under root all pass through it to their own.
+            before = os.umask(0o066 if os.geteuid() == 0 else 0o077)
             try:
-                os.mkdir(path, 0o700)
-                break
-            except FileExistsError:
-                found = os.lstat(path)
-                if found.st_uid == uid:
-                    return
-                os.rename(path, f"{path}.of-{found.st_uid}.{os.getpid()}-{number}")
-        else:
-            return
-        try:
-            os.chown(path, uid, gid, follow_symlinks=False)
-        except OSError:
-            # A file server where root is nobody: the user can make it.
-            os.rmdir(path)
-    except OSError:
-        # Gone meanwhile, a full disk: what the user finds is looked at as the user.
-        return
+                os.makedirs(base, exist_ok=True)
+            finally:
+                os.umask(before)
+        foreign = uid != os.geteuid()
+        why_not = why_unsafe(base, for_others=foreign)
+        if why_not is None:
+            if foreign and os.stat(base).st_mode & 0o022:
+                as_user(ticket["user"], uid, gid, lambda: _make_own_folder(path, uid, gid))
+            else:
+                _make_own_folder(path, uid, gid)
+            return None
+    except LaunchError as error:
+        why_not = str(error)
+    except (OSError, ValueError) as error:
+        why_not = f"cannot make {path}: {text_of(error)}"
+    ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
+    return why_not
 
 
-def _make_checkpoint_dir(ticket: dict[str, Any]) -> None:
-    """Make the job's folder as its user. One that is somebody else's is not used: what is in it would not be theirs."""
-    path = ticket["checkpoint_dir"]
-    if path is None:
-        return
+def _make_own_folder(path: str, uid: int, gid: int) -> None:
+    """Make a folder that is one user's alone, or find it. Raises: LaunchError for somebody else's; OSError."""
+    base, name = os.path.split(path)
+    parent = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
-        found = os.lstat(path)
-    except OSError:
-        found = None
-    if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        # A full disk, or a place where the user may not write: the job runs as well without.
-        ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            pass
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        owner = os.fstat(folder).st_uid
+        if owner == os.geteuid() != uid:
+            # Just made, or by a supervisor that was killed before it came here.
+            os.fchown(folder, uid, gid)
+        elif owner != uid:
+            raise LaunchError(f"{path} belongs to uid {owner}")
+    finally:
+        os.close(folder)
 
 
 def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams | None) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
-from gpusched.engine.users import LaunchError, text_of
+from gpusched.engine.users import LaunchError, text_of, write_as
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ class Logs:
 
     def begin(self) -> None:
         """The job has started."""
+
+    def say(self, text: str) -> None:
+        """Leave a line in the job's error output, as Slurm does; not into a pipe, which might block."""
+        try:
+            if stat.S_ISREG(os.fstat(self.error).st_mode):
+                uid = None if self.owner is None else self.owner[1]
+                write_as(uid, self.error, f"gpusched: {text}\n".encode("utf-8", "surrogateescape"))
+        except OSError:
+            # A full disk or an output that went away: a line less.
+            pass
 
     def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
         """Copy what the job writes until a signal is pending, where `is_copied`."""

@@ -8,13 +8,12 @@ daemon: results go to the spool, and the event pipe only makes them known sooner
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
 from gpusched.engine.standstill import Standstill
-from gpusched.engine.users import LaunchError, as_user, write_as
+from gpusched.engine.users import LaunchError, as_user
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False
@@ -371,7 +370,9 @@ class Supervisor:
         if self.stopping is None and self.status is None:
             self.stopping = self.stopped_by = why
             self.tell("stopping", at=time.time(), why=why)
-            self.note_in_log(why)
+            if self.logs is not None:
+                at = time.strftime("%Y-%m-%dT%H:%M:%S")
+                self.logs.say(f"job {self.run.partition('.')[0]} CANCELLED AT {at}{BECAUSE.get(why, '')}")
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
         elif why == "cancel" and self.stopped_by in ("preempt", "shutdown"):
@@ -419,19 +420,6 @@ class Supervisor:
                 os.kill(self.job_pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
-
-    def note_in_log(self, why: str) -> None:
-        """Leave a line in the job's error output, as Slurm does; not into a pipe, which might block."""
-        if self.logs is None or not stat.S_ISREG(os.fstat(self.logs.error).st_mode):
-            return
-        job = self.run.partition(".")[0]
-        at = time.strftime("%Y-%m-%dT%H:%M:%S")
-        try:
-            line = f"gpusched: job {job} CANCELLED AT {at}{BECAUSE.get(why, '')}\n".encode()
-            write_as(None if self.ticket["uid"] == os.geteuid() else self.ticket["uid"], self.logs.error, line)
-        except OSError:
-            # A full disk or an output that went away: the state says it too.
-            pass
 
     # --- orders -----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,33 @@ def write_as(uid: int | None, fd: int, data: bytes) -> int:
         return os.write(fd, data)
     finally:
         os.seteuid(0)
+
+
+def why_unsafe(folder: str, *, for_others: bool) -> str | None:
+    """Why a user could replace what lies in this folder for another; None when nobody can. Raises: OSError.
+
+    Others may write where the sticky bit keeps each to their own. Before root makes something there for others, all
+    that leads to the folder counts, links too: root must not be led elsewhere.
+    """
+    paths = (folder, os.path.realpath(folder))
+    steps = [step for path in paths for step in _steps(path)] if for_others else paths
+    for step in steps:
+        found = os.lstat(step)
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{step} belongs to uid {found.st_uid}"
+        is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if is_shared and not stat.S_ISLNK(found.st_mode):
+            return f"others can write {step} (mode {stat.S_IMODE(found.st_mode):o})"
+    return None
+
+
+def _steps(path: str) -> list[str]:
+    """`/a/b`: `/`, `/a`, `/a/b`."""
+    steps = [path]
+    while (above := os.path.dirname(path)) != path:
+        path = above
+        steps.append(path)
+    return steps[::-1]
 
 
 def text_of(error: BaseException) -> str:

@@ -1,13 +1,15 @@
 """Whether NVIDIA's MPS control daemon runs for a card: what it has left behind, and whether that process lives.
 
 Each card has a control daemon of its own, with its pipes in `FOLDER/UUID`. gpusched starts none: it is for the
-administrator to say where there is one. A folder that anybody may write to proves nothing, so the file that names the
-process must be of root or of whoever runs this.
+administrator to say where there is one. What another user could have put there proves nothing, and jobs would speak to
+it: the folder must be of root or of whoever runs this, with nobody else to write there, and so must the file be that
+names the process.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ NAME = "nvidia-cuda-mps"
 
 def is_running(folder: str, proc: str = "/proc") -> bool:
     """Whether a control daemon lives whose pipes are in this folder."""
+    if not (_is_ours(os.path.realpath(os.path.dirname(folder))) and _is_ours(folder)):
+        return False
     try:
         fd = os.open(os.path.join(folder, PID_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -39,6 +43,16 @@ def is_running(folder: str, proc: str = "/proc") -> bool:
             return comm.read().strip() == NAME
     except OSError:
         return False
+
+
+def _is_ours(folder: str) -> bool:
+    """Whether nobody else can replace what is in it; the sticky bit keeps each to their own."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and not is_shared
 
 
 class WithMps:

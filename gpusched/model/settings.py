@@ -348,7 +348,8 @@ class LifeSettings:
     checkpoint_dir: str | None = setting(
         None,
         "Folder in which each job has one of its own, GPUSCHED_CHECKPOINT_DIR; default: `checkpoints` in the state "
-        "folder. With several users it must be one in which all may make folders, as in /tmp.",
+        "folder. With several users root owns it, and all that leads to it, and makes the folders in it; nobody else "
+        "needs to write there.",
     )
     checkpoint_keep_s: float = setting(
         7 * 86400.0, "How long it is kept after a job that did not COMPLETE, in seconds."

@@ -64,18 +64,45 @@ def test_a_kill_before_it_is_taken_away_only_puts_that_off(make_daemon: Callable
     wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
-def test_short_jobs_are_told_the_name_and_may_make_it_themselves(daemon: Daemon) -> None:
-    script = 'test ! -e "$GPUSCHED_CHECKPOINT_DIR" && mkdir -p "$GPUSCHED_CHECKPOINT_DIR"'
-    job_id = daemon.submit("/bin/sh", "-c", script)
+def test_a_job_without_gpus_and_retries_has_one_too(daemon: Daemon) -> None:
+    job_id = daemon.submit("/bin/sh", "-c", 'stat -c "%u %a" "$GPUSCHED_CHECKPOINT_DIR"')
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
-    assert folder_of(daemon, job_id).is_dir()
+    assert daemon.output(job_id) == f"{os.geteuid()} 700\n"
+    wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
-def test_where_it_cannot_be_made_the_job_runs_without(make_daemon: Callable[..., Daemon]) -> None:
+def test_an_empty_one_goes_after_a_failure_too(daemon: Daemon) -> None:
+    job_id = daemon.submit("/bin/sh", "-c", 'test -d "$GPUSCHED_CHECKPOINT_DIR" && exit 7')
+    assert daemon.wait(job_id)[0]["exit_code"] == 7
+    wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
+
+
+def test_where_it_cannot_be_made_the_job_runs_without_and_its_log_says_why(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config='[life]\ncheckpoint_dir = "/proc/none"\n')
     job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', retries=1)
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
-    assert daemon.output(job_id) == "<>\n"
+    why, said = daemon.output(job_id).splitlines()
+    assert why.startswith(f"gpusched: job {job_id} has no checkpoint folder: cannot make /proc/none/{job_id}: ")
+    assert said == "<>"
+
+
+def test_one_that_others_could_replace_is_not_used(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    base = tmp_path / "shared"
+    base.mkdir()
+    base.chmod(0o777)
+    daemon = make_daemon(config=f'[life]\ncheckpoint_dir = "{base}"\n')
+    job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"')
+    daemon.wait(job_id)
+    why, said = daemon.output(job_id).splitlines()
+    assert why == f"gpusched: job {job_id} has no checkpoint folder: others can write {base} (mode 777)"
+    assert (said, list(base.iterdir())) == ("<>", [])
+
+
+def test_a_link_in_its_place_is_not_followed(daemon: Daemon, tmp_path: Path) -> None:
+    (daemon.home / "checkpoints" / "1").symlink_to(tmp_path)
+    job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"')
+    daemon.wait(job_id)
+    assert daemon.output(job_id).splitlines()[-1] == "<>"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others and start jobs as them")
@@ -87,5 +114,7 @@ def test_somebody_elses_folder_is_not_used(make_daemon: Callable[..., Daemon], t
     os.chown(base / "1", 65534, -1)
     job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', retries=1)
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
-    assert daemon.output(job_id) == "<>\n"
+    why, said = daemon.output(job_id).splitlines()
+    assert why == f"gpusched: job {job_id} has no checkpoint folder: {base}/1 belongs to uid 65534"
+    assert said == "<>"
     assert (base / "1").exists()

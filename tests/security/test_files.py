@@ -16,7 +16,7 @@ from attacks import as_user, open_folder, wait_for
 from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
-from gpusched.engine import launch, users
+from gpusched.engine import users
 
 pytestmark = NEEDS_ROOT
 
@@ -214,44 +214,136 @@ def test_what_a_supervisor_copies_it_writes_as_the_user(make: Any, monkeypatch: 
     assert sum(path.stat().st_size for path in folder.glob("log*")) > 3_000_000
 
 
-def test_no_folder_of_another_is_taken_for_a_checkpoint_and_none_is_denied(make: Any) -> None:
+SAVES = 'echo saved > "$GPUSCHED_CHECKPOINT_DIR/state" && stat -c "%u %a" "$GPUSCHED_CHECKPOINT_DIR"; exit 3'
+
+
+def test_nobody_is_in_a_checkpoint_folder_before_its_job(make: Any) -> None:
     daemon = make()
-    ann, bob = daemon.person(ANN), daemon.person(BOB)
-    base = daemon.state_dir / "checkpoints"
+    ann, base, folder = daemon.person(ANN), daemon.state_dir / "checkpoints", open_folder(daemon)
+    for attempt in ("mkdir", "symlink", "rename"):
 
-    def squat() -> None:
-        for number in (*range(1, 30), 10**30, 10**17):
-            (base / str(number)).mkdir(mode=0o777)
-            (base / str(number)).chmod(0o777)
+        def squat(attempt: str = attempt) -> None:
+            if attempt == "mkdir":
+                (base / "1").mkdir(mode=0o777)
+            elif attempt == "symlink":
+                (base / "1").symlink_to("/tmp")
+            else:
+                (base.parent / "checkpoints").rename(base.parent / "mine")
 
-    as_user(BOB, squat)
-    script = 'echo saved > "$GPUSCHED_CHECKPOINT_DIR/state" && stat -c "%u %a" "$GPUSCHED_CHECKPOINT_DIR"; exit 3'
-    folder = open_folder(daemon)
-    job = ann.submit("/bin/sh", "-c", script, gpus=1, stdout=f"{folder}/log")
-    assert wait_for(ann, job, "FAILED")["exit_code"] == 3
-    assert (folder / "log").read_text() == f"{ann.uid} 700\n"
-    assert (base / job / "state").stat().st_uid == ann.uid
-    with pytest.raises(AssertionError, match="PermissionError"):
-        as_user(BOB, lambda: os.listdir(base / job))
+        with pytest.raises(AssertionError, match="PermissionError"):
+            as_user(BOB, squat)
+    for spec in ({}, {"gpus": 1}, {"retries": 1, "backoff_s": 0}):
+        job = ann.submit("/bin/sh", "-c", SAVES, stdout=f"{folder}/log-%j", **spec)
+        assert wait_for(ann, job, "FAILED")["exit_code"] == 3
+        for log in folder.glob(f"log-{job}*"):
+            assert log.read_text() == f"{ann.uid} 700\n"
+        assert (base / job / "state").stat().st_uid == ann.uid
+        for look in (lambda place: os.listdir(place), lambda place: (place / "state").write_text("evil")):
+            with pytest.raises(AssertionError, match="PermissionError"):
+                as_user(BOB, lambda look=look, place=base / job: look(place))
     with pytest.raises(AssertionError, match="PermissionError"):
         as_user(BOB, lambda: os.listdir(base))
-    # Those with numbers that no job can have hold up nobody's.
     daemon.stop()
     daemon.configure("[life]\ncheckpoint_keep_s = 0\n")
     daemon.start()
-    wait_until(lambda: not (base / job).exists(), what="the folder to be taken away")
-    assert bob.call("GET", "/v1/status")["daemon"]
+    wait_until(lambda: not list(base.iterdir()), what="the folders to be taken away")
 
 
-def test_a_link_in_place_of_a_checkpoint_folder_is_not_followed(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    target = tmp_path / "roots"
-    target.mkdir(0o700)
-    (tmp_path / "7").symlink_to(target)
-    bob = pwd.getpwnam(BOB)
-    launch._give_checkpoint_dir(str(tmp_path / "7"), bob.pw_uid, bob.pw_gid)
-    assert (target.stat().st_uid, stat.S_IMODE(target.stat().st_mode)) == (0, 0o700)
-    assert (tmp_path / "7").lstat().st_uid == bob.pw_uid
+def test_what_is_in_place_of_a_checkpoint_folder_is_not_used(make: Any) -> None:
+    """As left by a release in which users could make folders there."""
+    daemon = make()
+    ann, bob, folder = daemon.person(ANN), daemon.person(BOB), open_folder(daemon)
+    base, target = daemon.state_dir / "checkpoints", open_folder(daemon, "bobs")
+    (base / "1").mkdir()
+    os.chown(base / "1", bob.uid, -1)
+    (base / "1").chmod(0o777)
+    (base / "2").symlink_to(target)
+    os.chown(base / "2", ann.uid, -1, follow_symlinks=False)
+    (base / "3").write_text("")
+    script = 'echo "<$GPUSCHED_CHECKPOINT_DIR>"'
+    for number, why in (
+        ("1", f"{base}/1 belongs to uid {bob.uid}"),
+        ("2", f"cannot make {base}/2: Not a directory"),
+        ("3", f"cannot make {base}/3: Not a directory"),
+    ):
+        job = ann.submit("/bin/sh", "-c", script, stdout=f"{folder}/log-%j")
+        assert (job, wait_for(ann, job, "COMPLETED", "FAILED")["state"]) == (number, "COMPLETED")
+        said = [f"gpusched: job {job} has no checkpoint folder: {why}", "<>"]
+        assert (folder / f"log-{job}").read_text().splitlines() == said
+    assert list(target.iterdir()) == []
+    assert (base / "1").stat().st_uid == bob.uid
+
+
+def test_later_runs_of_a_job_find_the_folder_of_the_first(make: Any) -> None:
+    daemon = make()
+    ann, folder = daemon.person(ANN), open_folder(daemon)
+    script = 'cd "$GPUSCHED_CHECKPOINT_DIR" && touch run-$GPUSCHED_RESTART_COUNT && ls && test -e run-2'
+    job = ann.submit("/bin/sh", "-c", script, stdout=f"{folder}/log", open_mode="append", retries=5, backoff_s=0)
+    assert wait_for(ann, job, "COMPLETED", "FAILED")["state"] == "COMPLETED"
+    assert (folder / "log").read_text().split() == ["run-0", *("run-0", "run-1"), *("run-0", "run-1", "run-2")]
+
+
+def test_a_folder_of_the_settings_is_used_where_users_cannot_replace_what_is_in_it(make: Any) -> None:
+    daemon = make()
+    ann, bob, root = (daemon.person(user) for user in (ANN, BOB, "root"))
+    folder, shared = open_folder(daemon), daemon.home / "scratch"
+    shared.mkdir()
+    shared.chmod(0o777)
+    bobs = shared / "bobs"
+    sticky = daemon.home / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    as_user(BOB, lambda: (bobs.mkdir(), (sticky / "link").symlink_to(daemon.state_dir)))
+    given = f"{ann.uid} 700\n"
+    for number, (base, said) in enumerate(
+        (
+            (daemon.home / "made" / "for" / "it", given),
+            (sticky, given),
+            (sticky / "of-root", given),
+            (shared, f"others can write {shared} (mode 777)"),
+            (bobs, f"others can write {shared} (mode 777)"),
+            (sticky / "link", f"{sticky}/link belongs to uid {bob.uid}"),
+        )
+    ):
+        daemon.configure(f'[life]\ncheckpoint_dir = "{base}"\n')
+        root.call("POST", "/v1/reload", {})
+        job = ann.submit("/bin/sh", "-c", SAVES, stdout=f"{folder}/log{number}", retries=0)
+        wait_for(ann, job, "FAILED")
+        told = (folder / f"log{number}").read_text()
+        (check,) = [one for one in root.call("GET", "/v1/doctor")["checks"] if one["check"] == "checkpoints"]
+        assert (check["ok"], said in check["text"]) == (said == given, said != given)
+        if said == given:
+            assert told == given, base
+            assert (base / job / "state").stat().st_uid == ann.uid
+        else:
+            assert told.startswith(f"gpusched: job {job} has no checkpoint folder: {said}\n"), base
+    assert not list(bobs.iterdir())
+    # Whoever is first in a folder where all may make some takes nothing over, and gains nothing by it.
+    as_user(BOB, lambda: [(sticky / str(number)).mkdir(mode=0o777) for number in range(20, 40)])
+    daemon.configure(f'[life]\ncheckpoint_dir = "{sticky}"\n')
+    root.call("POST", "/v1/reload", {})
+    for _ in range(20):
+        ann.submit("/bin/true", hold=True)
+    job = ann.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', stdout=f"{folder}/last")
+    assert 20 <= int(job) < 40
+    wait_for(ann, job, "COMPLETED")
+    why = f"gpusched: job {job} has no checkpoint folder: {sticky}/{job} belongs to uid {bob.uid}"
+    assert (folder / "last").read_text().splitlines() == [why, "<>"]
+
+
+def test_no_path_that_a_job_is_given_can_be_replaced_by_another_user(make: Any) -> None:
+    daemon = make()
+    ann, folder = daemon.person(ANN), open_folder(daemon)
+    script = "#!/bin/sh\nenv; echo SCRIPT=$0\n"
+    job = ann.submit(script=script, gpus=1, retries=1, stdout=f"{folder}/log")
+    wait_for(ann, job, "COMPLETED")
+    values = [value for _, _, value in (line.partition("=") for line in (folder / "log").read_text().splitlines())]
+    given = {value for value in values if value.startswith(f"{daemon.home}/")}
+    assert {Path(value).parent.name for value in given} >= {"spool", "checkpoints", "gpusched"}
+    assert {Path(value).suffix for value in given} >= {".script", ".checkpoint", ".progress", ".sock"}
+    for value in given:
+        assert users.why_unsafe(os.path.dirname(value), for_others=True) is None, value
+        assert not os.stat(os.path.dirname(value)).st_mode & 0o022, value
 
 
 def test_nobody_reads_or_writes_what_the_daemon_keeps(make: Any) -> None:
@@ -284,10 +376,10 @@ def test_nobody_reads_or_writes_what_the_daemon_keeps(make: Any) -> None:
         return sorted(set(found))
 
     told = as_user(BOB, look)
-    # The runtime folder holds the socket for all; in the folder of checkpoints everybody has their own.
-    assert told == sorted([str(daemon.socket.parent), f"{daemon.state_dir}/checkpoints/new"])
+    # The runtime folder holds the socket for all.
+    assert told == [str(daemon.socket.parent)]
     for place in places:
         mode = place.lstat().st_mode
-        if mode & 0o002 and place not in (daemon.socket, daemon.state_dir / "checkpoints"):
+        if mode & 0o002 and place != daemon.socket:
             raise AssertionError(f"{place} is for everybody to write: {mode:o}")
-    assert stat.S_IMODE((daemon.state_dir / "checkpoints").stat().st_mode) == 0o1733
+    assert stat.S_IMODE((daemon.state_dir / "checkpoints").stat().st_mode) == 0o711

@@ -57,6 +57,29 @@ def test_a_pid_that_another_program_has_by_now_is_not(folder: Path) -> None:
     assert not there(folder)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder to somebody else")
+def test_a_folder_of_another_user_is_not(folder: Path) -> None:
+    os.chown(folder, 65534, -1)
+    assert not there(folder)
+
+
+@pytest.mark.parametrize(("mode", "counts"), [(0o755, True), (0o1777, True), (0o775, False), (0o777, False)])
+def test_a_folder_that_others_can_write_is_not(folder: Path, mode: int, counts: bool) -> None:
+    inside = folder / "card"
+    inside.mkdir()
+    (folder / PID_FILE).rename(inside / PID_FILE)
+    for place in (inside, folder):
+        place.chmod(mode)
+        assert is_running(str(inside), str(folder / "proc")) is counts
+        place.chmod(0o755)
+
+
+def test_a_link_in_place_of_the_folder_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    link = tmp_path_factory.mktemp("run") / "card"
+    link.symlink_to(folder)
+    assert not is_running(str(link), str(folder / "proc"))
+
+
 def test_no_folder_no_daemon(tmp_path: Path) -> None:
     assert not is_running(str(tmp_path / "nothing"))
 
