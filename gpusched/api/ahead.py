@@ -42,7 +42,7 @@ async def why(request: web.Request) -> web.Response:
     index_of = {share.uuid: share.index for share in facts.run.gpus} if facts.run else {}
     limits = {f"GPU {gpu_label(index_of[uuid])}": share.enforcement for uuid, share in shares}
     document: dict[str, Any] = {
-        "id": str(job.id),
+        "id": job.shown_id,
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
         "text": viewer.text(text),
@@ -101,7 +101,7 @@ async def starts(request: web.Request) -> web.Response:
         found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)
         likely = likely_range(found, calibration, now)
         row = {
-            "id": str(job.id),
+            "id": job.shown_id,
             "name": job.spec.name if viewer.sees_all_of(job) else "-",
             "user": job.user,
             "state": job.state.value,

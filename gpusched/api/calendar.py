@@ -51,26 +51,13 @@ def reservations(viewer: Viewer) -> list[dict[str, Any]]:
     jobs: dict[str, list[str]] = {}
     for job in world.jobs.values():
         if job.spec.reservation and viewer.sees(job):
-            jobs.setdefault(job.spec.reservation, []).append(str(job.id))
+            jobs.setdefault(job.spec.reservation, []).append(job.shown_id)
     entries = list(world.calendar.values())
     if is_private("reservations", viewer.caller, service.settings):
-        accounts = _accounts_of(viewer)
-        entries = [entry for entry in entries if _is_for(entry, viewer.caller.user, accounts)]
+        entries = [entry for entry in entries if viewer.may_use(entry)]
     found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]
     live = [one for one in found if one["next"] is not None]
     return sorted(live, key=lambda one: (one["next"]["start_at"], one["name"]))
-
-
-def _is_for(entry: CalendarEntry, user: str, accounts: set[str]) -> bool:
-    """Whether one may use it: as a named user, or in one of these accounts."""
-    return entry.is_maintenance or user in entry.users or not accounts.isdisjoint(entry.accounts)
-
-
-def _accounts_of(viewer: Viewer) -> set[str]:
-    """Those that name the caller, or that they have a job of."""
-    service, caller = viewer.service, viewer.caller
-    own = {job.spec.account for job in service.scheduler.world.jobs.values() if job.uid == caller.uid}
-    return own | {name for name, account in service.settings.account.items() if caller.user in account.users}
 
 
 def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, Any]:
@@ -131,4 +118,6 @@ async def unreserve(request: web.Request) -> web.Response:
     if not isinstance(names, list) or not names or not all(isinstance(word, str) for word in names):
         raise UsageError("no reservation is named", "for example: gctl unreserve course")
     answer = await service.ask(Unreserve(caller, tuple(names)))
-    return respond(changed=answer["changed"], waiting=[str(job_id) for job_id in answer["waiting"]])
+    return respond(
+        changed=answer["changed"], waiting=[service.scheduler.world.name_of(job_id) for job_id in answer["waiting"]]
+    )

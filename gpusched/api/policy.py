@@ -44,7 +44,7 @@ async def priorities(request: web.Request) -> web.Response:
     service = viewer.service
     jobs = selected(viewer, filter_of(request, service, viewer.caller))
     rows = priority_rows(service.scheduler, jobs)
-    masked = {str(job.id) for job in jobs if not viewer.sees_all_of(job)}
+    masked = {job.shown_id for job in jobs if not viewer.sees_all_of(job)}
     for row in rows:
         if row["id"] in masked:
             row.update(name="-", parts={})
@@ -55,14 +55,14 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
     """Waiting jobs, the higher tier and then the higher priority first."""
     ranking, world = scheduler.ranking(), scheduler.world
     rows: list[dict[str, Any]] = []
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job.id):
         if job.state is not JobState.PENDING:
             continue
         key = world.class_of(job.id) or class_key(job)
         found = ranking.priority(key, job.queued_at)
         rows.append(
             {
-                "id": str(job.id),
+                "id": job.shown_id,
                 "name": job.spec.name,
                 "user": job.user,
                 "account": job.spec.account,
@@ -72,7 +72,7 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
                 "parts": dict(found.parts),
             }
         )
-    rows.sort(key=lambda row: (-row["tier"], -row["priority"], int(row["id"])))
+    rows.sort(key=lambda row: (-row["tier"], -row["priority"]))
     return rows
 
 

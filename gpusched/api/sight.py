@@ -13,6 +13,7 @@ from gpusched.api.render import JOB_FIELDS, JobContext, event_json, job_json, ru
 from gpusched.api.service import Service, service_of
 from gpusched.daemon.access import Act, Caller, Hidden, check, hides, is_admin, is_operator, is_private, may
 from gpusched.errors import NotFound, Refused
+from gpusched.model.calendar import CalendarEntry
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.policy.life.dependencies import parse_dependency
 
@@ -43,10 +44,12 @@ _OF_RUN = frozenset(
     }
 )
 _NAMED = re.compile(
-    r"\b(jobs?) (\d+(?:_\d+)?(?:, \d+(?:_\d+)?)*(?: and \d+(?:_\d+)?(?: more)?)?)((?: of (?!queue)\S+)?)"
+    r"\b(jobs?) (\d+(?:_\d+)?(?:, \d+(?:_\d+)?)*(?: and \d+(?:_\d+)?(?: more)?)?)((?: of (?!queue)[^\s,;()]+)?)"
 )
 _NUMBER = re.compile(r"\d+(?:_\d+)?(?! more)")
-_NAMING_FACTS = frozenset({"jobs", "behind", "ahead", "users"})
+_RESERVATION = re.compile(r"\breservation ([^\s,;()]+)")
+_CALENDAR_FACTS = frozenset({"reservation", "begins_at", "ends_at"})
+_NAMING_FACTS = frozenset({"jobs", "behind", "ahead", "users", "preempted", "preempts"})
 
 
 class Viewer:
@@ -58,6 +61,7 @@ class Viewer:
         self._settings = service.settings
         self.is_restricted = is_private("jobs", caller, self._settings)
         """There are jobs of others that this caller must not know of."""
+        self._hides_calendar = is_private("reservations", caller, self._settings)
         self._known: dict[str, bool] = {}
 
     @property
@@ -127,9 +131,7 @@ class Viewer:
         """A job as this caller sees it."""
         if self.sees_all_of(job):
             found = job_json(job, ctx)
-            if self.is_restricted:
-                found["reason_text"] = self.text(found["reason_text"])
-            return found
+            return {**found, "reason_text": self.text(found["reason_text"])}
         return {name: make(job, ctx) if name in PUBLIC else MASKED[name] for name, make in JOB_FIELDS.items()}
 
     def row(self, job: Job, ctx: JobContext, names: Iterable[str]) -> list[Any]:
@@ -167,15 +169,39 @@ class Viewer:
 
     def facts(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Facts behind a reason, without those that name or count others' jobs where these are hidden."""
-        if not self.is_restricted:
-            return facts
-        return {name: value for name, value in facts.items() if name not in _NAMING_FACTS}
+        hidden = _NAMING_FACTS if self.is_restricted else frozenset[str]()
+        if self._is_hidden_reservation(facts.get("reservation")):
+            hidden |= _CALENDAR_FACTS
+        return {name: value for name, value in facts.items() if name not in hidden}
 
     def text(self, text: str | None) -> str | None:
-        """A sentence in which jobs that the caller must not know of have no number."""
-        if text is None or not self.is_restricted:
-            return text
-        return _NAMED.sub(self._veiled, text)
+        """A sentence in which jobs and reservations that the caller must not know of have no name."""
+        if text is None:
+            return None
+        if self.is_restricted:
+            text = _NAMED.sub(self._veiled, text)
+        if self._hides_calendar:
+            text = _RESERVATION.sub(
+                lambda found: "a reservation" if self._is_hidden_reservation(found[1]) else found[0], text
+            )
+        return text
+
+    def may_use(self, entry: CalendarEntry) -> bool:
+        """Whether a reservation of the calendar is for the caller: by name, or by an account; maintenance for all."""
+        if entry.is_maintenance or self.caller.user in entry.users:
+            return True
+        accounts = {name for name, one in self._settings.account.items() if self.caller.user in one.users}
+        jobs = self.service.scheduler.world.jobs.values()
+        return any(
+            name in accounts or any(job.uid == self.caller.uid and job.spec.account == name for job in jobs)
+            for name in entry.accounts
+        )
+
+    def _is_hidden_reservation(self, name: object) -> bool:
+        if not self._hides_calendar or not isinstance(name, str):
+            return False
+        entry = self.service.scheduler.world.calendar.get(name)
+        return entry is not None and not self.may_use(entry)
 
     def _veiled(self, found: re.Match[str]) -> str:
         if all(map(self._knows, _NUMBER.findall(found[2]))):

@@ -37,10 +37,10 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     if key is None or reason is None:
         return Reason(ReasonCode.NONE, "is about to be looked at")
     ahead = world.position_in_class(job)
-    if ahead and reason.code is not ReasonCode.PRIORITY:
-        text = f"waits behind {ahead} earlier job{'s' if ahead > 1 else ''} like it; the first of them: {reason.text}"
-        return Reason(ReasonCode.PRIORITY, text, {**reason.facts, "ahead": ahead})
-    return reason
+    if not ahead or reason.code is ReasonCode.PRIORITY:
+        return reason
+    text = f"waits behind {ahead} earlier job{'s' if ahead > 1 else ''} like it; the first of them: {reason.text}"
+    return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
 
 
 def _by_time(job: Job, now: float) -> Reason:

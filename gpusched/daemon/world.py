@@ -337,8 +337,9 @@ class World:
         """How many jobs wait for what, by the reasons of a plan; as `waiting_reason` says of each."""
         found = self.census.held + self.census.asleep
         for key, jobs in self._lines.sizes():
-            found[reasons[key].code if key in reasons else ReasonCode.NONE] += 1
-            found[ReasonCode.PRIORITY if key in reasons else ReasonCode.NONE] += jobs - 1
+            code = reasons[key].code if key in reasons else ReasonCode.NONE
+            found[code] += 1
+            found[code.of_followers] += jobs - 1
         # Whoever is not held, has no instant to wait for and is in no line waits for other jobs.
         found[ReasonCode.DEPENDENCY] += self.census.pending - found.total()
         return +found

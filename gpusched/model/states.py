@@ -121,3 +121,9 @@ class ReasonCode(str, Enum):
     MAX_FAILS = "MaxFails"
 
     __str__ = str.__str__
+
+    @property
+    def of_followers(self) -> ReasonCode:
+        """Why equal jobs behind the one with this reason wait: for their turn, unless the reason holds for each."""
+        is_of_first = self in (ReasonCode.RESOURCES, ReasonCode.PREEMPTING)
+        return ReasonCode.PRIORITY if is_of_first else self

@@ -27,9 +27,8 @@ from gpusched.model.settings import LEARNING_STRATEGIES, SPARING_STRATEGIES, Set
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
-from gpusched.policy.calendar.upkeep import Upkeep
 from gpusched.policy.ceilings import Ceilings
-from gpusched.policy.draft import Booking, Draft, Layout
+from gpusched.policy.draft import Booking, Counts, Draft, Layout
 from gpusched.policy.explain import Explainer
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.fragmentation import typical_of
@@ -37,12 +36,13 @@ from gpusched.policy.guards import Guards
 from gpusched.policy.ordering import Head, Line, Ranking
 from gpusched.policy.placement import Guard, Need, find, fits, options
 from gpusched.policy.preemption import Held, Preemption, Victim, held_by_job
-from gpusched.policy.profile import NO_JOB, Ending, Kept, Profile, end_of, endings
+from gpusched.policy.profile import Ending, Kept, Profile, end_of, endings
 from gpusched.policy.scarcity import wanted_of
 from gpusched.policy.sharing.limits import Denial
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.turns import Runner, Turns
 from gpusched.policy.sharing.usage import footprint
+from gpusched.policy.words import name_some
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Cycle:
             self.layout.wanted = wanted_of(snapshot)
         self.draft = Draft(self.layout)
         self.inside = Inside(snapshot, self.layout)
-        self.upkeep = Upkeep(snapshot.windows, self.layout, self.now)
+        self.windows = snapshot.windows
         outside = [held for held in snapshot.allocations if not self.inside.holds(held)]
         running = [*endings(self.layout, outside, self.now), *self.inside.now]
         for ending in running:
@@ -95,6 +95,13 @@ class Cycle:
         self.blocked: dict[ClassKey, Blocked] = {}
         self.reservations: list[Kept] = []
         """Those made for jobs, in the order in which they were made."""
+        self.license_users: list[tuple[int, str, Counts]] = [
+            (job_id, one.first.user, booking.licenses)
+            for job_id, one in held.items()
+            for booking in one.bookings
+            if booking.licenses
+        ]
+        """Who holds which licenses: job, user, licenses."""
         self._tasks = Counter(one.first.array_id for one in held.values() if one.first.array_id is not None)
         """How many tasks run of each array."""
         self._suspended = [one for one in held.values() if one.first.is_suspended]
@@ -121,6 +128,8 @@ class Cycle:
         self.ranking.started(key, booking)
         if key.throttle is not None:
             self._tasks[key.throttle[0]] += 1
+        if booking.licenses:
+            self.license_users.append((head.job.id, key.user, booking.licenses))
         self.starts.append(Start(head.job.id, self.layout.placement(booking)))
         self.line.advance()
 
@@ -141,7 +150,7 @@ class Cycle:
         what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
         who = "" if limit.user is None else f"user {limit.user} in "
         text = f"would use up what {who}{what} may still hold, and job {name} goes first"
-        return Reason(ReasonCode.PRIORITY, text, {"behind": turn.job_id})
+        return Reason(ReasonCode.PRIORITY, text, {"behind": name})
 
     def why_throttled(self, key: ClassKey) -> Reason | None:
         """Why no more tasks of the same array may run; None when they may."""
@@ -207,6 +216,11 @@ class Cycle:
         Else they would make room for others, who may have no right to it.
         """
         return self.profile.fits_after(*self.preemption.departures(victims), need, _duration_s(head), guard)
+
+    def may_preempt_at(self, head: Head, need: Need) -> tuple[float, tuple[int, ...]] | None:
+        """When protected runs could be preempted for a blocked job, and which; None when that does not help."""
+        found = self.preemption.possible_at(head.key, need, self.draft, self.guards.of(head.key, head.wanted))
+        return None if found is None else (found[0], tuple(sorted(victim.job_id for victim in found[1])))
 
     @property
     def has_reservations_left(self) -> bool:
@@ -447,9 +461,9 @@ def _preempting(preemption: Preemption, head: Head, name_of: Callable[[int], str
     mine = sorted(one.job_id for one in preemption.chosen.values() if one.for_job == head.job.id)
     if not mine:
         return None
-    names = ", ".join(map(name_of, mine))
-    text = f"job{'s' if len(mine) > 1 else ''} {names} {'make' if len(mine) > 1 else 'makes'} room for it"
-    return Reason(ReasonCode.PREEMPTING, text, {"preempted": mine})
+    names = [name_of(job_id) for job_id in mine]
+    text = f"{name_some('job', names)} {'make' if len(mine) > 1 else 'makes'} room for it"
+    return Reason(ReasonCode.PREEMPTING, text, {"preempted": names})
 
 
 def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
@@ -483,8 +497,7 @@ def decide(snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_E
         preempts=tuple(cycle.preemption.chosen[job_id] for job_id in sorted(cycle.preemption.chosen)),
         resumes=tuple(cycle.resumes),
         reservations=tuple(
-            Reservation(kept.job_id or NO_JOB, cycle.layout.placement(kept.booking), kept.start_at)
-            for kept in cycle.reservations
+            Reservation(kept.job_id, cycle.layout.placement(kept.booking), kept.start_at) for kept in cycle.reservations
         ),
         reasons=Reasons(cycle),
         first_blocked=cycle.reservations[0].job_id if cycle.reservations else None,
@@ -500,16 +513,7 @@ class Reasons(Mapping[ClassKey, Reason]):
 
     def __init__(self, cycle: Cycle) -> None:
         first = next((one.head for one in cycle.blocked.values() if one.kept is not None), None)
-        self._explainer = Explainer(
-            cycle.draft,
-            cycle.ceilings,
-            cycle.now,
-            first,
-            cycle.profile,
-            cycle.name_of,
-            cycle.upkeep,
-            cycle.relied_end_of,
-        )
+        self._explainer = Explainer(cycle, first)
         self._blocked = cycle.blocked
         self._known = {
             key: Reason(ReasonCode.PRIORITY, "is next in line and about to be looked at") for key in cycle.line.rest()

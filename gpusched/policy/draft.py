@@ -375,12 +375,13 @@ class Draft:
         if booking.licenses and not _has_counts(self.free_licenses, booking.licenses):
             return False
         for part in booking.parts:
-            if not self._has_room_for(part, booking.uid):
+            if not self.has_room_for(part, booking.uid):
                 return False
         # The pieces of a gang are on different nodes, so none takes the room of another.
         return not booking.others or all(self.has_room(other) for other in booking.others)
 
-    def _has_room_for(self, part: Part, uid: int) -> bool:
+    def has_room_for(self, part: Part, uid: int) -> bool:
+        """Whether this user could book the part of a card without overbooking it."""
         card = part.card
         if part.is_whole:
             return self.is_unbooked(card)

@@ -7,79 +7,197 @@ knows no time zone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import NodeView
-from gpusched.model.snapshot import ClassKey, Reason
+from gpusched.model.job import Request
+from gpusched.model.snapshot import Reason, Window
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
-from gpusched.policy.calendar.upkeep import Upkeep
-from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
-from gpusched.policy.placement import Need, Rejection, Tally, fits, options, pool, reject_card
-from gpusched.policy.profile import Kept, Profile
+from gpusched.policy.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card
+from gpusched.policy.profile import FIRST_WINDOW, Kept
 from gpusched.policy.shortage import Lack, lacks
-from gpusched.policy.words import NAMED, about, describe, describe_where, name_some
+from gpusched.policy.words import NAMED, about, describe, describe_where, licenses, name_some
+
+if TYPE_CHECKING:
+    from gpusched.policy.cycle import Cycle
 
 
 class Explainer:
-    """Gives the reasons of one cycle, as of its end."""
+    """Gives the reasons of one cycle, as of its end. `first_blocked` is the first job with a reservation."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        ceilings: Ceilings,
-        now: float,
-        first_blocked: Head | None,
-        profile: Profile,
-        name_of: Callable[[int], str],
-        upkeep: Upkeep,
-        relied_end_of: Callable[[ClassKey], float],
-    ) -> None:
-        self._draft = draft
-        self._idle = Draft(draft.layout)
-        self._ceilings = ceilings
-        self._now = now
+    def __init__(self, cycle: Cycle, first_blocked: Head | None) -> None:
+        self._cycle = cycle
+        self._draft = cycle.draft
+        self._idle = Draft(cycle.layout)
+        self._ceilings = cycle.ceilings
+        self._now = cycle.now
         self._first = first_blocked
-        self._profile = profile
-        self._name_of = name_of
-        self._upkeep = upkeep
-        self._relied_end_of = relied_end_of
+        self._profile = cycle.profile
+        self._name_of = cycle.name_of
         self._known: dict[object, Reason] = {}
 
     def reason(self, head: Head, kept: Kept | None = None) -> Reason:
         """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
         need = Need.of(head.key.request, head.key.uid)
-        if self._upkeep and (found := self._of_upkeep(head, need, kept)) is not None:
-            return found
         if kept is not None:
-            return self._of_reserved(need, kept)
-        found = self._known.get(need.signature)
+            return self._of_calendar(head, need, kept) or self._of_reserved(head, need, kept)
+        end_at = self._cycle.relied_end_of(head.key)
+        mark = need.signature, self._profile.concerns(end_at), end_at == inf
+        found = self._known.get(mark)
         if found is None:
-            found = self._known[need.signature] = self._of_other(need)
+            found = self._known[mark] = self._of_calendar(head, need, None) or self._of_other(head, need)
         return found
 
-    def _of_upkeep(self, head: Head, need: Need, kept: Kept | None) -> Reason | None:
-        """Maintenance, when it alone keeps the job from starting."""
-        nodes = {place.node for place in pool(self._draft.layout, need).places}
-        free = {piece.node for option in options(self._draft, need) for piece in option.booking.pieces()}
-        text = self._upkeep.why_not(nodes, free, self._relied_end_of(head.key))
-        if text is None:
-            return None
-        facts: dict[str, object] = {} if kept is None else {"expected_at": kept.start_at}
-        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, f"needs {describe(need.request)}; {text}", facts)
+    # --- what the calendar keeps ------------------------------------------------------------------
 
-    def _of_reserved(self, need: Need, kept: Kept) -> Reason:
+    def _of_calendar(self, head: Head, need: Need, kept: Kept | None) -> Reason | None:
+        """A window of the calendar, when it alone keeps the job from starting."""
+        if not self._cycle.windows:
+            return None
+        kept_later = frozenset[int]().union(*(one.cards for one in self._profile.kept if one.job_id < 0))
+        places = options(self._draft, need, avoid=kept_later)
+        window = self._in_time(head, places, kept) if places else self._in_force(need)
+        if window is None:
+            return None
+        if window.start_at > self._now:
+            end_at = self._cycle.relied_end_of(head.key)
+            limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"
+            when = f"begins in {about(window.start_at - self._now)}, and {limit}"
+        else:
+            when = f"ends in {about(window.end_at - self._now)}"
+        # Of a reservation it is for its members.
+        why = f" ({window.message})" if window.message and window.is_maintenance else ""
+        text = f"needs {describe(need.request)}; {_of_window(window)} {when}{why}"
+        facts: dict[str, object] = {
+            "reservation": window.name,
+            "begins_at": window.start_at,
+            "ends_at": window.end_at,
+        }
+        if kept is not None:
+            facts["expected_at"] = kept.start_at
+        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts)
+
+    def _window(self, number: int) -> Window:
+        return self._cycle.windows[FIRST_WINDOW - number]
+
+    def _in_time(self, head: Head, places: Sequence[Option], kept: Kept | None) -> Window | None:
+        """The window that comes too soon for it where there is room now, at the place that leaves most time."""
+        found = []
+        for option in places:
+            delayed = self._delayed(head, option, kept)
+            first = min(delayed, key=lambda one: one.start, default=None)
+            if first is not None and first.job_id < 0:
+                found.append(self._window(first.job_id))
+        return max(found, key=lambda one: (one.start_at, one.name), default=None)
+
+    def _delayed(self, head: Head, option: Option, kept: Kept | None) -> list[Kept]:
+        return self._profile.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
+
+    def _in_force(self, need: Need) -> Window | None:
+        """The last to end of the windows in force without which there would be room."""
+        nodes = {self._draft.layout.nodes[place.node].name for place in pool(self._draft.layout, need).places}
+        closed = {
+            place.node: window
+            for window in self._cycle.windows
+            if window.is_maintenance and window.start_at <= self._now < window.end_at
+            for place in window.held
+        }
+        if nodes and all(node in closed for node in nodes):
+            return min((closed[node] for node in nodes), key=lambda window: (window.end_at, window.name))
+        # As many as can be are left in force, those that last longest first.
+        there = sorted((one for one in self._cycle.inside.now if one.job_id < 0), key=lambda one: -one.end_at)
+        free = self._draft.copy()
+        for one in there:
+            free.release(one.booking)
+        if not fits(free, need):
+            return None
+        needed = []
+        for one in there:
+            free.book(one.booking)
+            if not fits(free, need):
+                free.release(one.booking)
+                needed.append(self._window(one.job_id))
+        return max(needed, key=lambda window: (window.end_at, window.name), default=None)
+
+    # --- a job with a reservation -----------------------------------------------------------------
+
+    def _of_reserved(self, head: Head, need: Need, kept: Kept) -> Reason:
         missing, facts = self._look(need)
-        text = (
-            self._sentence(missing, need)
-            if missing
-            else f"needs {describe(need.request)}, which is kept for earlier jobs"
-        )
+        jobs = [number for number in kept.waits_for(self._draft) if number > 0]
         facts["expected_at"] = kept.start_at
-        facts["jobs"] = list(kept.waits_for)
-        return Reason(ReasonCode.RESOURCES, text + self._prospect(kept), facts)
+        facts["jobs"] = [self._name_of(job_id) for job_id in jobs]
+        if not missing:
+            return self._behind(head, need, facts, kept)
+        text, code = self._sentence(missing, need), _code(missing)
+        soon = self._cycle.may_preempt_at(head, need)
+        if soon is None or (kept.start_at is not None and kept.start_at <= soon[0]):
+            return Reason(code, text + self._prospect(kept), facts)
+        at, victims = soon
+        names = [self._name_of(job_id) for job_id in victims]
+        whose = "its" if len(names) == 1 else "their"
+        text += (
+            f"; may preempt {name_some('job', names)} in {about(at - self._now)}, "
+            f"once {whose} protected time (min_run_s) is over"
+        )
+        return Reason(code, text, facts | {"preempt_at": at, "preempts": names})
+
+    def _prospect(self, kept: Kept) -> str:
+        """When it is expected to start, and what has to end for that."""
+        waits_for = kept.waits_for(self._draft)
+        names = [self._name_of(number) for number in waits_for if number > 0]
+        ends = name_some("job", names)
+        windows = [_of_window(self._window(number)) for number in waits_for if number < 0]
+        # What begins later, and has to be over as well.
+        between = [one for one in self._profile.kept if one is not kept and one.end == kept.start]
+        if windows or between:
+            jobs = [self._name_of(one.job_id) for one in between if one.job_id > 0]
+            windows += [_of_window(self._window(one.job_id)) for one in between if one.job_id < 0]
+            later = [name_some("job", jobs)] if jobs else []
+            names = [*([ends] if ends and not between else []), *later, *dict.fromkeys(windows)]
+            ends = name_some("", names)
+        if kept.start_at is None:
+            return f"; expected when {_end(ends, names)}, which nobody knows without a time limit"
+        return f"; expected in {about(kept.start_at - self._now)}, when {_end(ends, names)}"
+
+    def _behind(self, head: Head, need: Need, facts: dict[str, object], kept: Kept | None) -> Reason:
+        """It would fit, but for what is kept for others."""
+        for option in sorted(options(self._draft, need)):
+            ahead = next((one for one in self._delayed(head, option, kept) if one.job_id > 0), None)
+            if ahead is not None and ahead.need is not None:
+                return self._after(ahead.job_id, _described(ahead.need.request), facts)
+        if self._first is not None and self._first.job.id != head.job.id:
+            return self._after(self._first.job.id, _described(self._first.key.request), facts)
+        text = f"needs {_described(need.request)}, which is kept for earlier jobs"
+        return Reason(ReasonCode.PRIORITY, text + ("" if kept is None else self._prospect(kept)), facts)
+
+    def _after(self, job_id: int, wanted: str, facts: dict[str, object]) -> Reason:
+        name = self._name_of(job_id)
+        return Reason(ReasonCode.PRIORITY, f"waits behind job {name}, which needs {wanted}", facts | {"behind": name})
+
+    # --- what is missing --------------------------------------------------------------------------
+
+    def _sentence(self, missing: Sequence[Lack], need: Need) -> str:
+        """What it needs, how much of that is free, who uses the licenses, and who has taken cards without a booking."""
+        where = describe_where(need.request)
+        text = "needs " + ", and ".join(lack.text + self._users_of(lack) for lack in missing)
+        return text + (f" ({where})" if where else "") + _not_available(list(self._intrusions(need)))
+
+    def _users_of(self, lack: Lack) -> str:
+        kind, _, license_name = lack.resource.partition(":")
+        if kind != "license":
+            return ""
+        users = [
+            f"job {self._name_of(job_id)} of {user}"
+            for job_id, user, held in self._cycle.license_users
+            if any(name == license_name for name, _ in held)
+        ]
+        return f" (in use by {name_some('', users)})" if users else ""
 
     def _look(self, need: Need) -> tuple[list[Lack], dict[str, object]]:
         """What is missing now (nothing when it would fit), and the facts behind that."""
@@ -97,31 +215,21 @@ class Explainer:
             facts["only"] = {name: list(value) if isinstance(value, tuple) else value for name, value in only.items()}
         return missing, facts
 
-    def _prospect(self, reserved: Kept) -> str:
-        jobs = name_some("job", [self._name_of(job_id) for job_id in reserved.waits_for])
-        ends = f"{jobs} {'ends' if len(reserved.waits_for) == 1 else 'end'}" if jobs else "running jobs end"
-        if reserved.start_at is None:
-            return f"; expected when {ends}, which nobody knows without a time limit"
-        wait = about(reserved.start_at - self._now)
-        return f"; expected in {wait}, when {ends}"
-
-    def _of_other(self, need: Need) -> Reason:
+    def _of_other(self, head: Head, need: Need) -> Reason:
         missing, facts = self._look(need)
         if not fits(self._idle, need):
             return self._not_available(need, facts)
         busy = [] if missing else self._too_busy(need)
         if busy:
             return Reason(ReasonCode.LOAD_CEILING, name_some("", busy), facts | {"load": busy})
-        if self._first is None:
-            return Reason(ReasonCode.RESOURCES, self._sentence(missing, need), facts)
-        ahead = self._first.job.id
-        name = self._name_of(ahead)
-        wanted = describe(self._first.key.request)
-        if missing:
-            text = f"{self._sentence(missing, need)}; job {name}, which needs {wanted}, goes first"
-        else:
-            text = f"waits behind job {name}, which needs {wanted}"
-        return Reason(ReasonCode.PRIORITY, text, facts | {"behind": ahead})
+        if not missing and self._first is not None:
+            return self._behind(head, need, facts, None)
+        text, code = self._sentence(missing, need), _code(missing)
+        if self._first is None or code is ReasonCode.LICENSES:
+            return Reason(code, text, facts)
+        name, wanted = self._name_of(self._first.job.id), _described(self._first.key.request)
+        text = f"{text}; job {name}, which needs {wanted}, goes first"
+        return Reason(ReasonCode.PRIORITY, text, facts | {"behind": name})
 
     def _too_busy(self, need: Need) -> list[str]:
         """What the ceilings say of each place with room; empty when one of them may take the job."""
@@ -137,13 +245,21 @@ class Explainer:
         return texts
 
     def _not_available(self, need: Need, facts: dict[str, object]) -> Reason:
-        """Hardware that would do may not be used now, or is not there any more."""
+        """Hardware that would do may not be used now, or is not there any more; licenses were taken away."""
+        for name, count in need.request.licenses:
+            total = self._draft.layout.licenses.get(name, 0)
+            if count > total:
+                there = f"{'is' if total == 1 else 'are'} {total} in all" if total else "are none any more"
+                return Reason(ReasonCode.LICENSES, f"needs {licenses(name, count)}; there {there}", facts)
         obstacles = list(self._obstacles(need))
         what = f"needs {describe(need.request)}"
         if obstacles:
             text = what + _not_available([str(obstacle["why"]) for obstacle in obstacles])
         else:
             where = describe_where(need.request)
+            cards = replace(need.request, cpus=0.0, mem_mib=0, resources=(), licenses=(), is_exclusive=False)
+            if need.request.gpus and fits(self._idle, Need.of(cards, need.uid)):
+                what = f"needs {describe(need.request, full=True)}"
             text = f"{what}{' ' if where else ''}{where}; no node has that any more"
         return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
@@ -163,12 +279,6 @@ class Explainer:
                     if why_not is not None:
                         why = f"{_named(card, node)}: {why_not}"
                         yield {"node": node.name, "gpu": card.view.index, "why": why}
-
-    def _sentence(self, missing: Sequence[Lack], need: Need) -> str:
-        """What is missing, and who has taken it without a booking."""
-        where = describe_where(need.request)
-        text = "needs " + ", and ".join(lack.text for lack in missing) + (f" ({where})" if where else "")
-        return text + _not_available(list(self._intrusions(need)))
 
     def _intrusions(self, need: Need) -> Iterator[str]:
         """Cards that no job has booked whole and that intruders keep from this one."""
@@ -214,3 +324,26 @@ def _why_not(card: Card, need: Need) -> str | None:
     if rejection is Rejection.CARD_UNSHARABLE:
         return "it cannot be shared"
     return None
+
+
+def _code(missing: Sequence[Lack]) -> ReasonCode:
+    """Licenses go before anything else that is missing, as with Slurm: the whole cluster shares them."""
+    is_of_licenses = any(lack.resource.startswith("license:") for lack in missing)
+    return ReasonCode.LICENSES if is_of_licenses else ReasonCode.RESOURCES
+
+
+def _described(request: Request) -> str:
+    """What a job in front asks for, with its licenses."""
+    names = [describe(request), *(licenses(name, count) for name, count in request.licenses)]
+    return name_some("", names, named=len(names))
+
+
+def _of_window(window: Window) -> str:
+    """`reservation course`, `maintenance upgrade of node n1`."""
+    if not window.is_maintenance:
+        return f"reservation {window.name}"
+    return f"maintenance {window.name} of {name_some('node', sorted({place.node for place in window.held}))}"
+
+
+def _end(ends: str, names: Sequence[str]) -> str:
+    return f"{ends} {'ends' if len(names) == 1 else 'end'}" if ends else "running jobs end"

@@ -175,15 +175,18 @@ class Preemption:
             if (mine := settings.qos.get(name)) is not None
         )
 
-    def victims(self, key: ClassKey, amount: Resources, *, may_suspend: bool = True) -> list[Victim]:
-        """All that may be asked, those first that are to go first."""
+    def victims(
+        self, key: ClassKey, amount: Resources, *, may_suspend: bool = True, at: float | None = None
+    ) -> list[Victim]:
+        """All that may be asked, or could be at a later instant, those first that are to go first."""
         if self.is_off:
             return []
+        at = self._now if at is None else at
         found = []
         reclaims = self._settings.preempt.reclaim and self._quotas.is_capacity
         for job_id, held in self._held.items():
             one = held.first
-            if one.is_stopping or one.is_suspended or job_id in self.chosen or self._is_protected(one):
+            if one.is_stopping or one.is_suspended or job_id in self.chosen or self._safe_until(one) > at:
                 continue
             mode = self._mode(one, may_suspend)
             lost, _ = held.given_up(mode)
@@ -195,11 +198,11 @@ class Preemption:
         found.sort(key=lambda victim: victim.cost(self._settings))
         return found
 
-    def _is_protected(self, one: Allocation) -> bool:
+    def _safe_until(self, one: Allocation) -> float:
+        """Until when a run is too young to be asked."""
         qos = self._settings.qos.get(one.qos)
         own = None if qos is None else qos.min_run_s
-        least_s = self._settings.preempt.min_run_s if own is None else own
-        return self._now - one.start_at < least_s
+        return one.start_at + (self._settings.preempt.min_run_s if own is None else own)
 
     def _mode(self, one: Allocation, may_suspend: bool) -> str:
         if may_suspend and self._settings.preempt.mode == "suspend" and one.can_suspend:
@@ -215,19 +218,46 @@ class Preemption:
         self, job_id: int, key: ClassKey, need: Need, draft: Draft, guard: Guard | None, helps: Helps
     ) -> tuple[Victim, ...]:
         """The cheapest victims that let this job start, recorded in `chosen`; none when nothing helps."""
-        amount = demand(draft.layout, need.request)
-        victims = self.victims(key, amount)
-        if not victims:
-            return ()
-        best = self._cheapest(victims, key, amount, need, draft, guard, helps)
-        if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
-            # Their cores are not enough: what else they hold they leave only by ending.
-            victims = self.victims(key, amount, may_suspend=False)
-            best = self._cheapest(victims, key, amount, need, draft, guard, helps)
+        best = self._best(key, need, draft, guard, helps)
         for victim in best:
             self._quotas.leave(victim.held.first.queue, victim.amount)
             text = f"made room for job {self._name_of(job_id)} ({self._why(key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
+        return best
+
+    def possible_at(
+        self, key: ClassKey, need: Need, draft: Draft, guard: Guard | None
+    ) -> tuple[float, tuple[Victim, ...]] | None:
+        """The first instant at which runs that are protected now could make enough room, and which; None for never."""
+        instants = sorted({at for one in self._held.values() if (at := self._safe_until(one.first)) > self._now})
+        found, low, high = None, 0, 0 if self.is_off else len(instants)
+        # The later, the more may be asked.
+        while low < high:
+            middle = (low + high) // 2
+            best = self._best(key, need, draft, guard, lambda _: True, instants[middle])
+            if best:
+                found, high = (instants[middle], best), middle
+            else:
+                low = middle + 1
+        return found
+
+    def _best(
+        self,
+        key: ClassKey,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+        helps: Helps,
+        at: float | None = None,
+    ) -> tuple[Victim, ...]:
+        """The cheapest victims, suspended where that is enough."""
+        amount = demand(draft.layout, need.request)
+        victims = self.victims(key, amount, at=at)
+        best = self._cheapest(victims, key, amount, need, draft, guard, helps) if victims else ()
+        if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
+            # Their cores are not enough: what else they hold they leave only by ending.
+            victims = self.victims(key, amount, may_suspend=False, at=at)
+            best = self._cheapest(victims, key, amount, need, draft, guard, helps)
         return best
 
     def _cheapest(

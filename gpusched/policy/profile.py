@@ -30,8 +30,8 @@ Instant = tuple[float, int]
 
 NEVER: Instant = (inf, 1 << 62)
 
-NO_JOB = 0
-"""Stands for a window of the calendar among the running jobs; ids of jobs begin at 1."""
+FIRST_WINDOW = -1
+"""Stands for the first window of the calendar among running and waiting jobs, whose ids begin at 1; -2 for the next."""
 
 
 # Not frozen, though nothing changes one: a frozen one takes four times as long to make, and each run has one.
@@ -81,7 +81,7 @@ class Kept:
 
     def __init__(
         self,
-        job_id: int | None,
+        job_id: int,
         need: Need | None,
         booking: Booking,
         start: Instant,
@@ -91,8 +91,9 @@ class Kept:
         gone: Sequence[Ending] = (),
     ) -> None:
         self.job_id = job_id
-        """None for a window of the calendar, which nothing moves."""
+        """Negative for a window of the calendar."""
         self.need = need
+        """None for a window of the calendar, which nothing moves."""
         self._booking = self._first = booking
         self._cards: frozenset[int] | None = None
         self.start = start
@@ -104,10 +105,9 @@ class Kept:
         self._gone = gone
         """Those who will have ended by then, in that order."""
 
-    @property
-    def waits_for(self) -> tuple[int, ...]:
-        """Running jobs in the way of what was kept first, in the order in which they are expected to end."""
-        return _in_the_way(self._gone, self._first)
+    def waits_for(self, draft: Draft) -> tuple[int, ...]:
+        """Running jobs that hold what the first place lacks now, and windows in force, in the order of their ends."""
+        return _holders(draft, self._first, self._gone)
 
     @property
     def start_at(self) -> float | None:
@@ -202,7 +202,7 @@ class Profile:
         tight = [kept for kept in passed if not kept.state.has_room(booking)]
         if not tight:
             return True
-        marks = [(kept, kept.state.checkpoint(), kept.booking) for kept in self.kept]
+        marks = self._marks()
         # Tried with the newcomer in place; whoever starts it books it once more by `start`.
         for kept in passed:
             kept.state.book(booking)
@@ -211,11 +211,37 @@ class Profile:
             kept.state.release(booking)
         if moved and all(kept.state.has_room(booking) for kept in passed):
             return True
+        self._restore(marks)
+        return False
+
+    def delayed_by(self, booking: Booking, end_at: float, own: Kept | None = None) -> list[Kept]:
+        """What is kept and would no longer fit at its time if this was started now and ran until then.
+
+        Args: own: what is kept for the very job that asks, which is not in its own way. Changes nothing.
+        """
+        marks = self._marks()
+        for kept in self.kept:
+            if own is not None and kept is not own and own.is_held_at(kept.start):
+                kept.state.release(own.booking)
+        passed = [kept for kept in self._passed_by(end_at) if kept is not own]
+        tight = [kept for kept in passed if not kept.state.has_room(booking)]
+        for kept in passed:
+            kept.state.book(booking)
+        stuck = [kept for kept in tight if not self._move(kept)]
+        for kept in passed:
+            kept.state.release(booking)
+        found = stuck or [kept for kept in passed if not kept.state.has_room(booking)]
+        self._restore(marks)
+        return found
+
+    def _marks(self) -> list[tuple[Kept, int, Booking]]:
+        return [(kept, kept.state.checkpoint(), kept.booking) for kept in self.kept]
+
+    def _restore(self, marks: Sequence[tuple[Kept, int, Booking]]) -> None:
         for kept, mark, before in marks:
             kept.state.rollback(mark)
             if kept.booking is not before:
                 kept.move_to(before)
-        return False
 
     def _move(self, kept: Kept) -> bool:
         """Find other cards for a reservation that no longer fits where it is, at the same instant."""
@@ -234,7 +260,7 @@ class Profile:
 
     # --- what is kept ---------------------------------------------------------------------------
 
-    def keep_window(self, booking: Booking, start_at: float, end_at: float) -> None:
+    def keep_window(self, number: int, booking: Booking, start_at: float, end_at: float) -> None:
         """A window of the calendar that begins later: fixed, and before all reservations are made."""
         start, end = (start_at, 0), (end_at, 0)
         state = self._state_at(start)
@@ -242,7 +268,7 @@ class Profile:
             if start <= other.start < end:
                 other.state.book(booking)
         state.book(booking)
-        self.kept.append(Kept(None, None, booking, start, end, state, start_at))
+        self.kept.append(Kept(number, None, booking, start, end, state, start_at))
 
     def reserve(self, job_id: int, need: Need, duration_s: float, guard: Guard | None = None) -> Kept | None:
         """Keep room for this need, for so long, from the earliest instant on; None when it never fits.
@@ -366,17 +392,21 @@ def pass_until(start: Instant, ended: Sequence[Ending], now: float) -> float:
     return now + max(0.0, now - youngest)
 
 
-def _in_the_way(ended: Sequence[Ending], booking: Booking) -> tuple[int, ...]:
-    """Jobs that hold the cards of the booking; with none, those that hold cores and memory of its nodes."""
-    cards = {part.card for piece in booking.pieces() for part in piece.parts}
-    nodes = {piece.node for piece in booking.pieces()}
-    there = [ending for ending in ended if any(piece.node in nodes for piece in ending.booking.pieces())]
-    on_cards = [
-        ending
-        for ending in there
-        if any(part.card in cards for piece in ending.booking.pieces() for part in piece.parts)
-    ]
-    return tuple(dict.fromkeys(ending.job_id for ending in on_cards or there if ending.job_id != NO_JOB))
+def _holders(draft: Draft, booking: Booking, ended: Sequence[Ending]) -> tuple[int, ...]:
+    """Who of these holds a card, a license, or some of a node of which the booking lacks something now."""
+    pieces = booking.pieces()
+    cards = {part.card for piece in pieces for part in piece.parts if not draft.has_room_for(part, piece.uid)}
+    nodes = {piece.node for piece in pieces if not draft.has_room(replace(piece, parts=(), licenses=(), others=()))}
+    licenses = {name for name, count in booking.licenses if count > draft.free_licenses.get(name, 0)}
+
+    def holds_some(piece: Booking) -> bool:
+        return (
+            piece.node in nodes
+            or any(part.card in cards for part in piece.parts)
+            or any(name in licenses for name, _ in piece.licenses)
+        )
+
+    return tuple(dict.fromkeys(one.job_id for one in ended if any(map(holds_some, one.booking.pieces()))))
 
 
 def _worst(states: Sequence[Draft]) -> Draft:

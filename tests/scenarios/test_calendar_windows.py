@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
@@ -39,7 +41,59 @@ def test_others(job, window, starts):
 def test_a_blocked_job_is_told_when_the_window_closes():
     outcome = Scenario(TWO, [wants(1, 2, limit=HOUR)], windows=[course(-HOUR, HOUR)]).outcome()
     assert outcome.reserved == {1: ("n1:0,1", HOUR)}
-    assert outcome.codes == {1: "Resources"}
+    assert outcome.codes == {1: "ReqNodeNotAvail"}
+    assert outcome.text(1) == "needs 2 GPUs; reservation course ends in about 60 min"
+    assert outcome.reasons[1].facts == {
+        "reservation": "course",
+        "begins_at": NOW - HOUR,
+        "ends_at": NOW + HOUR,
+        "expected_at": NOW + HOUR,
+    }
+
+
+TOO_SOON = {
+    "a limit that is longer": (
+        [wants(1, 2, limit=3 * HOUR)],
+        "needs 2 GPUs; reservation course begins in about 2 h, and the job's time limit is longer",
+    ),
+    "no limit": (
+        [wants(1, 2)],
+        "needs 2 GPUs; reservation course begins in about 2 h, and the job has no time limit",
+    ),
+    "cores alone": (
+        [wants(1, cpus=14)],
+        "needs 14 CPUs; reservation course begins in about 2 h, and the job has no time limit",
+    ),
+    "an earlier job that is planned after it too": (
+        [wants(2, 2), wants(1, 2, limit=3 * HOUR)],
+        "needs 2 GPUs; reservation course begins in about 2 h, and the job's time limit is longer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("waiting", "text"), TOO_SOON.values(), ids=TOO_SOON)
+def test_a_job_is_told_which_reservation_comes_too_soon_for(waiting, text):
+    outcome = Scenario(TWO, waiting, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
+    assert outcome.codes[1] == "ReqNodeNotAvail"
+    assert outcome.text(1) == text
+
+
+def test_a_job_that_only_an_earlier_job_keeps_waiting_is_not_told_of_the_calendar():
+    waiting = [wants(1, 2, limit=3 * HOUR), wants(2, 1, limit=5 * HOUR)]
+    outcome = Scenario(TWO, waiting, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
+    assert (outcome.codes[2], outcome.text(2)) == ("Priority", "waits behind job 1, which needs 2 GPUs")
+
+
+def test_a_start_after_a_reservation_is_told_as_its_end():
+    held = [running(9, "n1:0", ends_in=HOUR)]
+    outcome = Scenario(TWO, [wants(1, 2, limit=3 * HOUR)], held, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
+    assert outcome.text(1) == ("needs 2 free GPUs, 1 of 2 is free; expected in about 4 h, when reservation course ends")
+
+
+def test_only_a_reservation_that_holds_what_a_job_needs_is_named():
+    windows = [course(-HOUR, HOUR, cards=(0,)), replace(course(-HOUR, 5 * HOUR, cards=(1,)), name="demo")]
+    outcome = Scenario([node(gpus=3)], [wants(1, 2, limit=HOUR)], windows=windows).outcome()
+    assert outcome.text(1) == "needs 2 GPUs; reservation course ends in about 60 min"
 
 
 def test_a_job_is_planned_between_two_windows_when_it_fits_there():

@@ -537,9 +537,9 @@ def test_one_job_gets_no_more_than_there_is():
 WHY = {
     "a license": (
         [node("n1")],
-        [running(9, "n1", licenses=(("matlab", 1),), ends_in=60)],
+        [running(9, "n1", licenses=(("matlab", 1),), user="ann", ends_in=60)],
         wants(1, licenses=(("matlab", 2),)),
-        "needs 2 licenses matlab, 1 of 2 is free",
+        "needs 2 licenses matlab, 1 of 2 is free (in use by job 9 of ann)",
         {"license:matlab": 2},
     ),
     "a resource": (
@@ -597,7 +597,7 @@ WHY = {
 @pytest.mark.parametrize(("nodes", "held", "one", "text", "needed"), WHY.values(), ids=WHY)
 def test_what_is_missing(nodes, held, one, text, needed):
     outcome = Scenario(nodes, [one], held, LICENSED).outcome()
-    assert outcome.codes == {1: "Resources"}
+    assert outcome.codes == {1: "Licenses" if any(name.startswith("license:") for name in needed) else "Resources"}
     assert outcome.text(1).partition("; expected")[0] == text
     assert outcome.reasons[1].facts["needed"] == needed
 

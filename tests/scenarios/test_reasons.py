@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from scenario import HOUR, MINUTE, Scenario, load, running, settings, wants
 
+from gpusched.model.settings import Settings
+from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, gpu_view, node
 
 TWO = [node(gpus=2)]
@@ -153,7 +156,7 @@ def test_the_facts_carry_figures_jobs_and_the_instant():
         "total": {"gpus": 4},
         "rejected": {"GPU booked": 3, "not enough GPUs": 1},
         "expected_at": NOW + 12 * MINUTE,
-        "jobs": [7],
+        "jobs": ["7"],
     }
 
 
@@ -185,7 +188,7 @@ def test_a_job_that_would_fit_is_told_whom_it_waits_behind():
     outcome = Scenario([node(gpus=4)], [wants(41, 4), wants(42, 1)], [running(1, "n1:0", ends_in=60)]).outcome()
     assert outcome.codes[42] == "Priority"
     assert outcome.text(42) == "waits behind job 41, which needs 4 GPUs"
-    assert outcome.reasons[42].facts["behind"] == 41
+    assert outcome.reasons[42].facts["behind"] == "41"
 
 
 def test_a_job_that_would_not_fit_either_is_told_what_is_missing_and_who_goes_first():
@@ -216,7 +219,7 @@ def test_reasons_speak_of_what_is_free_after_this_cycle():
     outcome = Scenario(TWO, [wants(8, 2), wants(9, 1, limit=60)], held).outcome()
     assert outcome.starts == {9: "n1:1"}
     assert outcome.text(8).startswith("needs 2 free GPUs, none of 2 is free;")
-    assert outcome.reasons[8].facts["jobs"] == [1]
+    assert outcome.reasons[8].facts["jobs"] == ["1"]
 
 
 NOT_AVAILABLE = {
@@ -322,3 +325,148 @@ def test_facts_are_plain_values_that_json_can_carry():
     jobs = [wants(7, 2), wants(8, 1, vram_mib=30 * GIB), wants(9, 1)]
     for reason in Scenario(TWO, jobs, held).outcome().reasons.values():
         assert json.loads(json.dumps(dict(reason.facts))) == reason.facts
+
+
+# --- licenses -----------------------------------------------------------------------------------------
+
+MATLAB = (("matlab", 1),)
+ONE_LICENSE = settings(license={"matlab": 1})
+
+
+def test_a_license_wait_names_the_license_and_who_uses_it():
+    held = [running(7, "n1:0", licenses=MATLAB, user="ann", ends_in=2 * HOUR), running(8, "n1", ends_in=HOUR)]
+    outcome = Scenario(TWO, [wants(9, 1, licenses=MATLAB)], held, ONE_LICENSE).outcome()
+    assert outcome.codes == {9: "Licenses"}
+    assert outcome.text(9) == (
+        "needs 1 license matlab, none of 1 is free (in use by job 7 of ann); expected in about 2 h, when job 7 ends"
+    )
+    assert outcome.reasons[9].facts["jobs"] == ["7"]
+
+
+def test_a_license_that_a_job_of_another_node_uses_is_waited_for():
+    nodes = [node("n1", gpus=1), node("n2", gpus=1)]
+    held = [running(7, "n2:0", licenses=MATLAB, user="ann", ends_in=HOUR)]
+    outcome = Scenario(nodes, [wants(9, 1, nodelist=("n1",), licenses=MATLAB)], held, ONE_LICENSE).outcome()
+    assert outcome.text(9).endswith("expected in about 60 min, when job 7 ends")
+
+
+def test_a_license_wait_is_none_of_the_job_in_front_that_wants_cards():
+    held = [running(7, "n1:0", licenses=MATLAB, user="ann", ends_in=HOUR)]
+    waiting = [wants(8, 2, limit=HOUR), wants(9, licenses=MATLAB, limit=HOUR)]
+    outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
+    assert outcome.codes == {8: "Resources", 9: "Licenses"}
+    assert outcome.text(9) == "needs 1 license matlab, none of 1 is free (in use by job 7 of ann)"
+
+
+def test_a_license_that_started_jobs_of_this_cycle_took_is_in_use_by_them():
+    waiting = [wants(8, licenses=MATLAB, user="ann"), wants(9, licenses=MATLAB, limit=HOUR)]
+    outcome = Scenario(TWO, waiting, (), ONE_LICENSE).outcome()
+    assert outcome.starts == {8: "n1"}
+    assert outcome.text(9).startswith("needs 1 license matlab, none of 1 is free (in use by job 8 of ann)")
+
+
+def test_a_license_that_is_kept_for_an_earlier_job_is_told_as_such():
+    held = [running(7, "n1:0,1", ends_in=HOUR)]
+    waiting = [wants(8, 1, licenses=MATLAB, limit=HOUR), wants(9, licenses=MATLAB, limit=3 * HOUR)]
+    outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
+    assert outcome.codes == {8: "Resources", 9: "Priority"}
+    assert outcome.text(9) == "waits behind job 8, which needs 1 GPU and 1 license matlab"
+
+
+def test_a_license_that_was_taken_away_is_told_in_place_of_hardware():
+    outcome = Scenario(TWO, [wants(9, licenses=(("matlab", 2),))], (), ONE_LICENSE).outcome()
+    assert outcome.codes == {9: "Licenses"}
+    assert outcome.text(9) == "needs 2 licenses matlab; there is 1 in all"
+
+
+# --- who is in front ----------------------------------------------------------------------------------
+
+
+def test_a_job_is_told_of_the_reservation_it_would_delay_not_of_the_first():
+    nodes = [node("n1", gpus=2), node("n2", gpus=2)]
+    held = [running(1, "n1:0", ends_in=HOUR), running(2, "n2:0", ends_in=HOUR)]
+    waiting = [
+        wants(41, 2, nodelist=("n1",), limit=HOUR),
+        wants(42, 2, nodelist=("n2",), limit=HOUR),
+        wants(43, 1, nodelist=("n2",), limit=9 * HOUR),
+    ]
+    outcome = Scenario(nodes, waiting, held, settings(priority={"backfill_depth": 2})).outcome()
+    assert outcome.text(43) == "waits behind job 42, which needs 2 GPUs"
+
+
+def test_a_reserved_job_that_would_fit_is_told_whom_it_waits_behind():
+    held = [running(1, "n1:0", ends_in=HOUR)]
+    waiting = [wants(41, 2, limit=HOUR), wants(42, 1, limit=9 * HOUR)]
+    outcome = Scenario(TWO, waiting, held, settings(priority={"backfill_depth": 2})).outcome()
+    assert outcome.reserved[42] == ("n1:0", 2 * HOUR)
+    assert (outcome.codes[42], outcome.text(42)) == ("Priority", "waits behind job 41, which needs 2 GPUs")
+
+
+def test_a_job_behind_reservations_is_told_which_job_runs_first():
+    held = [running(1, "n1:0,1", ends_in=HOUR)]
+    waiting = [wants(41, 2, limit=HOUR), wants(42, 2, limit=2 * HOUR)]
+    outcome = Scenario(TWO, waiting, held, settings(priority={"backfill_depth": 2})).outcome()
+    assert outcome.text(42) == "needs 2 free GPUs, none of 2 is free; expected in about 2 h, when job 41 ends"
+
+
+# --- preemption that is still forbidden ---------------------------------------------------------------
+
+URGENT = {"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}
+PROTECTED = settings(qos=URGENT, preempt={"min_run_s": 600.0})
+
+YOUNG = {
+    "the run that is protected and for how long": (
+        [running(7, "n1:0,1", qos="low", since=60)],
+        "needs 1 free GPU, none of 2 is free; may preempt job 7 in about 9 min, "
+        "once its protected time (min_run_s) is over",
+    ),
+    "the one that is protected for the shortest time": (
+        [running(7, "n1:0", qos="low", since=60), running(8, "n1:1", qos="low", since=300)],
+        "needs 1 free GPU, none of 2 is free; may preempt job 8 in about 5 min, "
+        "once its protected time (min_run_s) is over",
+    ),
+    "nothing of a preemption where a run ends before that": (
+        [running(7, "n1:0,1", qos="low", since=60, ends_in=120)],
+        "needs 1 free GPU, none of 2 is free; expected in about 2 min, when job 7 ends",
+    ),
+    "nothing of a preemption that is not its right": (
+        [running(7, "n1:0,1", qos="urgent", since=60)],
+        "needs 1 free GPU, none of 2 is free; expected when job 7 ends, which nobody knows without a time limit",
+    ),
+}
+
+
+@pytest.mark.parametrize(("held", "text"), YOUNG.values(), ids=YOUNG)
+def test_a_job_that_may_preempt_is_told(held, text):
+    outcome = Scenario(TWO, [wants(9, 1, qos="urgent")], held, PROTECTED).outcome()
+    assert outcome.preempts == {}
+    assert (outcome.codes[9], outcome.text(9)) == ("Resources", text)
+
+
+def test_all_protected_runs_that_have_to_go_are_waited_for():
+    held = [running(7, "n1:0", qos="low", since=60), running(8, "n1:1", qos="low", since=300)]
+    reason = Scenario(TWO, [wants(9, 2, qos="urgent")], held, PROTECTED).outcome().reasons[9]
+    assert "may preempt jobs 7 and 8 in about 9 min, once their protected time (min_run_s) is over" in reason.text
+    assert (reason.facts["preempt_at"], reason.facts["preempts"]) == (NOW + 540, ["7", "8"])
+
+
+def test_what_a_queue_may_take_back_later_is_told():
+    queues = {"a": {"guaranteed_gpus": 1}, "b": {"guaranteed_gpus": 1}}
+    rules = settings(queue=queues, preempt={"min_run_s": 600.0})
+    held = [running(7, "n1:0", queue="b", since=60), running(8, "n1:1", queue="b", since=60)]
+    outcome = Scenario(TWO, [wants(9, 1, queue="a")], held, rules).outcome()
+    assert "may preempt job 8 in about 9 min" in outcome.text(9)
+
+
+# --- ids ----------------------------------------------------------------------------------------------
+
+
+def test_tasks_of_arrays_go_by_their_shown_ids():
+    names = {7: "5_2", 8: "6_1", 9: "6_2"}
+    held = [running(7, "n1:0,1", ends_in=HOUR)]
+    made = Scenario(TWO, [wants(8, 2), wants(9, 1)], held).snapshot()
+    reasons = decide(replace(made, name_of=lambda job_id: names[job_id]), Settings()).reasons
+    first, second = (reasons[waiting.key] for waiting in made.pending)
+    assert (first.facts["jobs"], second.facts["behind"]) == (["5_2"], "6_1")
+    assert "when job 5_2 ends" in first.text
+    assert "job 6_1, which" in second.text

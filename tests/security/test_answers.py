@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from lab import Lab
+from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.api import server
 from gpusched.api.server import build_app, gate_for
 from gpusched.api.service import MOST_QUESTIONS, Service
+from gpusched.api.sight import Viewer
 from gpusched.daemon.access import Caller
+from gpusched.daemon.reserving import Reserve
 from gpusched.errors import TooMany
+from gpusched.model.settings import AccessSettings
+from gpusched.testing import request
 
 ASKED = b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -80,5 +84,40 @@ def test_questions_that_take_long_are_bounded() -> None:
 
     try:
         asyncio.run(ask())
+    finally:
+        service.thinker.shutdown()
+
+
+def test_a_reservation_of_others_has_no_name_where_reservations_are_private() -> None:
+    lab = Lab(access=AccessSettings(private_data=("reservations",)))
+    start_at = lab.clock.now() + 3600
+    lab.ask(Reserve(ROOT, "thesis", start_at, 3600, is_node=True, users=("ann",), message="of ann"))
+    job = lab.submit(request=request(gpus=1), time_limit_s=7200)
+    reason = lab.scheduler.reason_for(lab.job(job))
+    assert reason is not None
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    try:
+        for caller, name in ((ANN, "reservation thesis"), (ROOT, "reservation thesis"), (BOB, "a reservation")):
+            viewer = Viewer(service, caller)
+            text = f"needs 1 GPU; {name} begins in about 60 min, and the job's time limit is longer"
+            assert viewer.text(reason.text) == text
+            assert ("reservation" in viewer.facts(dict(reason.facts))) is (caller is not BOB)
+    finally:
+        service.thinker.shutdown()
+
+
+def test_jobs_of_others_have_no_number_in_what_licenses_are_used_by() -> None:
+    lab = Lab(license={"matlab": 1}, access=AccessSettings(private_data=("jobs",)))
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    lab.submit(request=request(licenses=(("matlab", 1),)))
+    lab.submit(request=request(licenses=(("matlab", 1),)))
+    reason = lab.scheduler.reason_for(lab.job(2))
+    assert reason is not None
+    try:
+        assert reason.text.startswith("needs 1 license matlab, none of 1 is free (in use by job 1 of ann); ")
+        text = Viewer(service, BOB).text(reason.text)
+        assert text is not None
+        assert text.startswith("needs 1 license matlab, none of 1 is free (in use by another job); ")
+        assert "preempts" not in Viewer(service, BOB).facts({"preempts": ["1"]})
     finally:
         service.thinker.shutdown()

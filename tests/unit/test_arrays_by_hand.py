@@ -522,6 +522,18 @@ def test_a_task_in_the_way_is_called_what_people_call_it() -> None:
     other = lab.submit(request=request(gpus=1, gpu_type="A100"))
     assert f"when job {array}_7 ends" in reason_text(lab, array)
     assert f"job {array}_8, which needs 1 GPU, goes first" in reason_text(lab, other)
+    facts = lab.scheduler.reason_for(lab.job(array)).facts, lab.scheduler.reason_for(lab.job(other)).facts  # type: ignore[union-attr]
+    assert (facts[0]["jobs"], facts[1]["behind"]) == ([f"{array}_7"], f"{array}_8")
+
+
+def test_equal_jobs_wait_for_the_same_license_and_not_for_one_another() -> None:
+    lab = Lab(license={"matlab": 1})
+    first, second, third = (lab.submit(request=request(licenses=(("matlab", 1),))) for _ in range(3))
+    lab.turn()
+    codes = [lab.scheduler.reason_for(lab.job(job_id)).code for job_id in (second, third)]  # type: ignore[union-attr]
+    assert codes == [ReasonCode.LICENSES, ReasonCode.LICENSES]
+    assert lab.scheduler.world.waiting_reasons(lab.scheduler.plan.reasons) == {ReasonCode.LICENSES: 2}
+    assert f"in use by job {first} of ann" in reason_text(lab, third)
 
 
 def test_a_task_without_a_row_waits_for_what_its_array_waits_for() -> None:

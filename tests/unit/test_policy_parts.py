@@ -297,6 +297,11 @@ def reserved(*nodes, running, wanted):
     return profile, made
 
 
+def waited_for(*nodes, running, wanted):
+    _, made = reserved(*nodes, running=running, wanted=wanted)
+    return made.waits_for(draft_of(*nodes, running=running))
+
+
 def test_nothing_is_reserved_for_what_never_fits():
     assert reserved(node(gpus=2), running=[], wanted=need(3))[1] is None
 
@@ -308,10 +313,9 @@ def test_only_jobs_in_the_way_are_waited_for():
         allocation(3, gpus=[], expected_end_at=NOW + 5),
     ]
     _, made = reserved(node(gpus=2), running=running, wanted=need(2))
-    assert made.waits_for == (1, 2)
     assert (made.start_at, made.pass_until) == (NOW + 20, NOW + 20)
-    _, made = reserved(node(gpus=2, cpus=4), running=running, wanted=need(cpus=2))
-    assert made.waits_for == (3,)
+    assert waited_for(node(gpus=2), running=running, wanted=need(2)) == (1, 2)
+    assert waited_for(node(gpus=2, cpus=4), running=running, wanted=need(cpus=2)) == (3,)
 
 
 def test_a_reservation_without_a_start_is_passed_within_the_age_of_the_youngest_in_the_way():

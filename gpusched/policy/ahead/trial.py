@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched.model.settings import Settings
@@ -42,7 +42,7 @@ class Trial:
     known: dict[ClassKey, float | None] = field(default_factory=dict)
     later: list[tuple[Change, float]] = field(default_factory=list)
     gaps_s: tuple[float, ...] = ()
-    """How long what is kept for others is still free, longest first."""
+    """How long what is kept for others or by the calendar is still free, longest first."""
 
     @classmethod
     def of(
@@ -80,9 +80,19 @@ class Trial:
             found = next((at for at in kept if at is not None and at > self.snapshot.now), None)
         if key == self.key:
             others = [one.start_at for one in plan.reservations if one.start_at is not None]
-            self.gaps_s = tuple(sorted({at - self.snapshot.now for at in others}, reverse=True))
+            self.gaps_s = tuple(
+                sorted({at - self.snapshot.now for at in (*others, *self._of_calendar())}, reverse=True)
+            )
         self.known[key] = found
         return found
+
+    def _of_calendar(self) -> Iterator[float]:
+        """Instants by which the calendar wants the job to have ended."""
+        for window in self.snapshot.windows:
+            if window.start_at > self.snapshot.now:
+                yield window.start_at
+            elif window.name == self.key.reservation:
+                yield window.end_at
 
     def _with(self, key: ClassKey) -> Snapshot:
         classes = {waiting.key: waiting for waiting in self.snapshot.pending}

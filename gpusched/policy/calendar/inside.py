@@ -7,7 +7,7 @@ from math import inf
 from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import ClassKey, Snapshot, Window
 from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.profile import NO_JOB, Ending, end_of
+from gpusched.policy.profile import FIRST_WINDOW, Ending, end_of
 from gpusched.policy.shortage import about
 
 _NOBODY = -1
@@ -26,19 +26,19 @@ class Inside:
         """All that runs, inside and outside: one that was there before a window opened may still hold its cards."""
         self.now: list[Ending] = []
         """Windows in force, as if they were jobs that run until the window closes, and the licenses used inside."""
-        self.later: list[tuple[Booking, float, float]] = []
-        """Windows that open later, with their instants."""
-        for window in snapshot.windows:
+        self.later: list[tuple[int, Booking, float, float]] = []
+        """Windows that open later, by number, with their instants."""
+        for number, window in enumerate(snapshot.windows):
             booking = _booking_of(window, layout)
             if window.start_at > snapshot.now:
                 self._next.setdefault(window.name, window.start_at)
                 if booking is not None:
-                    self.later.append((booking, window.start_at, window.end_at))
+                    self.later.append((FIRST_WINDOW - number, booking, window.start_at, window.end_at))
             elif snapshot.now < window.end_at:
                 self._open[window.name] = window
                 self._drafts[window.name] = _draft_inside(window, layout)
                 if booking is not None:
-                    self.now.append(Ending(NO_JOB, window.start_at, window.end_at, booking))
+                    self.now.append(Ending(FIRST_WINDOW - number, window.start_at, window.end_at, booking))
         for held in snapshot.allocations if self._open else ():
             booking = layout.booking(held.uid, held)
             if booking is None:
@@ -47,7 +47,8 @@ class Inside:
             if held.reservation is not None and self.holds(held):
                 self._drafts[held.reservation].book(booking)
                 if held.licenses:
-                    self.now.append(Ending(NO_JOB, held.start_at, end_of(held, snapshot.now), licenses_of(booking)))
+                    end_at = end_of(held, snapshot.now)
+                    self.now.append(Ending(held.job_id, held.start_at, end_at, licenses_of(booking)))
 
     def holds(self, held: Allocation) -> bool:
         """Whether a running job is inside a window in force, and so holds nothing outside."""

@@ -16,7 +16,7 @@ from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.ordering import Rank
 from gpusched.policy.placement import fits
-from gpusched.policy.profile import NO_JOB, Ending, Profile
+from gpusched.policy.profile import Ending, Profile
 from gpusched.policy.sharing.usage import footprint
 from gpusched.policy.standing.future import Future
 from gpusched.policy.standing.kinds import Kind, Place, Row, Running, Waiting
@@ -234,9 +234,7 @@ class Standing:
             kept = self._future.keep(job.id, kind.shape.need, kind.planned_s, self._now)
             profile = Profile(self._draft, (), self._now)
             profile.kept.extend(() if kept is None else (kept,))
-        return tuple(
-            Reservation(kept.job_id or NO_JOB, placement(kept.booking), kept.start_at) for kept in profile.kept
-        )
+        return tuple(Reservation(kept.job_id, placement(kept.booking), kept.start_at) for kept in profile.kept)
 
     def _decide_anew(self, now: float) -> Plan:
         plan = self._anew = decide(self.snapshot(now), self.settings, self.extensions)
