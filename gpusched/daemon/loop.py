@@ -87,6 +87,8 @@ class Loop:
         self._promotion: float | None = None
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
+        self._has_requested = False
+        """A reading for a job that is about to start was asked for and has not come in."""
         self._failures = scheduler.failures
         self.observers: dict[str, Callable[[], None]] = {
             "job table": self._observe_table,
@@ -109,7 +111,7 @@ class Loop:
         }
         """What each poll looks at, by name and in this order. Each is on its own: one that raises stops no other."""
         self.after_tick: dict[str, Callable[[], None]] = {
-            "GPU request after ends": self._request_after_ends,
+            "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
             "alert delivery": dispatcher.notice,
             "timers": self._await_promotion,
@@ -255,12 +257,15 @@ class Loop:
         for step, action in self.after_tick.items():
             self._failures.run(step, action)
 
-    def _request_after_ends(self) -> None:
+    def _request_after_tick(self) -> None:
         releasing = set(self._scheduler.world.releasing)
         if releasing - self._releasing:
             # A reading taken from now on can show these cards clean; later ones are left to the poll.
             self._request_gpus()
         self._releasing = releasing
+        if self._scheduler.awaits_reading and not self._has_requested:
+            self._has_requested = True
+            self._request_gpus()
 
     def _retry_backlog(self) -> None:
         if self._scheduler.has_backlog and self._retry is None:
@@ -349,6 +354,7 @@ class Loop:
     def _take_reading(self) -> None:
         reading = self._worker.poll()
         if reading is not None:
+            self._has_requested = False
             self._scheduler.observe_gpus(reading)
             self.wake()
 

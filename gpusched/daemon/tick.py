@@ -132,6 +132,10 @@ class Scheduler:
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
+        self._read_at = float("-inf")
+        """When the newest reading came in."""
+        self.awaits_reading = False
+        """A job is about to start on GPUs as soon as a new reading confirms that they are free."""
         self._windows = Windows()
         self.is_going_down = False
         """The machine is being shut down: nothing is started any more."""
@@ -179,7 +183,8 @@ class Scheduler:
         for run in (*self.world.open_runs.values(), *self.world.releasing.values()):
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((run.id, share))
-        self._reading = reading
+        self._reading, self._read_at = reading, self.now()
+        self.awaits_reading = False
         self._look_again = True
         self.tracker.set_clearances(self.world.clearances)
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
@@ -514,6 +519,10 @@ class Scheduler:
                 break
             self.plan = decide(snapshot, self.settings, self.extensions)
             for start in self.plan.starts:
+                if start.placement.gpus and self._is_reading_old(turn.now):
+                    # Until the next one comes in, its place is kept from the others of this plan and nothing more.
+                    self.awaits_reading = True
+                    continue
                 job = self.world.find(start.job_id)
                 assert job is not None
                 turn.waited.append((job.spec.queue, turn.now - self.world.free_at(job)))
@@ -530,7 +539,14 @@ class Scheduler:
             # What was suspended or resumed has changed what there is to plan with.
             if not yielding.carry_out(self.plan, turn) and not self.plan.has_more:
                 break
+            if self.awaits_reading:
+                # It would be planned once more, and the rest as well, when the reading comes in.
+                break
         return launches
+
+    def _is_reading_old(self, now: float) -> bool:
+        """Whether the GPUs were read so long ago, while nothing ran or waited, that others may use them by now."""
+        return now - self._read_at > self.settings.daemon.poll_s
 
     def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
         """Make the cage of a run; what its story says of it."""

@@ -145,6 +145,8 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
         if needs_ceilings
         else CeilingSettings(),
         gpu=replace(settings.gpu, mps_dir=None),
+        # The one reading holds for good.
+        daemon=replace(settings.daemon, poll_s=inf),
         idle=replace(settings.idle, after_s=0.0),
         access=replace(settings.access, admin_group=_ADMINS),
         isolation=replace(settings.isolation, enforce=False),

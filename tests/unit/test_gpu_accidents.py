@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from accidents import AccidentLab
 from lab import ROOT
 
-from gpusched.daemon.commands import Drain
+from gpusched.daemon.commands import Drain, Submit
 from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.job import RetryRule
@@ -172,3 +173,69 @@ def test_gpu_drained_and_let_back_in_one_tick_takes_work(lab: AccidentLab) -> No
     lab.clock.advance(0.5)  # the tick that finds the GPUs clean is that of the commands
     lab.ask(Drain(ROOT, ("1",), "dust"), Drain(ROOT, ("1",), None))
     assert lab.job(second).state is JobState.RUNNING
+
+
+# --- a reading from before the job came -----------------------------------------------------------------
+
+
+def tick(lab: AccidentLab, *commands: Submit) -> None:
+    """A tick without a reading, as when a request wakes the daemon."""
+    for command in commands:
+        lab.scheduler.submit(command, lambda answer: None)
+    lab.scheduler.tick()
+
+
+@pytest.fixture
+def idle_lab(accidents: MakeLab) -> AccidentLab:
+    """Two GPUs, last read 4 s ago; since then a process of no job has taken the first of them."""
+    lab = accidents(2, gpu=QUICK)
+    lab.turn()
+    lab.clock.advance(4)
+    lab.strangers[0] = 60_000
+    return lab
+
+
+def test_job_after_an_idle_time_waits_for_a_new_reading_and_avoids_foreign_use(idle_lab: AccidentLab) -> None:
+    lab = idle_lab
+    tick(lab, lab.submission(request=request(gpus=1)), lab.submission(request=request(gpus=1)))
+    assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.PENDING]
+    assert lab.scheduler.awaits_reading
+    lab.read()
+    tick(lab)
+    assert not lab.scheduler.awaits_reading
+    assert [share.index for share in lab.scheduler.world.open_runs["1.1"].gpus] == [1]
+    assert lab.job(2).state is JobState.PENDING
+
+
+def test_jobs_without_gpus_start_while_a_reading_is_awaited(idle_lab: AccidentLab) -> None:
+    lab = idle_lab
+    tick(lab, lab.submission(request=request(gpus=1)), lab.submission(request=request(cpus=1)))
+    assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.RUNNING]
+
+
+def test_place_of_a_job_that_awaits_a_reading_is_kept_until_the_driver_is_given_up_on(idle_lab: AccidentLab) -> None:
+    lab = idle_lab
+    tick(lab, lab.submission(request=request(gpus=1, cpus=8)), lab.submission(request=request(cpus=8)))
+    assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.PENDING]
+    lab.scheduler.observe_gpus(replace(lab.take_reading(), error="no answer from the driver for 2.0 s"))
+    tick(lab)
+    assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.RUNNING]
+    assert not lab.scheduler.awaits_reading
+
+
+def test_job_starts_at_once_on_a_reading_of_the_last_poll(accidents: MakeLab) -> None:
+    lab = accidents(2, gpu=QUICK)
+    lab.turn()
+    lab.clock.advance(lab.settings.daemon.poll_s)
+    tick(lab, lab.submission(request=request(gpus=1)))
+    assert lab.job(1).state is JobState.RUNNING
+
+
+def test_reading_that_took_long_confirms_a_start(idle_lab: AccidentLab) -> None:
+    lab = idle_lab
+    tick(lab, lab.submission(request=request(gpus=1)))
+    reading = lab.take_reading()
+    lab.clock.advance(3)  # the driver took its time, within its deadline
+    lab.scheduler.observe_gpus(reading)
+    tick(lab)
+    assert lab.job(1).state is JobState.RUNNING
