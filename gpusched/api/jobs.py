@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,18 +25,22 @@ from gpusched.api.service import MOVING, Service, number, service_of, states_of,
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.access import Act, Caller
+from gpusched.daemon.census import weight
 from gpusched.daemon.forecast import Forecast, forecast
 from gpusched.daemon.making import new_job
 from gpusched.daemon.pipelines import ResumePipeline
 from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
-from gpusched.model.job import Job
+from gpusched.model.cluster import GpuState
+from gpusched.model.job import GpuShare, Job
 from gpusched.model.states import ACTIVE_STATES
 from gpusched.model.units import parse_pipeline_id, printable, split_ids
 from gpusched.policy.ahead import vram
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
 
+ORDERS = ("id", "queue")
+"""Of a list of jobs."""
 MAX_WAIT_S = 300.0
 MOST_PARTS = 2_000_000
 MOST_NAMES = 500_000
@@ -222,6 +227,13 @@ async def listing(request: web.Request) -> web.Response:
     wanted = filter_of(request, service, viewer.caller)
     jobs = selected(viewer, wanted)
     extra = _missing(viewer, sorted(wanted.ids))
+    order = request.query.get("order", ORDERS[0])
+    if order not in ORDERS:
+        raise UsageError(f"order is {printable(order, 40)!r}; it must be one of {', '.join(ORDERS)}", "see gq --help")
+    if order == "queue":
+        jobs = service.scheduler.in_queue_order(jobs)
+    if request.query.get("summary") == "1":
+        extra["summary"] = _summary(service, jobs)
     names = request.query.get("fields")
     brings_progress = request.query.get("progress") == "1"
     if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
@@ -240,6 +252,25 @@ async def listing(request: web.Request) -> web.Response:
             raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(JOB_FIELDS))
     rows = [viewer.row(job, facts(job), fields) for job in jobs]
     return respond(fields=fields, rows=rows, **extra)
+
+
+def _summary(service: Service, jobs: Iterable[Job]) -> dict[str, Any]:
+    """How many of these jobs are in each state, pending tasks of arrays one by one, and how many GPUs are free."""
+    states: Counter[str] = Counter()
+    for job in jobs:
+        states[job.state.value] += weight(job)
+    scheduler = service.scheduler
+    now = scheduler.now()
+    (node,) = scheduler.nodes(now)
+    booked: dict[str, list[GpuShare]] = {}
+    for held in scheduler.world.holds.values():
+        for share in held.gpus:
+            booked.setdefault(share.uuid, []).append(share)
+    free = sum(
+        not node.why_not and scheduler.tracker.status(gpu.uuid, booked.get(gpu.uuid, []), now).state == GpuState.IDLE
+        for gpu in node.gpus
+    )
+    return {"states": states, "gpus_free": free, "gpus": len(node.gpus)}
 
 
 def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:

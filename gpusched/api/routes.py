@@ -71,6 +71,8 @@ ROUTES: tuple[Route, ...] = (
         "jobs, or fields and rows",
         query={
             **_FILTERS,
+            "order": "id (default), or queue: running jobs, then pending ones with the next to start first",
+            "summary": "1: also how many of these jobs are in each state, and how many GPUs there are and are free",
             "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]",
             "notices": "1: also drained nodes and GPUs, and maintenance that is on or within a week",
         },

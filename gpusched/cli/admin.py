@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from gpusched import __version__, paths
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli import simulation_options as options
 from gpusched.cli.system import app as system_app
 from gpusched.cli.tuning import tune
@@ -481,7 +481,7 @@ def config_show(as_json: Json = False) -> None:
         (path, "unset" if value is None else json.dumps(value, default=dict), printable(origin))
         for path, value, origin in loaded.values()
     ]
-    output.print_table(("SETTING", "VALUE", "FROM"), rows)
+    tables.print_table(("SETTING", "VALUE", "FROM"), rows)
 
 
 @config_app.command("check")

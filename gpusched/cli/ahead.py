@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import tables
 from gpusched.cli.query import COMPACT
 from gpusched.cli.updates import UPDATES
 from gpusched.model.units import format_duration, printable
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
     from gpusched.client import Client
 
-_NAME_WIDTH = 24
 _ENOUGH = 5
 """With fewer estimates that came to an end, nothing is said of how good they are."""
 _ENOUGH_RUNS = 20
@@ -25,22 +23,20 @@ _AT_ONCE_S = 5.0
 _MINUTE_S = 60.0
 
 
-def show_starts(client: Client, asked: str, values: Values) -> None:
-    """Print when waiting jobs start, the soonest first."""
+def starts_view(client: Client, asked: str, values: Values) -> str | dict[str, Any]:
+    """When waiting jobs start, the soonest first, or the document about it."""
     answer = client.call("GET", f"/v1/starts?{asked}")
     if values.get("json"):
-        output.print_json(answer)
-        return
+        return answer
     rows = answer["starts"]
     if values.get("quiet"):
-        sys.stdout.write("".join(f"{row['id']}\n" for row in rows))
-        return
+        return "".join(f"{row['id']}\n" for row in rows)
     now = time.time()
     lines = [
         (
             row["id"],
-            printable(row["name"], _NAME_WIDTH),
-            printable(row["user"], 16),
+            printable(row["name"]),
+            printable(row["user"]),
             COMPACT.get(row["state"], row["state"]),
             when(row["start_low_at"], row["start_high_at"], now),
             printable(",".join(row["nodes"]) or "(null)"),
@@ -49,7 +45,8 @@ def show_starts(client: Client, asked: str, values: Values) -> None:
         for row in rows
     ]
     titles = ("JOBID", "NAME", "USER", "ST", "START_TIME", "NODELIST", "REASON")
-    output.print_table(titles, lines, right=frozenset({0}), header=not values.get("noheader"))
+    shown = tables.table(titles, lines, header=not values.get("noheader"), cut={1: 6, 2: 6, 5: 8, 6: 12})
+    return "".join(f"{line}\n" for line in shown)
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:

@@ -6,6 +6,8 @@ from gpusched.cli.parse import Option, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpusched.cli.parse import Values
 
 _WIDEST = 24
@@ -52,6 +54,21 @@ def shown_id(job_id: str, tasks_left: str | None, throttle: int | None) -> str:
     if not tasks_left:
         return job_id
     limit = f"%{throttle}" if throttle is not None else ""
-    if len(tasks_left) > _WIDEST:
-        tasks_left = tasks_left[:_WIDEST].rpartition(",")[0] + ",..."
-    return f"{job_id}_[{tasks_left}{limit}]"
+    return f"{job_id}_[{_short(tasks_left)}{limit}]"
+
+
+def folded_ids(ids: Sequence[str]) -> str:
+    """Several jobs in one word, `412-9999 (9,588 jobs)`; one alone is its id."""
+    if len(ids) == 1:
+        return ids[0]
+    ranges: list[list[str]] = []
+    for job_id in sorted(ids, key=lambda one: tuple(map(int, one.split("_")))):
+        if ranges and job_id.isdigit() and ranges[-1][-1].isdigit() and int(job_id) == int(ranges[-1][-1]) + 1:
+            ranges[-1][1:] = [job_id]
+        else:
+            ranges.append([job_id])
+    return f"{_short(','.join(map('-'.join, ranges)))} ({len(ids):,} jobs)"
+
+
+def _short(ids: str) -> str:
+    return ids if len(ids) <= _WIDEST else ids[:_WIDEST].rpartition(",")[0] + ",..."

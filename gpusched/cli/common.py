@@ -37,3 +37,13 @@ def selection_options() -> list[Option]:
         Option("-n", "--name", metavar="NAMES", read=words_of("names"), section="Which jobs", help="with these names"),
         Option("-q", "--queue", metavar="NAMES", read=words_of("queues"), section="Which jobs", help="in these queues"),
     ]
+
+
+def pager_option() -> Option:
+    """Of the commands whose tables may be longer than a screen."""
+    return Option(
+        "--no-pager",
+        sets={"no_pager": True},
+        section="What to show",
+        help="no GPUSCHED_PAGER, PAGER or less for a table that is longer than the terminal",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.client import connect
 from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
 
@@ -32,7 +32,7 @@ def show_foreign(values: Values) -> int:
         return 0
     is_anybody_told = any(row["told_at"] is not None for row in rows)
     titles = ("GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT")
-    output.print_table(
+    tables.print_table(
         (*titles, "TOLD") if is_anybody_told else titles,
         [
             (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli.instants import instant
 from gpusched.cli.options import ghist_table
+from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, query
 from gpusched.client import connect
@@ -58,7 +59,9 @@ def body(words: list[str]) -> int:
     if values.get("csv"):
         _print_csv(titles, rows)
     else:
-        output.print_table(titles, rows, right=frozenset({0}))
+        cut = {titles.index(title): 6 for title in ("NAME", "USER") if title in titles}
+        lines = tables.table(titles, rows, cut=cut)
+        page("".join(f"{line}\n" for line in lines), not values.get("no_pager"))
     return 0
 
 
@@ -75,8 +78,8 @@ def _listing(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[s
     rows = [
         (
             job["id"],
-            printable(job["name"], 24),
-            printable(job["user"], 16),
+            printable(job["name"]),
+            printable(job["user"]),
             COMPACT[job["state"]],
             f"sig {job['signal']}" if job["signal"] else "-" if job["exit_code"] is None else str(job["exit_code"]),
             str(job["run"]),
@@ -107,7 +110,7 @@ def _efficiency(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequenc
         rows.append(
             (
                 job["id"],
-                printable(job["name"], 24),
+                printable(job["name"]),
                 format_duration(elapsed_s),
                 f"{job['cpus']:g}",
                 f"{cpu_s / core_s:.0%}" if core_s else "-",
@@ -161,4 +164,4 @@ def _show_usage(values: Values) -> None:
         for one in sums
     ]
     titles = (by.upper(), "JOBS", "RUNS", "GPU_HOURS", "CORE_HOURS", "MEM_GIB_HOURS", "MEAN_WAIT")
-    output.print_table(titles, rows, right=frozenset(range(1, len(titles))))
+    tables.print_table(titles, rows, right=frozenset(range(1, len(titles))))

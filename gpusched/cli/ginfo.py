@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli.options import ginfo_table
 from gpusched.cli.parse import parse
 from gpusched.client import connect
@@ -69,7 +69,7 @@ def _print(cluster: dict[str, Any]) -> None:
         )
         for node in cluster["nodes"]
     ]
-    output.print_table(("NODE", "STATE", "CPUS", "MEMORY", "LOAD", "AVAILABLE", "NOTE"), rows)
+    tables.print_table(("NODE", "STATE", "CPUS", "MEMORY", "LOAD", "AVAILABLE", "NOTE"), rows)
     for node in cluster["nodes"]:
         sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
@@ -96,10 +96,10 @@ def _print(cluster: dict[str, Any]) -> None:
     right = frozenset({0, 5, 6})
     if sys.stdout.isatty():
         # Sentences in a column of their own would leave too little of it, and of the others.
-        output.print_table(titles[:-1], [row[:-1] for row in gpus], right=right)
+        tables.print_table(titles[:-1], [row[:-1] for row in gpus], right=right)
         sys.stdout.write("".join(f"GPU {row[0]} {row[2]}: {row[-1]}\n" for row in gpus if row[-1]))
     else:
-        output.print_table(titles, gpus, right=right)
+        tables.print_table(titles, gpus, right=right)
     _print_shared(cluster["gpus"])
     _print_faults(cluster["gpus"])
     foreign = [
@@ -115,7 +115,7 @@ def _print(cluster: dict[str, Any]) -> None:
     ]
     if foreign:
         sys.stdout.write("\nprocesses of no job:\n")
-        output.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign[:_FOREIGN], right=frozenset({0, 1}))
+        tables.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign[:_FOREIGN], right=frozenset({0, 1}))
         if len(foreign) > _FOREIGN:
             sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all, and what they cost: ginfo --foreign\n")
 
@@ -167,7 +167,7 @@ def _print_shared(gpus: list[dict[str, Any]]) -> None:
     if rows:
         sys.stdout.write("\nshared GPUs, and what holds jobs to the VRAM they booked:\n")
         titles = ("GPU", "JOB", "USER", "BOOKED", "HELD", "LIMIT", "MEANING")
-        output.print_table(titles, rows, right=frozenset({0, 1}))
+        tables.print_table(titles, rows, right=frozenset({0, 1}))
 
 
 def _print_faults(gpus: list[dict[str, Any]]) -> None:
@@ -183,7 +183,7 @@ def _print_faults(gpus: list[dict[str, Any]]) -> None:
     ]
     if rows:
         sys.stdout.write("\nfaults of the hardware since the machine was started:\n")
-        output.print_table(("GPU", "AT", "XID", "MEANING"), rows, right=frozenset({0, 2}))
+        tables.print_table(("GPU", "AT", "XID", "MEANING"), rows, right=frozenset({0, 2}))
 
 
 def _print_queues(cluster: dict[str, Any]) -> None:

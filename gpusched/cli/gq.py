@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli.options import gq_table
+from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
-from gpusched.cli.query import COMPACT, query, quote
+from gpusched.cli.query import COMPACT, elapsed, query, quote, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
+from gpusched.model.units import format_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,26 +21,16 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
     from gpusched.client import Client
 
-_NAME_WIDTH = 24
-_STILL = ("suspended_at", "suspended_s")
 _FIELDS = (
-    "id",
-    "name",
-    "user",
-    "state",
-    "start_at",
-    "end_at",
-    "gpu_request",
-    "node",
-    "gpus",
-    "reason",
-    "reason_text",
-    *_STILL,
-    "idle_at",
-    "tasks_left",
-    "throttle",
+    *("id", "name", "user", "state", "start_at", "end_at", "gpu_request", "node", "gpus", "reason"),
+    *("suspended_at", "suspended_s", "idle_at", "tasks_left", "throttle"),
 )
-_ORDER = {"RUNNING": 0, "COMPLETING": 1, "SUSPENDED": 1, "PENDING": 2}
+_TITLES = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON")
+_LEAST = {"NAME": 6, "USER": 6, "PROGRESS": 12, "NODE/REASON": 12}
+"""Columns that give way on a narrow terminal, and how far."""
+_WATCH_S = 1.0
+_WATCH_SHARE = 20
+"""A long queue is asked for again after this many times what the answer took, so that watching it costs little."""
 
 
 def main() -> int:
@@ -60,46 +51,49 @@ def body(words: list[str]) -> int:
             return _why(client, values)
         if values.get("watch"):
             return _watch(client, values)
-        show(client, values)
+        found = view(client, values)
+        if isinstance(found, dict):
+            output.print_json(found)
+        else:
+            page(found, not (values.get("no_pager") or values.get("quiet")))
     return 0
 
 
-def show(client: Client, values: Values) -> None:
-    """Print the jobs once, in the form that was asked for."""
+def view(client: Client, values: Values) -> str | dict[str, Any]:
+    """The jobs in the form that was asked for: the text of a table, or the document of --json."""
     asked = query(values)
     if values.get("tree"):
         for key in ("format", "sort", "start", "priority"):
             if key in values:
                 raise UsageError(f"--tree has an order and columns of its own, so --{key} has no effect", "give one")
-        from gpusched.cli.tree import show_tree  # few prompts ask for it
+        from gpusched.cli.tree import tree_view  # few prompts ask for it
 
-        show_tree(client, asked, values)
-    elif values.get("start"):
-        from gpusched.cli.ahead import show_starts  # few prompts ask for it
+        return tree_view(client, asked, values)
+    if values.get("start"):
+        from gpusched.cli.ahead import starts_view  # few prompts ask for it
 
-        show_starts(client, asked, values)
-    elif values.get("priority"):
-        from gpusched.cli.standing import show_priorities  # likewise
+        return starts_view(client, asked, values)
+    if values.get("priority"):
+        from gpusched.cli.standing import priorities_view  # likewise
 
-        show_priorities(client, asked, values)
-    elif values.get("json"):
+        return priorities_view(client, asked, values)
+    if values.get("json"):
         answer = client.call("GET", f"/v1/jobs?{asked}")
         if "sort" in values:
             _sort_objects(answer["jobs"], values["sort"])
-        output.print_json(answer)
-    elif values.get("quiet"):
+        return answer
+    if values.get("quiet"):
         rows = client.call("GET", f"/v1/jobs?fields=id&{asked}")["rows"]
-        sys.stdout.write("".join(f"{row[0]}\n" for row in rows))
-    elif "format" in values:
+        return "".join(f"{row[0]}\n" for row in rows)
+    if "format" in values:
         from gpusched.cli.slurm_format import keys, render  # the % language; few prompts speak it
 
         fields = ["id", *keys(values["format"]), *[key.lstrip("+-") for key in values.get("sort", ())]]
         rows = client.call("GET", f"/v1/jobs?fields={quote(','.join(fields))}&{asked}")["rows"]
         jobs = [dict(zip(fields, row)) for row in rows]  # noqa: B905  3.10 can, but the keyword costs
         _sort_objects(jobs, values.get("sort", []))
-        sys.stdout.write(render(values["format"], jobs, header=not values.get("noheader")))
-    else:
-        _table(client, asked, values)
+        return render(values["format"], jobs, header=not values.get("noheader"))
+    return _queue(client, asked, values)
 
 
 def _sort_objects(jobs: list[dict[str, Any]], keys: list[str]) -> None:
@@ -119,23 +113,20 @@ def _sortable(value: object) -> tuple[int, float, str]:
     return (2 if value is None else 1), 0.0, text
 
 
-def _table(client: Client, asked: str, values: Values) -> None:
-    sort = [key.lstrip("+-") for key in values.get("sort", ())]
-    fields = [*_FIELDS, *[key for key in sort if key not in _FIELDS]]
-    is_terminal = sys.stdout.isatty()
-    told = "&notices=1" if is_terminal else ""
-    answer = client.call("GET", f"/v1/jobs?progress=1{told}&fields={','.join(fields)}&{asked}")
-    rows = answer["rows"]
-    if sort:
-        for key in reversed(values["sort"]):
-            at = fields.index(key.lstrip("+-"))
-            rows.sort(key=lambda row: _sortable(row[at]), reverse=key.startswith("-"))
-    else:
-        rows.sort(key=lambda row: _ORDER.get(row[3], 3))
+def _queue(client: Client, asked: str, values: Values) -> str:
+    """The table, with a line that sums it up and remarks below it where somebody looks at it."""
+    fields = list(_FIELDS)
+    fields += [key for key in ["reason_text"] * bool(values.get("long")) if key not in fields]
+    fields += [key for key in (key.lstrip("+-") for key in values.get("sort", ())) if key not in fields]
+    for_people = "&summary=1&notices=1" if sys.stdout.isatty() else ""
+    answer = client.call("GET", f"/v1/jobs?order=queue&progress=1{for_people}&fields={','.join(fields)}&{asked}")
     output.note_missing("gq", answer)
+    jobs = [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs
+    _sort_objects(jobs, values.get("sort", []))
     now = time.time()
-    lines = [_line(row, now) for row in rows]
-    titles = ["ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON"]
+    groups = [[job] for job in jobs] if values.get("all_rows") or values.get("ids") else _fold(jobs)
+    lines = [_line(group, now, bool(values.get("long"))) for group in groups]
+    titles = list(_TITLES)
     progress = answer.get("progress")
     if progress:
         from gpusched.cli.bars import bar  # few queues have one
@@ -143,41 +134,64 @@ def _table(client: Client, asked: str, values: Values) -> None:
         bars = {job_id: bar(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
         lines = [(*line[:-1], bars.get(line[0], ""), line[-1]) for line in lines]
         titles.insert(-1, "PROGRESS")
-    output.print_table(titles, lines, right=frozenset({0, 4}), header=not values.get("noheader"))
+    cut = {at: _LEAST[title] for at, title in enumerate(titles) if title in _LEAST}
+    cut[0] = max((len(group[0]["id"]) for group in groups), default=0)
+    if values.get("long"):
+        del cut[len(titles) - 1]  # sentences are folded
+    shown = tables.table(titles, lines, right=frozenset({4}), header=not values.get("noheader"), cut=cut)
+    summary = answer.get("summary")
+    if summary is not None:
+        text = _summary(summary)
+        is_first = values.get("watch") or not jobs
+        # Of a table that is watched it stays on the screen.
+        shown = [text, *(["", *shown] if jobs else ())] if is_first else [*shown, "", text]
     if answer.get("notices"):
         from gpusched.cli import notices  # most days there are none
 
-        sys.stdout.write(f"{notices.line(answer['notices'], now)}\n")
+        shown.append(notices.line(answer["notices"], now))
+    return "".join(f"{line}\n" for line in shown)
 
 
-def _line(row: list[Any], now: float) -> tuple[str, ...]:
-    job_id, name, user, state, start_at, end_at, wanted, node, gpus, reason, reason_text = row[:11]
-    suspended_at, suspended_s, idle_at, tasks_left, throttle = row[11:16]
-    elapsed = "0:00"
-    if start_at is not None and state != "PENDING":
-        elapsed = format_duration(max(0.0, (end_at or suspended_at or now) - start_at - suspended_s))
-    if state in ("RUNNING", "COMPLETING"):
-        where = f"{node}:{','.join(gpu_label(gpu['index']) for gpu in gpus)}" if gpus else (node or "")
-        if idle_at is not None:
-            where += f" idle {format_duration(max(0.0, now - idle_at))}"
-    elif state == "SUSPENDED":
-        where = f"({reason_text})"
-    elif reason and reason != "None":
-        where = f"({reason}) {reason_text or ''}"
-    else:
-        where = node or ""
-    if tasks_left:
-        from gpusched.cli.arrays import shown_id  # most queues have none
+def _fold(jobs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Pending jobs of one user that a table shows alike, together in the place of the first one."""
+    groups: dict[object, list[dict[str, Any]]] = {}
+    for job in jobs:
+        is_alone = job["state"] != "PENDING" or job["tasks_left"]
+        key = job["id"] if is_alone else (job["user"], job["name"], job["gpu_request"], job["reason"])
+        groups.setdefault(key, []).append(job)
+    return list(groups.values())
 
-        job_id = shown_id(job_id, tasks_left, throttle)
+
+def _line(group: list[dict[str, Any]], now: float, is_long: bool) -> tuple[str, ...]:
+    job = group[0]
+    job_id = job["id"]
+    if len(group) > 1 or job["tasks_left"]:
+        from gpusched.cli.arrays import folded_ids, shown_id  # short queues have none
+
+        job_id = shown_id(job_id, job["tasks_left"], job["throttle"])
+        if len(group) > 1:
+            job_id = folded_ids([one["id"] for one in group])
     return (
         job_id,
-        printable(name, _NAME_WIDTH),
-        printable(user, 16),
-        COMPACT.get(state, state),
-        elapsed,
-        wanted,
-        printable(where.rstrip()),
+        printable(job["name"]),
+        printable(job["user"]),
+        COMPACT.get(job["state"], job["state"]),
+        elapsed(job, now),
+        job["gpu_request"],
+        printable(where(job, now, job.get("reason_text") if is_long else None)),
+    )
+
+
+def _summary(found: dict[str, Any]) -> str:
+    """`2 running, 10,503 pending, 3 of 8 GPUs free`."""
+    states = dict(found["states"])
+    active = ("RUNNING", "SUSPENDED", "COMPLETING", "PENDING")
+    parts = [f"{states[state]:,} {state.lower()}" for state in active if states.get(state)]
+    ended = sum(number for state, number in states.items() if state not in active)
+    parts += [f"{ended:,} ended"] if ended else []
+    gpus = found["gpus"]
+    return ", ".join(
+        [*(parts or ["no jobs"]), *([f"{found['gpus_free']} of {gpus} GPU{'s' * (gpus != 1)} free"] if gpus else [])]
     )
 
 
@@ -218,14 +232,35 @@ def _fact(key: str, value: object) -> str:
 
 
 def _watch(client: Client, values: Values) -> int:
-    is_terminal = sys.stdout.isatty()
+    """Show again and again: a frame that fits the terminal, or one piece of output after the other in a pipe."""
+    is_bare = any(values.get(key) for key in ("json", "quiet", "format"))
+    is_queue = not any(values.get(key) for key in ("tree", "start", "priority"))
+    is_drawn = tables.is_drawn() and not is_bare
+    clock = "" if is_bare else "%H:%M:%S  " if is_queue and sys.stdout.isatty() else "%H:%M:%S\n"
+    if is_drawn:
+        sys.stdout.write("\x1b[2J")
     try:
         while True:
-            if is_terminal:
-                sys.stdout.write("\x1b[H\x1b[2J")
-            sys.stdout.write(time.strftime("%H:%M:%S\n"))
-            show(client, values)
+            began = time.monotonic()
+            found = view(client, values)
+            took_s = time.monotonic() - began
+            if isinstance(found, dict):
+                sys.stdout.write(output.json_line(found))
+            else:
+                text = time.strftime(clock) + found
+                sys.stdout.write(_frame(text) if is_drawn else text)
             sys.stdout.flush()
-            time.sleep(1)
+            time.sleep(max(_WATCH_S, _WATCH_SHARE * took_s))
     except KeyboardInterrupt:
         return 0
+
+
+def _frame(text: str) -> str:
+    """As much of a text as the terminal has lines for, drawn over the one before."""
+    lines = text.splitlines()
+    height, _ = tables.screen() or (len(lines), 0)
+    left = len(lines) - (height - 2)
+    if left > 1:
+        lines = [*lines[: height - 2], f"and {left:,} more lines; all of them: gq"]
+    # Long lines end at the edge: none may take a second one.
+    return "\x1b[?7l\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J\x1b[?7h"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpusched import paths
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli.system_files import GUARD, UNITS, Site, commands_folder, unit_text
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
@@ -111,7 +111,7 @@ def status(
     if as_json:
         output.print_json({"guard": {"units": found, "at_boot": boot}})
     else:
-        output.print_table(("UNIT", "GPUS"), [(printable(unit), word) for unit, word in found.items()])
+        tables.print_table(("UNIT", "GPUS"), [(printable(unit), word) for unit, word in found.items()])
         sys.stdout.write(f"after a start of the machine: {'the same' if boot else 'open'}\n")
     if "open" in found.values():
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.client import connect
 from gpusched.model.units import format_duration, printable
 from gpusched.snapshots.keep import folder_of, show_size, sweep
@@ -53,6 +53,6 @@ def show(is_sweeping: bool, as_json: bool) -> None:
         unused = format_duration(max(0.0, now - one.used_at))
         lines.append([one.name, show_size(one.size), str(one.files), unused, jobs or "-", printable(one.root)])
     if lines:
-        output.print_table(["NAME", "SIZE", "FILES", "UNUSED", "JOBS", "CODE"], lines, frozenset({1, 2, 3}))
+        tables.print_table(["NAME", "SIZE", "FILES", "UNUSED", "JOBS", "CODE"], lines, frozenset({1, 2, 3}))
     total = show_size(sum(one.size for one in here))
     sys.stdout.write(f"{len(here)} snapshots, {total}, in {printable(os.path.realpath(home))}\n")

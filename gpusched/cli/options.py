@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.common import STATES, common_options, selection_options
+from gpusched.cli.common import STATES, common_options, pager_option, selection_options
 from gpusched.cli.parse import Option, Table, decimal, text, whole, words_of
 from gpusched.cli.readers import (
     choice,
@@ -72,10 +72,33 @@ def gq_table() -> Table:
                 metavar="KEYS",
                 read=words_of("sort"),
                 section=show,
-                help="by these keys of the JSON: submit_at, -priority; default: running first, then by id",
+                help="by these keys of the JSON: submit_at, -priority; default: running first, then the next to start; "
+                "with --json, --quiet and -o by id",
+            ),
+            Option(
+                "-r",
+                "--all-rows",
+                sets={"all_rows": True},
+                section=show,
+                help="one row a job; default: pending jobs of one user that look the same share a row, as in "
+                "412-9999 (9,588 jobs). --json, --quiet and -o have one a job anyway",
+            ),
+            Option(
+                "-l",
+                "--long",
+                sets={"long": True},
+                section=show,
+                help="why each job waits, in words; for the facts see --why",
             ),
             Option("--noheader", sets={"noheader": True}, section=show, help="no line of titles"),
-            Option("-w", "--watch", sets={"watch": True}, section=show, help="keep showing, once a second"),
+            pager_option(),
+            Option(
+                "-w",
+                "--watch",
+                sets={"watch": True},
+                section=show,
+                help="keep showing, once a second; with --json one document a line",
+            ),
             Option(
                 "--why",
                 metavar="ID",
@@ -269,6 +292,7 @@ def ghist_table() -> Table:
                 completes="user account queue",
                 help="sum by user (default), account or queue",
             ),
+            pager_option(),
             Option("--csv", sets={"csv": True}, section="Output", help="comma-separated values"),
             *common_options(),
         ],

@@ -11,12 +11,9 @@ from gpusched.errors import GpuschedError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, Literal
+    from typing import Any
 
     from gpusched.cli.parse import Table, Values
-
-RICH_ROWS = 500
-"""A table of more rows is printed plainly even on a terminal: nobody admires it, and rich takes seconds."""
 
 
 def run(command: str, body: Callable[[list[str]], int], words: list[str] | None = None) -> int:
@@ -129,86 +126,19 @@ def common(table: Table, values: Values) -> bool:
 
 def print_json(document: dict[str, Any]) -> None:
     """One document; indented for people, compact in a pipe."""
-    document.setdefault("schema_version", 1)
     if sys.stdout.isatty():
         import json
 
+        document.setdefault("schema_version", 1)
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        sys.stdout.write(quickjson.dumps(document) + "\n")
+        sys.stdout.write(json_line(document))
 
 
-def print_table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), header: bool = True
-) -> None:
-    """A table: drawn on a terminal that is wide enough for it, else aligned text. Texts must be printable already.
-
-    Args: right: columns that are aligned to the right.
-    """
-    if sys.stdout.isatty() and len(rows) <= RICH_ROWS and header and _print_rich(titles, rows, right):
-        return
-    lines = [list(titles), *rows] if header else list(rows)
-    if not lines:
-        return
-    last = len(titles) - 1
-    widths = [max(map(len, column)) for column in zip(*lines)]  # noqa: B905  3.10 can, but the keyword costs
-    out = []
-    for line in lines:
-        cells = [
-            cell.rjust(width) if at in right else cell if at == last else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths))  # noqa: B905
-        ]
-        out.append(" ".join(cells).rstrip())
-    sys.stdout.write("\n".join(out) + "\n")
-
-
-_LONG = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "TOLD")
-"""Columns of sentences and lists, which may take several lines; what is cut from another one would be a lie."""
-_LEAST_LONG = 20
-
-
-def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> bool:
-    """Draw it; False when the terminal is too narrow for that, so that nothing is cut."""
-    from rich.box import SIMPLE_HEAD
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    widths = [max(map(cell_len, column)) for column in zip(titles, *rows)]  # noqa: B905
-    least = sum(min(width, _LEAST_LONG) if title in _LONG else width for title, width in zip(titles, widths))  # noqa: B905
-    # Between two columns are a space and the padding of both; at either edge is a space.
-    padding = next((each for each in (2, 1) if least + (each + 1) * (len(titles) - 1) + 2 <= console.width), None)
-    if padding is None:
-        return False
-    sides = (0, 1, 0, padding - 1)
-    table = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=sides)
-    for at, title in enumerate(titles):
-        justify: Literal["left", "right"] = "right" if at in right else "left"
-        table.add_column(title, justify=justify, overflow="fold", no_wrap=title not in _LONG)
-    for row in rows:
-        # Text, not str: square brackets in a name are no markup.
-        table.add_row(*[Text(cell, style=STYLES.get(cell, "")) for cell in row])
-    console.print(table)
-    return True
-
-
-STYLES = {
-    "R": "green",
-    "PD": "yellow",
-    "CG": "cyan",
-    "CD": "green",
-    "F": "red",
-    "TO": "red",
-    "OOM": "red",
-    "NF": "red",
-    "CA": "dim",
-    "idle": "green",
-    "suspect": "red",
-    "lost": "red",
-    "drained": "yellow",
-}
+def json_line(document: dict[str, Any]) -> str:
+    """A document in one line, whoever reads it."""
+    document.setdefault("schema_version", 1)
+    return quickjson.dumps(document) + "\n"
 
 
 def no_operands(table: Table, operands: Sequence[str]) -> None:

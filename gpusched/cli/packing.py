@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from gpusched.cli import output, schedules
+from gpusched.cli import output, schedules, tables
 from gpusched.errors import UsageError
 from gpusched.simulate import packing
 
@@ -48,7 +48,7 @@ def show_packing(
     if as_json:
         output.print_json({"nodes": len(nodes), "gpus": capacity, "jobs": len(jobs), "strategies": rows})
     else:
-        output.print_table(_HEADINGS, lines, frozenset(range(1, len(_HEADINGS))))
+        tables.print_table(_HEADINGS, lines, frozenset(range(1, len(_HEADINGS))))
 
 
 def _line(rule: str, runs: Sequence[packing.Filled]) -> list[str]:

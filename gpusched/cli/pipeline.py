@@ -9,7 +9,7 @@ from typing import Any
 from gpusched.cli import output
 from gpusched.cli.instants import instant
 from gpusched.cli.query import quote
-from gpusched.cli.tree import arrange, print_tree, signs, standing
+from gpusched.cli.tree import arrange, signs, standing, tree_text
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import parse_pipeline_id, printable
@@ -58,7 +58,7 @@ def _describe(pipeline: dict[str, Any]) -> None:
         ("Steps", counts),
     ]
     sys.stdout.write("".join(f"{name + ':':<11} {printable(value)}\n" for name, value in pairs))
-    print_tree(arrange([*pipeline["steps"], *_fallbacks(pipeline)], signs()), [pipeline])
+    sys.stdout.write(tree_text(arrange([*pipeline["steps"], *_fallbacks(pipeline)], signs()), [pipeline], is_long=True))
 
 
 def _fallbacks(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:

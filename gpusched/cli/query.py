@@ -1,9 +1,13 @@
-"""What the commands about jobs share: query strings, and Slurm's short words for states."""
+"""What the commands about jobs share: query strings, Slurm's short words for states, and cells of their tables."""
 
 from __future__ import annotations
 
+from gpusched.model.units import format_duration, gpu_label
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpusched.cli.parse import Values
 
 COMPACT = {
@@ -51,3 +55,25 @@ def mine(values: Values) -> list[str]:
     import pwd
 
     return [pwd.getpwuid(os.geteuid()).pw_name]
+
+
+def elapsed(job: dict[str, Any], now: float) -> str:
+    """How long a job has run, without the time that it was suspended."""
+    if job["start_at"] is None or job["state"] == "PENDING":
+        return "0:00"
+    until = job["end_at"] or job["suspended_at"] or now
+    return format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
+
+
+def where(job: dict[str, Any], now: float, sentence: str | None = None) -> str:
+    """The node and GPUs of a job that has any, else why it waits or how it ended; with `sentence` also in words."""
+    if job["state"] in ("RUNNING", "COMPLETING", "SUSPENDED"):
+        cards = ",".join(gpu_label(gpu["index"]) for gpu in job["gpus"])
+        found = f"{job['node']}:{cards}" if cards else job["node"] or ""
+        if job.get("idle_at") is not None:
+            found += f" idle {format_duration(max(0.0, now - job['idle_at']))}"
+    elif job["reason"] and job["reason"] != "None":
+        found = f"({job['reason']})"
+    else:
+        return job["node"] or ""
+    return f"{found} {sentence}".strip() if sentence else found

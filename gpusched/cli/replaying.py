@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusched import quickjson
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.client import connect
 from gpusched.config.known import SETTINGS
 from gpusched.errors import NotFound, UsageError, UserError
@@ -168,7 +168,7 @@ def _head(text: str) -> None:
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    output.print_table(titles, [[printable(cell) for cell in row] for row in rows])
+    tables.print_table(titles, [[printable(cell) for cell in row] for row in rows])
 
 
 def _print_plan(replay: Replay) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
@@ -86,7 +86,7 @@ def print_reservations(found: list[dict[str, Any]]) -> None:
         )
         for one in found
     ]
-    output.print_table(_TITLES, rows)
+    tables.print_table(_TITLES, rows)
 
 
 def _whom(one: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.model.units import format_duration, printable
 from gpusched.simulate import report
 from gpusched.simulate.gains import Gains, sentence
@@ -44,13 +44,13 @@ def print_schedules(schedules: Sequence[Schedule]) -> None:
         ]
         for one in schedules
     ]
-    output.print_table(_HEADINGS, lines, frozenset(range(1, 8)))
+    tables.print_table(_HEADINGS, lines, frozenset(range(1, 8)))
 
 
 def print_details(schedules: Sequence[Schedule]) -> None:
     """A line for each measure, a column for each policy."""
     titles = ["MEASURE", *(printable(one.policy) for one in schedules)]
-    output.print_table(titles, report.lines(schedules), frozenset(range(1, len(titles))))
+    tables.print_table(titles, report.lines(schedules), frozenset(range(1, len(titles))))
 
 
 def print_parties(schedules: Sequence[Schedule]) -> None:
@@ -68,7 +68,7 @@ def print_parties(schedules: Sequence[Schedule]) -> None:
             for name, group in report.parties(one).items()
         ]
         sys.stdout.write(f"\n{printable(one.policy)}\n")
-        output.print_table([one.what.upper(), *_PARTIES], lines, frozenset(range(1, 6)))
+        tables.print_table([one.what.upper(), *_PARTIES], lines, frozenset(range(1, 6)))
 
 
 def print_sentences(compared: Sequence[Compared]) -> None:
@@ -94,7 +94,7 @@ def print_gains(compared: Sequence[Compared]) -> None:
             ]
             for one in found.listed
         ]
-        output.print_table([found.what.upper(), *_GAINS], lines, frozenset(range(1, 7)))
+        tables.print_table([found.what.upper(), *_GAINS], lines, frozenset(range(1, 7)))
 
 
 def print_csv(schedules: Sequence[Schedule]) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gpusched.cli import output, schedules
+from gpusched.cli import schedules, tables
 from gpusched.cli.simulation import Asked, prepare
 from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, parse_duration_s, printable
@@ -112,7 +112,7 @@ def _print_by_queue(found: Sequence[tuple[str, Sequence[QueueResult]]]) -> None:
         if one.queue == queue
     ]
     sys.stdout.write("\n")
-    output.print_table(_BY_QUEUE, lines, frozenset(range(2, 9)))
+    tables.print_table(_BY_QUEUE, lines, frozenset(range(2, 9)))
 
 
 def _check_gains(choices: Sequence[Choice], with_gains: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gpusched.cli.query import COMPACT
+from gpusched.cli import tables
+from gpusched.cli.query import COMPACT, elapsed
 from gpusched.model.units import format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
 def _instant(at: float | None) -> str:
     return "N/A" if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
-
-
-def _elapsed(job: Job) -> str:
-    if job["start_at"] is None or job["state"] == "PENDING":
-        return "0:00"
-    until = job["end_at"] or job["suspended_at"] or time.time()
-    return format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
 
 
 def _left(job: Job) -> str:
@@ -70,7 +64,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Job], object]]] = {
     "T": ("STATE", lambda job: job["state"]),
     "r": ("REASON", lambda job: job["reason"] or "None"),
     "R": ("NODELIST(REASON)", _reason_or_nodes),
-    "M": ("TIME", _elapsed),
+    "M": ("TIME", lambda job: elapsed(job, time.time())),
     "l": ("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"])),
     "L": ("TIME_LEFT", _left),
     "q": ("QOS", lambda job: job["qos"] or "(null)"),
@@ -187,5 +181,4 @@ def _shape(piece: _Piece, text: str) -> str:
     width, is_right, _, _ = piece
     if not width:
         return text
-    text = text[:width]
-    return text.rjust(width) if is_right else text.ljust(width)
+    return tables.pad(tables.head(text, width), width, is_right)

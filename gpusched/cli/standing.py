@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli.query import quote
 from gpusched.errors import UsageError
 from gpusched.model.units import format_size_mib, printable
@@ -17,22 +17,20 @@ if TYPE_CHECKING:
     from gpusched.client import Client
 
 
-def show_priorities(client: Client, asked: str, values: Values) -> None:
-    """`gq --priority`: one line a waiting job, one column a factor."""
+def priorities_view(client: Client, asked: str, values: Values) -> str | dict[str, Any]:
+    """`gq --priority`: one line a waiting job, one column a factor; or the document."""
     answer = client.call("GET", f"/v1/priorities?{asked}")
     rows = answer["priorities"]
     if values.get("json"):
-        output.print_json(answer)
-        return
+        return answer
     if values.get("quiet"):
-        sys.stdout.write("".join(f"{row['id']}\n" for row in rows))
-        return
+        return "".join(f"{row['id']}\n" for row in rows)
     # Plug-ins may add a part for some jobs only.
     parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
     lines = [
         (
             row["id"],
-            printable(row["user"], 16),
+            printable(row["user"]),
             f"{row['priority']:.1f}",
             *(f"{row['parts'].get(part, 0.0):.1f}" for part in parts),
             str(row["tier"]),
@@ -40,10 +38,11 @@ def show_priorities(client: Client, asked: str, values: Values) -> None:
         for row in rows
     ]
     titles = ("ID", "USER", "PRIORITY", *(part.upper() for part in parts), "TIER")
-    right = frozenset({0, *range(2, len(titles))})
-    output.print_table(titles, lines, right=right, header=not values.get("noheader"))
+    right = frozenset(range(2, len(titles)))
     if answer["order"] != "multifactor":
         output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
+    shown = tables.table(titles, lines, right=right, header=not values.get("noheader"), cut={1: 6})
+    return "".join(f"{line}\n" for line in shown)
 
 
 _USED = (("gpu_hours", ".2f"), ("core_hours", ".2f"), ("usage_s", ".0f"), ("effective_usage", ".4f"))
@@ -84,7 +83,7 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
         "LEVEL_FS",
         "FAIRSHARE",
     )
-    output.print_table(titles, lines, right=frozenset(range(2, len(titles))))
+    tables.print_table(titles, lines, right=frozenset(range(2, len(titles))))
 
 
 def _level(row: dict[str, Any]) -> str:
@@ -125,7 +124,7 @@ def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> N
         for row in queues
     ]
     titles = ("QUEUE", "GUARANTEED", "HELD", "BORROWED", "LENT", "MAX", "WEIGHT", "RUNNING", "PENDING")
-    output.print_table(titles, lines, right=frozenset(range(1, len(titles))))
+    tables.print_table(titles, lines, right=frozenset(range(1, len(titles))))
     for loan in loans:
         sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.cli import output
-from gpusched.cli.query import COMPACT, quote
-from gpusched.model.units import format_duration, gpu_label, printable
+from gpusched.cli import output, tables
+from gpusched.cli.query import COMPACT, elapsed, quote, where
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Place:
         self.is_job = "state" in job
 
 
-def show_tree(client: Client, asked: str, values: Values) -> None:
-    """Print the jobs of the query as a tree."""
+def tree_view(client: Client, asked: str, values: Values) -> str | dict[str, Any]:
+    """The jobs of the query as a tree, or its document."""
     answer = client.call("GET", f"/v1/jobs?fields={','.join(_FIELDS)}&{asked}")
     jobs = [dict(zip(_FIELDS, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs
     names = list(dict.fromkeys(job["pipeline"] for job in jobs if job["pipeline"]))
@@ -54,25 +54,30 @@ def show_tree(client: Client, asked: str, values: Values) -> None:
     places = arrange(jobs, signs())
     if values.get("json"):
         shown = [{**place.job, "depth": place.depth, "parent": place.parent} for place in places if place.is_job]
-        output.print_json({"jobs": shown, "pipelines": found})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{place.job['id']}\n" for place in places if place.is_job))
-    else:
-        output.note_missing("gq", answer)
-        print_tree(places, found, header=not values.get("noheader"))
+        return {"jobs": shown, "pipelines": found}
+    if values.get("quiet"):
+        return "".join(f"{place.job['id']}\n" for place in places if place.is_job)
+    output.note_missing("gq", answer)
+    return tree_text(places, found, header=not values.get("noheader"), is_long=bool(values.get("long")))
 
 
-def print_tree(places: Sequence[Place], pipelines: Sequence[dict[str, Any]], header: bool = True) -> None:
+_TITLES = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "AFTER", "NODE/REASON")
+
+
+def tree_text(
+    places: Sequence[Place], pipelines: Sequence[dict[str, Any]], header: bool = True, is_long: bool = False
+) -> str:
     """A table whose first column is drawn as a tree."""
     known = {one["id"]: one for one in pipelines}
     now = time.time()
-    rows = [_row(place, now) if place.is_job else _pipeline_row(known[place.job["id"]]) for place in places]
-    output.print_table(("ID", "NAME", "USER", "ST", "TIME", "GPUS", "AFTER", "NODE/REASON"), rows, header=header)
+    rows = [_row(place, now, is_long) if place.is_job else _pipeline_row(known[place.job["id"]]) for place in places]
+    lines = tables.table(_TITLES, rows, header=header, cut={1: 6, 2: 6, 6: 6, **({} if is_long else {7: 12})})
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _pipeline_row(pipeline: dict[str, Any]) -> tuple[str, ...]:
-    name = printable(pipeline["name"], 24)
-    return (pipeline["id"], name, printable(pipeline["user"], 16), "", "", "", "", standing(pipeline))
+    name, user = printable(pipeline["name"]), printable(pipeline["user"])
+    return (pipeline["id"], name, user, "", "", "", "", standing(pipeline))
 
 
 def standing(pipeline: Mapping[str, Any]) -> str:
@@ -84,28 +89,17 @@ def standing(pipeline: Mapping[str, Any]) -> str:
     return text + (f"; fallbacks: {tried}" if tried else "")
 
 
-def _row(place: Place, now: float) -> tuple[str, ...]:
+def _row(place: Place, now: float, is_long: bool) -> tuple[str, ...]:
     job = place.job
-    elapsed = "0:00"
-    if job["start_at"] is not None and job["state"] != "PENDING":
-        until = job["end_at"] or job["suspended_at"] or now
-        elapsed = format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
-    if job["state"] in ("RUNNING", "COMPLETING"):
-        cards = ",".join(gpu_label(gpu["index"]) for gpu in job["gpus"])
-        where = f"{job['node']}:{cards}" if cards else job["node"] or ""
-    elif job["reason"] and job["reason"] != "None":
-        where = f"({job['reason']}) {job['reason_text'] or ''}"
-    else:
-        where = job["node"] or ""
     return (
         f"{place.prefix}{job['id']}",
-        printable(job["name"], 24),
-        printable(job["user"], 16),
+        printable(job["name"]),
+        printable(job["user"]),
         COMPACT.get(job["state"], "?"),
-        elapsed,
+        elapsed(job, now),
         str(job["gpu_request"]),
         printable(job["dependency"] or (f"failed:{job['fallback_of']}" if job["fallback_of"] else ""), 40),
-        printable(where.rstrip()),
+        printable(where(job, now, job["reason_text"] if is_long else None)),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli import simulation_options as options
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
@@ -206,7 +206,7 @@ def _print(report: _Report) -> None:
     sys.stdout.write(
         f"{report.tries} settings on the first {report.jobs[0]:,} jobs; held out: the {report.jobs[1]:,} after them\n\n"
     )
-    output.print_table(titles, lines, frozenset(range(2, len(titles))))
+    tables.print_table(titles, lines, frozenset(range(2, len(titles))))
     sys.stdout.write(f"\n{printable(_verdict(report))}\n")
     if report.is_better:
         sys.stdout.write(f"\n{section_of(report.priority)}")

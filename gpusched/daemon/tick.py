@@ -35,12 +35,12 @@ from gpusched.model.execution import (
 )
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Plan, Reason, Snapshot
+from gpusched.model.snapshot import PendingJob, Plan, Reason, Snapshot
 from gpusched.model.states import JobState, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.caging import describe
-from gpusched.policy.cycle import decide
+from gpusched.policy.cycle import Cycle, decide
 from gpusched.policy.life import lifecycle
 from gpusched.policy.ordering import Ranking, ranked_at
 from gpusched.ports import Changes, Clock, Engine, Store
@@ -292,6 +292,20 @@ class Scheduler:
     def ranking(self) -> Ranking:
         """What ranks waiting jobs right now."""
         return Ranking(self.snapshot(self.now()), self.settings, extensions=self.extensions)
+
+    def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
+        """Running jobs by id, eligible ones as the next tick looks at them, then pending ones that cannot start yet."""
+        ranking = Cycle(self.snapshot(self.now()), self.settings, self.extensions).ranking
+
+        def place(job: Job) -> tuple[Any, ...]:
+            if job.state is not JobState.PENDING:
+                return 3 if job.state.is_final else 0, job.id
+            key = self.world.class_of(job.id)
+            if key is None:
+                return 2, job.id
+            return 1, ranking.rank(key, PendingJob(job.id, job.queued_at))
+
+        return sorted(jobs, key=place)
 
     def now(self) -> float:
         """The daemon's time."""

@@ -47,7 +47,7 @@ def test_a_shell_line_has_places_for_values_too(sh: Shell) -> None:
 def test_what_waits_is_one_line(sh: Shell) -> None:
     array = sh.submit("-c", "0", "-a", "0-9999%2", "--wrap", "sleep 1000")
     wait_until(lambda: len(listed(sh, "-j", array)) == 3, what="two tasks to run")
-    lines = sh.ok("gq", "-j", array).splitlines()
+    lines = sh.ok("gq", "--long", "-j", array).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [f"{array}_0", f"{array}_1", f"{array}_[2-9999%2]"]
     assert f"(JobArrayTaskLimit) array {array} may run 2 tasks at once" in lines[3]
     waiting = listed(sh, "-j", array)[array]

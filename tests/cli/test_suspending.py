@@ -26,7 +26,7 @@ def sleeper(sh: Shell, *words: str) -> str:
 def test_a_job_stands_still_until_it_is_resumed(sh: Shell) -> None:
     job_id = sleeper(sh)
     assert sh.ok("gctl", "suspend", job_id) == f"suspended {job_id}\n"
-    (line,) = (line for line in sh.ok("gq", "--me").splitlines() if line.split()[0] == job_id)
+    (line,) = (line for line in sh.ok("gq", "--me", "--long").splitlines() if line.split()[0] == job_id)
     assert line.split()[3] == "S"
     assert f"let it go on with: gctl resume {job_id}" in line
     assert sh.type("gctl", "suspend", job_id).err == f"gctl: {job_id} was suspended already\n"

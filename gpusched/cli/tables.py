@@ -1,0 +1,201 @@
+"""Tables: columns aligned by the cells that their characters take, and at a terminal no wider than the terminal.
+
+In a pipe nothing is cut, folded or coloured, so that scripts read whole values, one row a line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SENTENCES = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "TOLD")
+"""Columns of sentences and lists, which take several lines at a narrow terminal; others are never cut unasked."""
+_LEAST_SENTENCE = 20
+
+STYLES = {
+    "R": "32",
+    "PD": "33",
+    "CG": "36",
+    "S": "35",
+    "CD": "32",
+    "F": "31",
+    "TO": "31",
+    "OOM": "31",
+    "NF": "31",
+    "CA": "2",
+    "idle": "32",
+    "suspect": "31",
+    "lost": "31",
+    "drained": "33",
+}
+"""Escape codes of the cells that have a colour, at terminals that want any."""
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes: 2 for wide characters, none for those that combine."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import category, east_asian_width  # few names need it
+
+    return sum(
+        2
+        if east_asian_width(char) in "WF"
+        else 0
+        # Vowels and finals of Hangul join the syllable before them.
+        if category(char) in ("Mn", "Me") or "\u1160" <= char <= "\u11ff"
+        else 1
+        for char in text
+    )
+
+
+def pad(text: str, width: int, is_right: bool = False) -> str:
+    """Fill a text with blanks to this many cells."""
+    blanks = " " * (width - cells(text))
+    return blanks + text if is_right else text + blanks
+
+
+def head(text: str, width: int) -> str:
+    """As much of a text's beginning as fits in this many cells."""
+    if text.isascii():
+        return text[:width]
+    taken = 0
+    for at, char in enumerate(text):
+        taken += cells(char)
+        if taken > width:
+            return text[:at]
+    return text
+
+
+def shorten(text: str, width: int) -> str:
+    """A text in at most this many cells; one that was cut ends in an ellipsis."""
+    return text if cells(text) <= width else head(text, width - 1) + _ellipsis()
+
+
+def _ellipsis() -> str:
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
+    return "…" if encoding == "utf8" else "+"
+
+
+def screen() -> tuple[int, int] | None:
+    """Lines and columns of the terminal that output goes to; None when it goes elsewhere."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        found = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        found = os.terminal_size((0, 0))
+    columns, lines = (
+        int(text) if (text := os.environ.get(name, "")).isascii() and text.isdigit() and int(text) else size
+        for name, size in (("COLUMNS", found.columns), ("LINES", found.lines))
+    )
+    return lines or 24, columns or 80
+
+
+def is_drawn() -> bool:
+    """Whether output goes to a terminal that knows escape codes."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def is_coloured() -> bool:
+    """Whether it goes to such a terminal, and colours are welcome."""
+    return is_drawn() and not os.environ.get("NO_COLOR")
+
+
+def print_table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: frozenset[int] = frozenset(),
+    header: bool = True,
+    cut: Mapping[int, int] = {},
+) -> None:
+    """Print a table, see `table`."""
+    sys.stdout.write("".join(f"{line}\n" for line in table(titles, rows, right, header, cut)))
+
+
+def table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: frozenset[int] = frozenset(),
+    header: bool = True,
+    cut: Mapping[int, int] = {},
+) -> list[str]:
+    """The lines of a table. Texts must be printable already.
+
+    Args: right: columns that are aligned to the right; cut: columns that end in an ellipsis where the terminal is too
+        narrow for them, with their least width: then each row is one line. Sentences in other columns are folded.
+    """
+    shown = [titles, *rows] if header else rows
+    if not shown:
+        return []
+    widths = [max(map(cells, column)) for column in zip(*shown)]  # noqa: B905  3.10 can, but the keyword costs
+    size, gutter = screen(), 1
+    if size is not None:
+        fitted, gutter = _fit(widths, titles, size[1], cut)
+        if fitted != widths:
+            shown = [line for row in shown for line in _lines_of(row, fitted, cut)]
+            widths = fitted
+    last, between, has_colour = len(titles) - 1, " " * gutter, is_coloured()
+    lines = []
+    for at, row in enumerate(shown):
+        padded = [
+            cell if column == last and column not in right else pad(cell, widths[column], column in right)
+            for column, cell in enumerate(row)
+        ]
+        is_head = header and at == 0
+        if has_colour and not is_head:
+            padded = [
+                f"\x1b[{STYLES[cell]}m{text}\x1b[0m" if cell in STYLES else text
+                for cell, text in zip(row, padded)  # noqa: B905
+            ]
+        line = between.join(padded).rstrip()
+        lines.append(f"\x1b[1m{line}\x1b[0m" if has_colour and is_head else line)
+    return lines
+
+
+def _fit(widths: list[int], titles: Sequence[str], room: int, cut: Mapping[int, int]) -> tuple[list[int], int]:
+    """Widths that fit in this many cells, as far as columns may be narrower, and the blanks between two columns."""
+    least, between = list(widths), len(titles) - 1
+    for at, title in enumerate(titles):
+        if at in cut or title in SENTENCES:
+            least[at] = min(widths[at], max(len(title), cut.get(at, _LEAST_SENTENCE)))
+    gutter = 2 if sum(least) + 2 * between <= room else 1
+    room -= gutter * between
+    if sum(least) > room:
+        least = [1 if at in cut else width for at, width in enumerate(least)]
+    fitted, cap = widths, room
+    while sum(fitted) > room and cap > 0:
+        # The widest of those that give way do so first, down to the same width.
+        fitted = [max(low, min(width, cap)) for low, width in zip(least, widths)]  # noqa: B905
+        cap -= 1
+    return fitted, gutter
+
+
+def _lines_of(row: Sequence[str], widths: Sequence[int], cut: Mapping[int, int]) -> list[Sequence[str]]:
+    """A row in columns of these widths: cut, or with sentences over several lines."""
+    parts = [
+        [cell] if cells(cell) <= width else [shorten(cell, width)] if at in cut else _wrap(cell, width)
+        for at, (cell, width) in enumerate(zip(row, widths))  # noqa: B905
+    ]
+    return [[part[at] if at < len(part) else "" for part in parts] for at in range(max(map(len, parts)))]
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """A sentence in lines of at most this many cells."""
+    lines = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cells(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        while cells(word) > width:
+            piece = head(word, width) or word[0]
+            lines[-1:] = [piece, ""]
+            word = word[len(piece) :]
+        lines[-1] = word
+    return lines

@@ -1,0 +1,128 @@
+"""gq on a busy queue: one line a job, equal ones folded, the next to start first, a pager, a head that stays."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+
+import pytest
+from screen import Screen
+from shell import Shell
+from support import wait_until
+from test_terminals import on_terminal
+
+
+def is_running(sh: Shell, job_id: str) -> bool:
+    return sh.ok("gq", "--noheader", "-o", "%T", "-j", job_id) == "RUNNING\n"
+
+
+def plain(text: str) -> list[str]:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()
+
+
+@pytest.fixture
+def busy(own: Shell) -> Shell:
+    """Both GPUs taken by job 1; 2-31 are equal and wait, 32 goes before them, 33 is held, 34 has a long name."""
+    own.submit("-J", "wide", "-g", "2", "--", "sleep", "1000")
+    own.type("gsub", "-J", "sweep", "-g", "1", "--batch", "-", stdin=b"true\n" * 30)
+    own.submit("-J", "urgent", "-g", "1", "--nice", "-1000", "--", "true")
+    own.submit("-J", "日本語", "-H", "--", "true")
+    own.submit("-J", "a-name-" * 20, "-g", "1", "--", "true")
+    wait_until(lambda: is_running(own, "1"), what="the first one to run")
+    return own
+
+
+def test_equal_pending_jobs_share_a_row_and_the_next_to_start_comes_first(busy: Shell) -> None:
+    rows = [line.split() for line in busy.ok("gq", "--noheader").splitlines()]
+    assert [(row[0], row[1][:7]) for row in rows] == [
+        ("1", "wide"),
+        ("32", "urgent"),
+        ("2-31", "(30"),
+        ("34", "a-name-"),
+        ("33", "日本語"),
+    ]
+    assert [row[-1] for row in rows] == ["lab1:0,1", "(Resources)", "(Priority)", "(Priority)", "(JobHeldUser)"]
+
+
+def test_rows_of_scripts_stay_one_a_job(busy: Shell) -> None:
+    ids = [str(number) for number in range(1, 35)]
+    assert len(busy.ok("gq", "--all-rows", "--noheader").splitlines()) == 34
+    assert busy.ok("gq", "--quiet").split() == ids
+    assert busy.ok("gq", "--noheader", "-o", "%i").split() == ids
+    assert [job["id"] for job in json.loads(busy.ok("gq", "--json"))["jobs"]] == ids
+    named = busy.ok("gq", "--noheader", "5", "4").splitlines()
+    assert [line.split()[0] for line in named] == ["4", "5"]
+
+
+def test_reason_is_a_word_and_the_sentence_is_in_long_and_json(busy: Shell) -> None:
+    sentence = json.loads(busy.ok("gq", "--json", "32"))["jobs"][0]["reason_text"]
+    assert "GPU" in sentence
+    assert sentence not in busy.ok("gq", "32")
+    assert f"(Resources) {sentence}" in busy.ok("gq", "--long", "32")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_terminal_has_one_line_a_row_and_a_summary(busy: Shell, columns: int) -> None:
+    lines = plain(on_terminal(busy, "gq", COLUMNS=str(columns), TERM="xterm").out)
+    assert lines[-2:] == ["", "1 running, 33 pending, 0 of 2 GPUs free"]
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= columns
+    assert "a-name-" * 20 in busy.ok("gq"), "a pipe gets whole names"
+    assert "pending" not in busy.ok("gq"), "and rows alone"
+
+
+def test_empty_queue_says_so_at_a_terminal(own: Shell) -> None:
+    own.ok("gq")
+    wait_until(lambda: "2 of 2" in on_terminal(own, "gq").out, what="the GPUs to be read")
+    assert plain(on_terminal(own, "gq").out) == ["no jobs, 2 of 2 GPUs free"]
+
+
+def test_many_rows_go_through_the_pager_of_a_terminal_alone(busy: Shell) -> None:
+    env = {"LINES": "20", "TERM": "xterm", "GPUSCHED_PAGER": "sed 's/^/paged: /'", "PAGER": "false"}
+    paged = plain(on_terminal(busy, "gq", "--all-rows", **env).out)
+    assert len(paged) == 37
+    assert all(line.startswith("paged: ") for line in paged)
+    for words in (["--all-rows", "--no-pager"], []):
+        assert "paged: " not in on_terminal(busy, "gq", *words, **env).out
+    assert "paged: " not in busy.ok("gq", "--all-rows", **env)
+    for pager in ("no-such-pager", "cat", ""):
+        shown = on_terminal(busy, "gq", "--all-rows", **{**env, "GPUSCHED_PAGER": pager}).out
+        assert "1 running, 33 pending" in shown, pager
+    gone = on_terminal(busy, "gq", "--all-rows", **{**env, "GPUSCHED_PAGER": "head -n 1"})
+    assert (gone.code, len(plain(gone.out))) == (0, 1), "who leaves the pager early is no error"
+
+
+def test_watch_keeps_its_head_and_fits_the_terminal(busy: Shell) -> None:
+    with Screen(busy, "gq", "-w", "--all-rows", size=(12, 90), TERM="xterm", COLUMNS="", LINES="") as screen:
+        screen.see("\x1b[H")
+        frame = plain(screen.see("\x1b[J"))
+        screen.see("\x1b[H")
+        again = plain(screen.see("\x1b[J"))
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.end() == 0
+    for lines in (frame, again):
+        assert len(lines) < 12 or (len(lines) == 12 and not lines[-1])
+        assert re.fullmatch(r"\d\d:\d\d:\d\d  1 running, 33 pending, 0 of 2 GPUs free", lines[0])
+        assert lines[2].split()[:2] == ["ID", "NAME"]
+        assert re.fullmatch(r"and \d+ more lines; all of them: gq", [line for line in lines if line][-1])
+
+
+def test_watch_with_json_prints_one_document_a_line(busy: Shell) -> None:
+    watching = subprocess.Popen(
+        busy.argv("gq", "-w", "--json", "-j", "33"), env=busy.env, cwd=busy.work, stdout=subprocess.PIPE
+    )
+    assert watching.stdout is not None
+    try:
+        documents = [json.loads(watching.stdout.readline()) for _ in range(2)]
+    finally:
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()
+    assert [[job["id"] for job in document["jobs"]] for document in documents] == [["33"], ["33"]]
+    assert documents[0]["schema_version"] == 1
+
+
+def test_columns_of_slurm_formats_count_cells(busy: Shell) -> None:
+    assert busy.ok("gq", "--noheader", "-o", "%8j|%.8j|%5j|", "33") == "日本語  |  日本語|日本 |\n"
