@@ -8,7 +8,7 @@ import sys
 from gpusched.cli import output, script
 from gpusched.cli.gsub_options import gsub_table
 from gpusched.cli.notifying import say_nobody
-from gpusched.cli.parse import parse
+from gpusched.cli.parse import Mistakes, parse
 from gpusched.cli.repeat import check_key, check_resubmission, keep_snapshots, say_found, take_snapshot
 from gpusched.cli.submission import captured, current_folder, from_environment, over, spec_of, umask
 from gpusched.client import connect
@@ -119,22 +119,21 @@ def _hand_in(client: Client, request: dict[str, Any]) -> dict[str, Any]:
 
 def _what(table: Table, given: Values, operands: list[str], is_command: bool) -> dict[str, Any]:
     """The program of the submission and the values that hold for it, in order of precedence."""
-    environment = from_environment(table)
     if "batch" in given:
         _only("--batch", operands, "wrap" in given)
         if given.get("follow"):
             raise UsageError("--follow goes with one job, not with --batch", "wait for all of them with: --wait")
-        return {"values": over(environment, given)}
+        return {"values": over(from_environment(table), given)}
     if "wrap" in given:
         _only("--wrap", operands, False)
         if not given["wrap"].strip():
             raise UsageError("--wrap is empty: there is nothing to run", "for example: gsub --wrap 'python train.py'")
         text = "#!/bin/sh\n" + given["wrap"] + "\n"
-        return {"values": over(environment, given), "script": text, "script_name": "wrap"}
+        return {"values": over(from_environment(table), given), "script": text, "script_name": "wrap"}
     if is_command:
         if not operands:
             raise UsageError("there is no command after --", "for example: gsub -g 1 -- python train.py")
-        return {"values": over(environment, given), "argv": operands}
+        return {"values": over(from_environment(table), given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
         content = script.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(operands))
@@ -150,7 +149,11 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
     script.check(content, path)
-    values = over(over(script.directives(table, content, path), environment), given)
+    mistakes = Mistakes()
+    directives = mistakes.gather(lambda: script.directives(table, content, path))
+    environment = mistakes.gather(lambda: from_environment(table))
+    mistakes.check()
+    values = over(over(directives, environment), given)
     text = content.decode("utf-8", "surrogateescape")
     return {"values": values, "script": text, "script_name": name, "argv": arguments}
 

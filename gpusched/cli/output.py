@@ -85,9 +85,11 @@ def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
             words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
         sys.stderr.write(quickjson.dumps({"schema_version": 1, "error": words}) + "\n")
         return error.exit_code
-    for one in error.mistakes[:_SHOWN] or (error,):
+    shown = error.mistakes[:_SHOWN] or (error,)
+    for at, one in enumerate(shown):
         sys.stderr.write(f"{command}: error: {one.message}\n")
-        if one.hint:
+        is_repeated = at + 1 < len(shown) and shown[at + 1].hint == one.hint
+        if one.hint and not is_repeated:
             sys.stderr.write(f"{command}: hint: {one.hint}\n")
     if len(error.mistakes) > _SHOWN:
         sys.stderr.write(f"{command}: and {len(error.mistakes) - _SHOWN} more mistakes\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 
@@ -75,47 +75,94 @@ class Table:
         raise UsageError(f"unknown option {printable(name, 60)!r}", hint)
 
 
+class Mistakes:
+    """Mistakes of several places, to be reported together."""
+
+    def __init__(self) -> None:
+        self._found: list[GpuschedError] = []
+
+    def add(self, error: UsageError, where: str = "", hint: str = "") -> None:
+        """Note an error, or all that it stands for: after the name of the place, with a hint that suits it better."""
+        for one in error.mistakes or (error,):
+            self._found.append(UsageError(f"{where}{one.message}", hint or one.hint))
+
+    def gather(self, read: Callable[[], Values]) -> Values:
+        """What this reads; nothing, when it cannot be read, which is noted."""
+        try:
+            return read()
+        except UsageError as error:
+            self.add(error)
+            return {}
+
+    def check(self) -> None:
+        """Raises: UsageError for all of them, if any."""
+        if self._found:
+            raise UsageError.of(self._found)
+
+
 def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -> tuple[Values, list[str], bool]:
     """Read a command line.
 
     Args: operands_first: options may follow operands; else the first operand ends the options.
     Returns: the values, the operands, and whether `--` came before them.
-    Raises: UsageError naming the option and the text that cannot be read.
+    Raises: UsageError naming each option and the text that cannot be read. Behind an unknown option nothing is read:
+    the next word may be its value.
     """
     values: Values = {}
     operands: list[str] = []
+    mistakes = Mistakes()
+    try:
+        is_command = _read(table, words, operands_first, values, operands, mistakes)
+    except UsageError as error:
+        mistakes.add(error)
+        is_command = False
+    mistakes.check()
+    return values, operands, is_command
+
+
+def _read(
+    table: Table,
+    words: Sequence[str],
+    operands_first: bool,
+    values: Values,
+    operands: list[str],
+    mistakes: Mistakes,
+) -> bool:
+    """Whether `--` came before the operands. Raises: UsageError where it cannot go on."""
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
         if word == "--":
-            return values, [*operands, *words[at:]], True
+            operands.extend(words[at:])
+            return True
         if word[:1] != "-" or word == "-":
             operands.append(word)
             if operands_first:
                 continue
-            return values, [*operands, *words[at:]], False
+            operands.extend(words[at:])
+            return False
         if word.startswith("--"):
             name, equals, text = word.partition("=")
             option = table.find(name)
             if not option.metavar:
                 if equals and option.read is not None:
                     # A flag that may also be given a value, as in --snapshot=copy.
-                    apply(table, option, text, values)
-                    continue
-                if equals:
-                    raise UsageError(f"{name} takes no value", f"see: {table.command} --help")
-                values.update(option.sets or {})
+                    _apply(table, option, text, values, mistakes)
+                elif equals:
+                    mistakes.add(UsageError(f"{name} takes no value", f"see: {table.command} --help"))
+                else:
+                    values.update(option.sets or {})
                 continue
             if not equals:
                 text, at = _next(table, option.long, words, at)
-            apply(table, option, text, values)
+            _apply(table, option, text, values, mistakes)
             continue
-        at = _short(table, word, words, at, values)
-    return values, operands, False
+        at = _short(table, word, words, at, values, mistakes)
+    return False
 
 
-def _short(table: Table, word: str, words: Sequence[str], at: int, values: Values) -> int:
+def _short(table: Table, word: str, words: Sequence[str], at: int, values: Values, mistakes: Mistakes) -> int:
     """Bundled short options: flags one after the other, the last may take the rest or the next word."""
     for place in range(1, len(word)):
         option = table.find("-" + word[place])
@@ -124,10 +171,10 @@ def _short(table: Table, word: str, words: Sequence[str], at: int, values: Value
             continue
         rest = word[place + 1 :]
         if rest:
-            apply(table, option, rest.removeprefix("="), values)
+            _apply(table, option, rest.removeprefix("="), values, mistakes)
         else:
             text, at = _next(table, "-" + word[place], words, at)
-            apply(table, option, text, values)
+            _apply(table, option, text, values, mistakes)
         break
     return at
 
@@ -136,6 +183,13 @@ def _next(table: Table, name: str, words: Sequence[str], at: int) -> tuple[str, 
     if at >= len(words):
         raise UsageError(f"{name} needs a value", f"see: {table.command} --help")
     return words[at], at + 1
+
+
+def _apply(table: Table, option: Option, text: str, values: Values, mistakes: Mistakes) -> None:
+    try:
+        apply(table, option, text, values)
+    except UsageError as error:
+        mistakes.add(error)
 
 
 def apply(table: Table, option: Option, text: str, values: Values) -> None:

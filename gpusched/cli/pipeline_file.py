@@ -222,7 +222,8 @@ class _Reader:
         try:
             text, values = self._script(value)
         except GpuschedError as error:
-            self._refuse((*at, kind), f"step {at[1]}: {error.message}", error.hint)
+            for one in error.mistakes or (error,):
+                self._refuse((*at, kind), f"step {at[1]}: {one.message}", one.hint)
             return {}, {}
         words = [_as_text(word) for word in args] if _is_words(args) else []
         return {"script": text, "script_name": script.base_name(value), "argv": words}, values

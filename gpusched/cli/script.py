@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.cli.gsub_options import ONLY_TYPED
-from gpusched.cli.parse import parse, split_words
+from gpusched.cli.parse import Mistakes, parse, split_words
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import printable
 
@@ -56,9 +56,10 @@ def _first_line(name: str) -> str:
 def directives(table: Table, body: bytes, name: str) -> Values:
     """Values of all #GSUB and #SBATCH lines before the first command.
 
-    Raises: UsageError naming file, line and option; an option that is not supported is never ignored.
+    Raises: UsageError naming file, line and option of every mistake; an option that is not supported is never ignored.
     """
     values: Values = {}
+    mistakes = Mistakes()
     for number, line in enumerate(body.split(b"\n"), 1):
         stripped = line.strip()
         if not stripped:
@@ -68,23 +69,27 @@ def directives(table: Table, body: bytes, name: str) -> Values:
         for mark in _MARKS:
             if line.startswith(mark) and line[len(mark) : len(mark) + 1].strip() == b"":
                 text = line[len(mark) :].decode("utf-8", "surrogateescape")
-                _read_line(table, text, f"{printable(name)}, line {number}", values)
+                _read_line(table, text, f"{printable(name)}, line {number}: ", values, mistakes)
+    mistakes.check()
     return values
 
 
-def _read_line(table: Table, text: str, where: str, values: Values) -> None:
+def _read_line(table: Table, text: str, where: str, values: Values, mistakes: Mistakes) -> None:
     try:
         found, operands, _ = parse(table, split_words(text), operands_first=True)
     except ValueError as error:
-        raise UsageError(f"{where}: {error}", "see: gsub --help") from None
+        mistakes.add(UsageError(str(error), "see: gsub --help"), where)
+        return
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", error.hint) from None
+        mistakes.add(error, where)
+        return
     if operands:
-        raise UsageError(f"{where}: {printable(operands[0], 40)!r} is not an option", "quote a value that holds blanks")
+        said = f"{printable(operands[0], 40)!r} is not an option"
+        mistakes.add(UsageError(said, "quote a value that holds blanks"), where)
     for key in found:
         if key in ONLY_TYPED:
             name = "--" + key.replace("_", "-")
-            raise UsageError(f"{where}: {name} makes no sense in a script", "give it on the command line")
+            mistakes.add(UsageError(f"{name} makes no sense in a script", "give it on the command line"), where)
     for key, value in found.items():
         before = values.get(key)
         if isinstance(value, dict) and isinstance(before, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.cli.gsub_options import ONLY_TYPED
-from gpusched.cli.parse import apply
+from gpusched.cli.parse import Mistakes, apply
 from gpusched.cli.where import GPU_KEYS
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import printable
@@ -96,8 +96,9 @@ def over(lower: Values, upper: Values) -> Values:
 
 
 def from_environment(table: Table) -> Values:
-    """GSUB_TIME=4h and the like: defaults of the options that may stand in a script."""
+    """GSUB_TIME=4h and the like: defaults of the options that may stand in a script. Raises: UsageError naming all."""
     values: Values = {}
+    mistakes = Mistakes()
     for name, text in os.environ.items():
         if not name.startswith("GSUB_"):
             continue
@@ -111,10 +112,13 @@ def from_environment(table: Table) -> Values:
             elif text not in ("", "0"):
                 found.update(option.sets or {})
         except UsageError as error:
-            raise UsageError(f"{shown}: {error.message}", f"take it away with: unset {printable(name)}") from None
+            mistakes.add(error, f"{shown}: ", f"take it away with: unset {printable(name)}")
+            continue
         if ONLY_TYPED & found.keys():
-            raise UsageError(f"{shown} makes no sense: {option.long} is for the command line only", "unset it")
+            said = f"{shown} makes no sense: {option.long} is for the command line only"
+            mistakes.add(UsageError(said, f"take it away with: unset {printable(name)}"))
         values.update(found)
+    mistakes.check()
     return values
 
 

@@ -20,6 +20,8 @@ gsub --re -- true
 gsub -t soon -- true
 gsub -t -- true
 gsub --mem lots -- true
+gsub --mem lots -t soon -c many -- true
+gsub --mem lots --colour red -t soon -- true
 gsub -g 1.5 -- true
 gsub -g 9 -- true
 gsub -g h100:1 -- true
@@ -51,6 +53,7 @@ gsub empty.sh
 gsub bare.sh
 gsub dos.sh
 gsub mail.sh
+gsub many.sh
 gsub --batch nothing
 gq abc
 gq -j 99999
@@ -128,6 +131,7 @@ def test_what_mistakes_get(known: Shell) -> None:
     (known.work / "bare.sh").write_text("true\n")
     (known.work / "dos.sh").write_text("#!/bin/sh\r\ntrue\r\n")
     (known.work / "mail.sh").write_text("#!/bin/sh\n#SBATCH --mail-type=STAGE_OUT\n")
+    (known.work / "many.sh").write_text("#!/bin/sh\n#SBATCH -t soon --mem lots\n\n#SBATCH --colour=red\n#GSUB -J a b\n")
     shown = []
     for line in MISTAKES.splitlines():
         command, *words = line.split()

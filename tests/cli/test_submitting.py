@@ -213,10 +213,11 @@ def test_what_is_wrong_in_a_script_is_named_with_its_place(
 
 
 def test_an_account_of_another_user_is_refused_in_a_script_too(sh: Shell, tmp_path: Path) -> None:
+    before = sh.ok("gq", "-a", "--quiet")
     done = sh.type("gsub", write(tmp_path / "job.sh", "#!/bin/sh\n#SBATCH -A somebody-else\ntrue\n"))
     assert done.code == 1
     assert "there is no account 'somebody-else', because none is configured" in done.err
-    assert sh.ok("gq", "-a", "--quiet") == ""
+    assert sh.ok("gq", "-a", "--quiet") == before
 
 
 def test_an_unreadable_script_is_named(sh: Shell, tmp_path: Path) -> None:

@@ -135,6 +135,16 @@ def test_what_gsub_does_not_read_is_a_usage_error_with_the_option(words: str) ->
         read(*words.split())
 
 
+def test_all_that_cannot_be_read_is_reported_at_once_up_to_an_unknown_option() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(gsub_table(), ["-t", "soon", "--hold=1", "--mem=lots", "-c", "2", "--colour", "red", "--nice", "x"])
+    said = [one.message.partition(":")[0] for one in raised.value.mistakes]
+    assert said == ["--time", "--hold takes no value", "--mem", "unknown option '--colour'"]
+    with pytest.raises(UsageError) as raised:
+        parse(gsub_table(), ["-t", "soon", "--", "--mem=lots"])
+    assert raised.value.mistakes == ()
+
+
 @given(st.sampled_from([option for option in gsub_table().options if option.metavar]), st.text())
 def test_no_text_is_more_than_a_usage_error(option: Option, text: str) -> None:
     said = ""

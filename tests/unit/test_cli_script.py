@@ -94,6 +94,45 @@ def test_no_directive_is_ignored(line: str, says: str) -> None:
     assert raised.value.exit_code == 2
 
 
+BAD = """#!/bin/sh
+#SBATCH --time=soon --mem lots
+#SBATCH -c 2
+#SBATCH --switches=1 --begin never
+#GSUB -J 'x
+#GSUB --wrap true name
+"""
+
+
+def test_all_bad_directives_are_reported_at_once_with_their_lines() -> None:
+    with pytest.raises(UsageError) as raised:
+        read(BAD)
+    said = [one.message for one in raised.value.mistakes]
+    assert [text.split(": ")[:2] for text in said] == [
+        ["job.sh, line 2", "--time"],
+        ["job.sh, line 2", "--mem"],
+        ["job.sh, line 4", "unknown option '--switches'"],
+        ["job.sh, line 5", "the quote ' is not closed"],
+        ["job.sh, line 6", "'name' is not an option"],
+        ["job.sh, line 6", "--wrap makes no sense in a script"],
+    ]
+    assert raised.value.message == "; ".join(said)
+
+
+def test_bad_defaults_and_bad_directives_are_reported_together(submit: Submit) -> None:
+    with pytest.raises(UsageError) as raised:
+        submit(script="#GSUB -t soon\n#GSUB -c many", GSUB_MEM="lots", GSUB_COLOUR="red", GSUB_WRAP="true")
+    said = [one.message for one in raised.value.mistakes]
+    assert [text.partition(": ")[0] for text in said[:2]] == ["job.sh, line 2", "job.sh, line 3"]
+    assert sorted(said[2:]) == [
+        "the variable GSUB_COLOUR: unknown option '--colour'",
+        "the variable GSUB_MEM: --mem: 'lots' is not a size; write it as 8G, 8GiB or 8192 (MiB)",
+        "the variable GSUB_WRAP makes no sense: --wrap is for the command line only",
+    ]
+    assert {one.hint for one in raised.value.mistakes[2:]} == {
+        f"take it away with: unset GSUB_{name}" for name in ("COLOUR", "MEM", "WRAP")
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "body", "hint"),
     [
