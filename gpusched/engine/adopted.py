@@ -23,6 +23,7 @@ from gpusched.engine.supervisor import AWAITED, LINGER_S, Home, Supervisor
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Container, Iterable
     from typing import Any
 else:
     import _signal as signal
@@ -76,7 +77,7 @@ class AdoptedSupervisor(Supervisor):
             return f"process {pid} is no longer one of {self.ticket['user']}"
         self.job_pid = pid
         self.births = {pid: start_ticks}
-        self.members()
+        self.look()
         self.spent_s = {mark: (last_s, last_s) for mark, (_, last_s) in self.spent_s.items()}
         self.start_at, self.started = time.time(), time.monotonic()
         files.note_start(self.record_fd, pid, self.start_at)
@@ -96,7 +97,11 @@ class AdoptedSupervisor(Supervisor):
         self.set_limit(self.ticket["time_limit_s"])
         return None
 
-    def members(self) -> dict[int, proctree.Process]:
+    def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
+        """Live processes of the run, all of them at each look."""
+        return self.look().values()
+
+    def look(self) -> dict[int, proctree.Process]:
         """Live processes of the run by pid, those who were seen before and what is below them."""
         uid = self.ticket["uid"]
         found: dict[int, proctree.Process] = {}
@@ -119,14 +124,14 @@ class AdoptedSupervisor(Supervisor):
 
     def reap(self) -> bool:
         """Look who is left; False when nobody is."""
-        found = self.members()
+        found = self.look()
         for pid in found:
             self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
         first = found.get(self.job_pid)
         if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"][1]):
             # That it has ended is all that is known of it.
             self.status = 0
-            self.limit_at = self.notice_at = self.still.look_at = None
+            self.notice_at = self.still.look_at = None
             if self.stopping is None:
                 self.linger_until = time.monotonic() + LINGER_S
         if not found:
@@ -151,7 +156,7 @@ class AdoptedSupervisor(Supervisor):
         """To the first process or to all. Its pid may be another's since the last look, unlike that of a child."""
         if not main_only:
             super().deliver(number, main_only=False)
-        elif (first := self.members().get(self.job_pid)) is not None:
+        elif (first := self.look().get(self.job_pid)) is not None:
             proctree.send(first, number)
 
     def how_it_ended(self) -> tuple[int | None, int | None]:

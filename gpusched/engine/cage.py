@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-OOM_SCORE = -500
-"""Of the supervisor: when the whole machine is out of memory the kernel ends others first, and somebody tells of it."""
 LOOK_S = 1.0
 """Between looks at the memory in use, on kernels that do not keep its peak (before 5.19)."""
 SUPERVISOR_LEAF = "supervisor"
@@ -45,23 +43,12 @@ def settle() -> str:
     return own
 
 
-def weigh_for_oom(score: int) -> None:
-    """How soon the kernel picks this process when memory runs out, -1000 to 1000; children inherit it."""
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(str(score))
-    except OSError:
-        # In a container that may not lower it.
-        pass
-
-
 class Box:
     """A leaf with its limits set and nobody in it yet. Raises: LaunchError."""
 
     __slots__ = ("cage", "look_at", "path", "peak_bytes", "tmp")
 
     def __init__(self, cage: dict[str, Any], run: str) -> None:
-        weigh_for_oom(OOM_SCORE)
         self.cage = cage
         self.tmp: list[str] = []
         self.peak_bytes = 0
@@ -109,7 +96,6 @@ class Box:
 
     def enter(self) -> None:
         """In the job's first process, while it is still root. Raises: OSError, LaunchError."""
-        weigh_for_oom(0)
         try:
             cgroup.write(self.path, "cgroup.procs", 0)
         except OSError as error:

@@ -22,6 +22,7 @@ import sys
 import time
 
 from gpusched.engine import proctree
+from gpusched.engine.precedence import take_precedence
 from gpusched.engine.supervising import supervisor_of
 from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home
 from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
@@ -130,7 +131,7 @@ class Server:
             self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             own = proctree.read_process(os.getpid())
-            home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0)
+            home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0, take_precedence())
             runs = 0
             while ticket:
                 runs += 1

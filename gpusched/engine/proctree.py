@@ -10,7 +10,10 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable, Iterator
+
+    Find = Callable[[Container[int]], Iterable["Process"]]
+    """Looks processes up, parents first; those whose pid is in the argument stand still, and need not be looked at."""
 else:
     # The public module builds enums at import; every supervisor would carry them.
     import _signal as signal
@@ -18,6 +21,8 @@ else:
 HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 KILL_ROUNDS = 50
 """How often a growing tree is frozen again before the kill; a fork bomb stands still after two or three."""
+SIGNAL_ROUNDS = 5
+"""Looks for processes that were born while a signal was sent."""
 FREEZE_ROUNDS = 5
 """Looks in a row; who is inside a system call that cannot be interrupted stands still only after it."""
 
@@ -25,20 +30,37 @@ FREEZE_ROUNDS = 5
 class Process:
     """One line of /proc/PID/stat."""
 
-    __slots__ = ("name", "pid", "ppid", "session", "start_ticks", "state")
+    __slots__ = ("group", "name", "pid", "ppid", "session", "start_ticks", "state", "threads")
 
-    def __init__(self, pid: int, name: str, state: str, ppid: int, session: int, start_ticks: int) -> None:
+    def __init__(
+        self,
+        pid: int,
+        name: str,
+        state: str,
+        ppid: int,
+        session: int,
+        start_ticks: int,
+        group: int = 0,
+        threads: int = 1,
+    ) -> None:
         self.pid = pid
         self.name = name
         self.state = state
         self.ppid = ppid
         self.session = session
         self.start_ticks = start_ticks
+        self.group = group
+        self.threads = threads
 
     @property
     def is_alive(self) -> bool:
-        """Not a zombie, which no signal can move."""
-        return self.state not in "ZXx"
+        """Not a zombie, which no signal can move. With other threads left it is one by name alone."""
+        return self.state not in "ZXx" or self.threads > 1
+
+    @property
+    def is_stopped(self) -> bool:
+        """It stands still: it forks nothing and joins no other group before somebody lets it go on."""
+        return self.state in "Tt"
 
 
 def read_process(pid: int) -> Process | None:
@@ -50,7 +72,7 @@ def read_process(pid: int) -> Process | None:
         return None
     name = data[data.find(b"(") + 1 : close].decode("utf-8", "replace")
     rest = data[close + 2 :].split()
-    return Process(pid, name, rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19]))
+    return Process(pid, name, rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19]), int(rest[2]), int(rest[17]))
 
 
 def lives(pid: int, start_ticks: int) -> bool:
@@ -88,17 +110,23 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def descendants(root: int) -> dict[int, Process]:
-    """Live processes below `root` by pid.
+def walk(root: int, settled: Container[int] = ()) -> Iterator[Process]:
+    """Processes below `root` as they are found, dead ones that nobody has reaped as well: the children of `root` first,
+    the youngest before the others.
 
-    The kernel may leave out a child when a sibling ends during the walk, so callers repeat it.
+    To act on each as it comes is what keeps up with a fork bomb. The kernel may leave out a child when a sibling ends
+    during the walk, so callers repeat it.
     """
     try:
-        found = _walk_children(root)
+        yield from _walk_children(root, settled)
     except FileNotFoundError:
         # A kernel without CONFIG_PROC_CHILDREN.
-        found = _walk_parents(root)
-    return {pid: process for pid, process in found.items() if process.is_alive}
+        yield from _walk_parents(root, settled)
+
+
+def descendants(root: int) -> dict[int, Process]:
+    """Live processes below `root` by pid."""
+    return {process.pid: process for process in walk(root) if process.is_alive}
 
 
 def open_pidfd(pid: int) -> int | None:
@@ -141,95 +169,183 @@ def send(process: Process, number: int) -> bool:
 
 def kill_tree(root: int) -> dict[int, Process]:
     """`kill_all` of what is below `root`."""
-    return kill_all(lambda: descendants(root))
+    return kill_all(lambda settled: walk(root, settled))
 
 
-def signal_all(find: Callable[[], dict[int, Process]], number: int, spared: int | None = None) -> None:
+def signal_all(find: Find, number: int, spared: int | None = None) -> None:
     """Send a signal once to every process that is found, also to those born during the walk.
 
-    Args: find: live processes by pid, looked up anew; spared: left out, unless it is the only one at the beginning.
+    Args: spared: left out, unless it is the only one at the beginning.
     """
     told: set[tuple[int, int]] = set()
-    found = find()
+    groups = _Groups(number)
+    found = list(find(()))
     # Decided once: whoever ends at the signal must not leave the spared one behind as the only one.
-    left_out = spared if len(found) > 1 else None
-    for _ in range(5):
-        fresh = [p for p in found.values() if p.pid != left_out and (p.pid, p.start_ticks) not in told]
-        if not fresh:
-            return
+    left_out = spared if sum(process.is_alive for process in found) > 1 else None
+    if spared is None:
+        # Before single processes are: whoever gets the signal with its group gets it once.
+        for process in found:
+            groups.reach(process)
+    for _ in range(SIGNAL_ROUNDS):
+        fresh = [
+            process
+            for process in found
+            if process.is_alive
+            and process.pid != left_out
+            and process.group not in groups.reached
+            and (process.pid, process.start_ticks) not in told
+        ]
         for process in fresh:
             send(process, number)
             told.add((process.pid, process.start_ticks))
-        found = find()
+        if not fresh and not groups.is_news():
+            return
+        found = list(find(()))
 
 
-def freeze_all(find: Callable[[], dict[int, Process]]) -> bool:
+def freeze_all(find: Find) -> bool:
     """STOP everything that is found. Whether all of it stands still now; if not, callers repeat it.
 
     What stands still bears no children, so one look that finds nobody running is the last one.
     """
+    freeze = _Freeze(find)
     for _ in range(FREEZE_ROUNDS):
-        running = [process for process in find().values() if process.state not in "Tt"]
-        if not running:
+        freeze.look()
+        if not freeze.is_running:
             return True
-        for process in running:
-            send(process, signal.SIGSTOP)
     return False
 
 
-def kill_all(find: Callable[[], dict[int, Process]]) -> dict[int, Process]:
+def kill_all(find: Find) -> dict[int, Process]:
     """KILL everything that is found: freeze first, so that nothing forks away. Returns what was killed.
 
     A process may come to light only when its parent is gone: callers repeat until nothing is left.
     """
-    frozen: dict[int, Process] = {}
+    freeze = _Freeze(find)
     for _ in range(KILL_ROUNDS):
-        fresh = [p for pid, p in find().items() if pid not in frozen]
-        if not fresh:
+        if not freeze.look():
             break
-        for process in fresh:
-            send(process, signal.SIGSTOP)
-            frozen[process.pid] = process
-    for process in frozen.values():
-        send(process, signal.SIGKILL)
-    return frozen
+    for group in freeze.groups.reached:
+        send_to_group(group, signal.SIGKILL)
+    for process in freeze.frozen.values():
+        if process.group not in freeze.groups.reached:
+            send(process, signal.SIGKILL)
+    return freeze.frozen
 
 
-def _walk_children(root: int) -> dict[int, Process]:
-    found: dict[int, Process] = {}
-    queue = [root]
-    while queue:
-        parent = queue.pop()
-        try:
-            threads = os.listdir(f"/proc/{parent}/task")
-        except OSError:
-            if parent == root:
-                raise
-            continue
-        for thread in threads:
-            path = f"/proc/{parent}/task/{thread}/children"
-            for word in _read(path, must_exist=parent == root).split():
-                pid = int(word)
-                process = read_process(pid)
-                if process is not None and pid not in found:
-                    found[pid] = process
-                    queue.append(pid)
-    return found
+def send_to_group(group: int, number: int) -> None:
+    """Signal a process group, whose number must be known not to be another's: in one step, which no fork escapes."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        # Gone, or set-user-ID programs alone.
+        pass
 
 
-def _walk_parents(root: int) -> dict[int, Process]:
+class _Groups:
+    """Process groups of a run that one signal was sent to as a whole.
+
+    A number that is no longer used is soon another group's, so only those count that a child of this process keeps
+    in use: nobody else can reap it, and one that is dead or stands still does not change its group. All of such a
+    group is below this process: groups do not reach beyond a session, and each session here was begun below it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.reached: set[int] = set()
+        self._number = number
+        self._seen = 0
+        self._parent = os.getpid()
+        self._own = os.getpgrp()
+
+    def reach(self, process: Process) -> bool:
+        """Whether its whole group has got the signal, now or before."""
+        group = process.group
+        if group in self.reached:
+            return True
+        if group == self._own or process.ppid != self._parent:
+            return False
+        if process.pid != group and process.is_alive and not process.is_stopped:
+            return False
+        self.reached.add(group)
+        send_to_group(group, self._number)
+        return True
+
+    def is_news(self) -> bool:
+        """Whether a group was reached since the last call."""
+        before, self._seen = self._seen, len(self.reached)
+        return before != self._seen
+
+
+class _Freeze:
+    """Bringing to a standstill what forks as fast as it is found."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._settled: set[int] = set()
+        """Seen dead or standing still: their children were all found, and are not looked for again."""
+        self.frozen: dict[int, Process] = {}
+        self.groups = _Groups(signal.SIGSTOP)
+        self.is_running = True
+        """Whether the last look found somebody who moves."""
+
+    def look(self) -> bool:
+        """STOP whoever is found, at once; whether there was somebody new."""
+        is_news = self.is_running = False
+        for process in self._find(self._settled):
+            is_reached = self.groups.reach(process)
+            if process.is_stopped or not process.is_alive:
+                self._settled.add(process.pid)
+            else:
+                self.is_running = True
+            if not process.is_alive:
+                continue
+            known = self.frozen.get(process.pid)
+            if known is not None and known.start_ticks == process.start_ticks:
+                continue
+            is_news = True
+            self.frozen[process.pid] = process
+            if not is_reached and not process.is_stopped:
+                send(process, signal.SIGSTOP)
+        return is_news
+
+
+def _walk_children(root: int, settled: Container[int] = ()) -> Iterator[Process]:
+    seen = {root}
+    level = [root]
+    while level:
+        below: list[int] = []
+        for parent in level:
+            try:
+                threads = os.listdir(f"/proc/{parent}/task")
+            except OSError:
+                if parent == root:
+                    raise
+                continue
+            for thread in threads:
+                path = f"/proc/{parent}/task/{thread}/children"
+                for word in reversed(_read(path, must_exist=parent == root).split()):
+                    pid = int(word)
+                    if pid in seen or pid in settled:
+                        continue
+                    process = read_process(pid)
+                    if process is not None:
+                        seen.add(pid)
+                        below.append(pid)
+                        yield process
+        level = below
+
+
+def _walk_parents(root: int, settled: Container[int] = ()) -> Iterator[Process]:
     children: dict[int, list[Process]] = {}
     for pid in all_pids():
         process = read_process(pid)
         if process is not None:
             children.setdefault(process.ppid, []).append(process)
-    found: dict[int, Process] = {}
-    queue = [root]
-    while queue:
-        for process in children.get(queue.pop(), ()):
-            found[process.pid] = process
-            queue.append(process.pid)
-    return found
+    level = [root]
+    while level:
+        below = [process for parent in level for process in children.get(parent, ())]
+        yield from (process for process in below if process.pid not in settled)
+        level = [process.pid for process in below]
 
 
 def _read(path: str, must_exist: bool = False) -> bytes:

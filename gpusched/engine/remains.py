@@ -14,7 +14,8 @@ RUN_VARIABLE = "GPUSCHED_RUN"
 SPOOL_VARIABLE = "GPUSCHED_SPOOL"
 CHECKPOINT_VARIABLE = "GPUSCHED_CHECKPOINT_FILE"
 PROGRESS_VARIABLE = "GPUSCHED_PROGRESS"
-ROUNDS = 3
+ROUNDS = (signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL)
+"""What is sent after each look: what stands still forks nothing, and keeps the number of its group in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,20 @@ def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> di
     cleared its environment and lost its parent is not found: nothing ties it to the run any more.
     """
     runs = list(lost)
-    for _ in range(ROUNDS):
+    kept = {process.group for pid in spared if (process := proctree.read_process(pid))} | _groups_above()
+    for number in ROUNDS:
         found = find_remains(runs, spool, spared)
         runs = [
             replace(run, known={process.pid: process.start_ticks for process in found.get(run.run, ())}) for run in runs
         ]
         if not found:
             break
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for process in (process for group in found.values() for process in group):
+        for run in runs:
+            for process in found.get(run.run, ()):
+                # All groups of its session are the run's, and one that a stopped process is in stays in use.
+                is_held = process.is_stopped and process.session == run.supervisor_pid and process.group not in kept
+                if number == signal.SIGKILL and is_held:
+                    proctree.send_to_group(process.group, number)
                 proctree.send(process, number)
     return {run.run: dict(run.known) for run in runs}
 
@@ -96,6 +102,15 @@ def _ancestors(pid: int, processes: dict[int, Process]) -> frozenset[int]:
         found.add(pid)
         pid = processes[pid].ppid
     return frozenset(found)
+
+
+def _groups_above() -> set[int]:
+    """Process groups of this process and its ancestors: a daemon may have been started from within a job."""
+    groups, pid = set(), os.getpid()
+    while process := proctree.read_process(pid):
+        groups.add(process.group)
+        pid = process.ppid
+    return groups
 
 
 def _environ(pid: int) -> list[bytes]:

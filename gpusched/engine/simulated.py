@@ -91,7 +91,7 @@ class SimulatedRun:
         if self.end is not None or self.still_since is not None:
             return NEVER
         if self.lingering:
-            return min(self.gone_at, self.kill_at)
+            return min(self.gone_at, self.kill_at, self.limit_at if self.stopped_by is None else NEVER)
         if self.stopped_by is not None:
             return min(self.finish_at, self.gone_at, self.kill_at)
         return min(self.finish_at, self.limit_at)
@@ -258,7 +258,10 @@ class SimulatedEngine:
 
     def _happen(self, run: SimulatedRun, at: float) -> None:
         name, outcome = run.ticket.run, run.outcome
-        if run.lingering:
+        if run.lingering and run.stopped_by is None and run.limit_at <= at < min(run.gone_at, run.kill_at):
+            run.stopped_by = "timeout"
+            self._events.append(RunStopping(name, at, "timeout"))
+        elif run.lingering:
             self._finish(run, at, outcome.signal, leftovers=outcome.leftovers)
         elif run.finish_at <= at:
             if outcome.lost:

@@ -12,6 +12,7 @@ import time
 
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
+from gpusched.engine.precedence import weigh_for_oom
 from gpusched.engine.standstill import Standstill
 from gpusched.engine.users import LaunchError, as_user
 from gpusched.engine.wire import encode_event
@@ -19,7 +20,7 @@ from gpusched.engine.wire import encode_event
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
     from typing import Any
 
     from gpusched.engine.cage import Box
@@ -35,6 +36,9 @@ LINGER_S = 0.25
 KILL_AGAIN_S = (0.01, 0.5)
 """First and longest pause between two rounds of KILL."""
 RESULT_RETRY_S = (0.2, 10.0)
+REAP_S = 0.05
+"""Longest time for which ends of processes are taken in before anything else is done: a fork bomb's never cease."""
+LEFTOVERS_NAMED = 256
 RESULT_RETRIES = 400
 """With the pauses above: more than an hour for a full disk to be emptied."""
 ORDER_SIGNAL = signal.SIGUSR1
@@ -54,14 +58,18 @@ BECAUSE = {
 class Home:
     """What stays the same for all runs that one supervisor process serves, one after the other."""
 
-    __slots__ = ("boot_id", "event_fd", "pid", "spool", "start_ticks")
+    __slots__ = ("boot_id", "event_fd", "oom_scores", "pid", "spool", "start_ticks")
 
-    def __init__(self, spool: str, boot_id: str, event_fd: int, start_ticks: int) -> None:
+    def __init__(
+        self, spool: str, boot_id: str, event_fd: int, start_ticks: int, oom_scores: tuple[int, int] | None = None
+    ) -> None:
+        """Args: oom_scores: of this process and of its jobs; None leaves them alone."""
         self.spool = spool
         self.boot_id = boot_id
         self.event_fd = event_fd
         self.pid = os.getpid()
         self.start_ticks = start_ticks
+        self.oom_scores = oom_scores
 
 
 class Supervisor:
@@ -214,7 +222,15 @@ class Supervisor:
                 from gpusched.engine import cage  # a personal daemon's runs have none
 
                 self.box = cage.Box(self.ticket["cage"], self.run)
-            self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams, self.box)
+            own_oom_score, job_oom_score = home.oom_scores or (None, None)
+            try:
+                if job_oom_score is not None:
+                    # The job has it from its first instant.
+                    weigh_for_oom(job_oom_score)
+                self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams, self.box)
+            finally:
+                if own_oom_score is not None:
+                    weigh_for_oom(own_oom_score)
         except LaunchError as error:
             return str(error)
         except OSError as error:
@@ -239,7 +255,12 @@ class Supervisor:
 
     def reap(self) -> bool:
         """Collect whoever ended; False when no descendant is left."""
+        until = time.monotonic() + REAP_S
         while True:
+            if time.monotonic() > until:
+                # There may be more: come back at once.
+                os.kill(self.home.pid, signal.SIGCHLD)
+                return True
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG | WALL)
             except ChildProcessError:
@@ -250,13 +271,13 @@ class Supervisor:
             self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
             if pid == self.job_pid and self.status is None:
                 self.status = status
-                self.limit_at = self.notice_at = self.still.look_at = None
+                self.notice_at = self.still.look_at = None
                 if self.stopping is None:
                     self.linger_until = time.monotonic() + LINGER_S
 
-    def members(self) -> dict[int, proctree.Process]:
-        """Live processes of the run by pid."""
-        return proctree.descendants(self.home.pid)
+    def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
+        """Processes of the run as they are found; see `proctree.walk`."""
+        return proctree.walk(self.home.pid, settled)
 
     def wait(self) -> None:
         """Sleep until a child ends, an order comes or something is due."""
@@ -297,9 +318,7 @@ class Supervisor:
             if self.stopping is None:
                 self.deliver(notice[0], main_only=notice[2])
         if moves and self.limit_at is not None and now >= self.limit_at:
-            self.limit_at = None
-            if self.stopping is None:
-                self.stop("timeout", None, None)
+            self.reach_limit()
         if self.still.look_at is not None and now >= self.still.look_at:
             self.freeze(now)
         if self.box is not None and self.box.look_at is not None and now >= self.box.look_at:
@@ -313,10 +332,23 @@ class Supervisor:
                 # Also what forks faster than it is found.
                 self.box.kill()
             if self.status is not None:
-                self.name_leftovers(killed)
+                self.name_leftovers(killed.values())
             # Again, until the kernel says that no child is left: some come to light only now.
-            self.kills_at = now + self.kill_pause_s
+            self.kills_at = time.monotonic() + self.kill_pause_s
             self.kill_pause_s = min(2 * self.kill_pause_s, KILL_AGAIN_S[1])
+
+    def reach_limit(self) -> None:
+        """The time limit is over, for the job's first process or for what it has left behind."""
+        if self.linger_until is not None:
+            # The job has just ended; what still flushes its output has not outlived the limit.
+            self.limit_at = self.linger_until
+            return
+        self.limit_at = None
+        if self.stopping is None:
+            self.stop("timeout", None, None)
+        elif self.stopped_by is None:
+            self.stopped_by = "timeout"
+            self.say_stopping("timeout")
 
     # --- standing still ---------------------------------------------------------------------------
 
@@ -369,10 +401,7 @@ class Supervisor:
         kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
         if self.stopping is None and self.status is None:
             self.stopping = self.stopped_by = why
-            self.tell("stopping", at=time.time(), why=why)
-            if self.logs is not None:
-                at = time.strftime("%Y-%m-%dT%H:%M:%S")
-                self.logs.say(f"job {self.run.partition('.')[0]} CANCELLED AT {at}{BECAUSE.get(why, '')}")
+            self.say_stopping(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
         elif why == "cancel" and self.stopped_by in ("preempt", "shutdown"):
@@ -390,8 +419,7 @@ class Supervisor:
     def end_leftovers(self, now: float) -> None:
         """The job's first process is gone and others are not: end and name them."""
         self.thaw()
-        lingering = self.members()
-        self.name_leftovers(lingering)
+        self.name_leftovers(self.members())
         self.stopping = "leftovers"
         self.tell("stopping", at=time.time(), why="leftovers")
         kills_at = now + self.ticket["leftover_grace_s"]
@@ -399,11 +427,21 @@ class Supervisor:
         self.deliver(signal.SIGTERM, main_only=False)
         self.deliver(signal.SIGCONT, main_only=False)
 
-    def name_leftovers(self, processes: dict[int, proctree.Process]) -> None:
-        """Keep names for the report."""
-        for pid, process in processes.items():
-            # A newline separates the names in the result.
-            self.leftovers.setdefault(pid, process.name.replace("\n", "?") + f"({pid})")
+    def name_leftovers(self, processes: Iterable[proctree.Process]) -> None:
+        """Keep names for the report, as many as anybody would read."""
+        for process in processes:
+            if len(self.leftovers) >= LEFTOVERS_NAMED:
+                return
+            if process.is_alive:
+                # A newline separates the names in the result.
+                self.leftovers.setdefault(process.pid, process.name.replace("\n", "?") + f"({process.pid})")
+
+    def say_stopping(self, why: str) -> None:
+        """Tell the daemon, and whoever reads the job's output."""
+        self.tell("stopping", at=time.time(), why=why)
+        if self.logs is not None:
+            at = time.strftime("%Y-%m-%dT%H:%M:%S")
+            self.logs.say(f"job {self.run.partition('.')[0]} CANCELLED AT {at}{BECAUSE.get(why, '')}")
 
     def deliver(self, number: int, main_only: bool) -> None:
         """To the first process or to all.

@@ -15,6 +15,7 @@ import sys
 
 from gpusched import __version__
 from gpusched.engine import proctree
+from gpusched.engine.precedence import take_precedence
 from gpusched.engine.supervising import supervisor_of
 from gpusched.engine.supervisor import AWAITED, Home
 from gpusched.engine.wire import encode_event
@@ -62,7 +63,8 @@ def main() -> None:
     prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own = proctree.read_process(os.getpid())
-    supervisor_of(ticket, Home(spool, boot_id, event_fd, own.start_ticks if own else 0)).supervise()
+    home = Home(spool, boot_id, event_fd, own.start_ticks if own else 0, take_precedence())
+    supervisor_of(ticket, home).supervise()
     sys.stdout.flush()
     os._exit(0)
 

@@ -107,6 +107,19 @@ def test_leftovers_are_ended_and_named(bench: Bench) -> None:
     assert [name.partition("(")[0] for name in end.leftovers] == ["sleep"]
 
 
+def test_leftovers_beyond_the_time_limit_make_it_a_timeout(bench: Bench) -> None:
+    does = Does(ignores_stop=True, leaves_one_behind=True)
+    bench.start("1.1", does, time_limit_s=1.5, grace_s=2.0, leftover_grace_s=2.0)
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.stopped_by) == (0, "timeout")
+    assert [event.why for event in bench.of("1.1") if isinstance(event, RunStopping)][-1] == "timeout"
+
+
+def test_leftovers_that_end_before_the_time_limit_do_not(bench: Bench) -> None:
+    bench.start("1.1", Does(leaves_one_behind=True), time_limit_s=600)
+    assert bench.end_of("1.1").stopped_by is None
+
+
 # --- orders --------------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,16 @@ def test_what_a_run_used_is_measured(bench: LocalBench) -> None:
     assert 80 < end.peak_mem_mib < 160
 
 
+@pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) != 0, reason="these tests run at a niceness of their own")
+def test_a_supervisor_goes_before_its_job(bench: LocalBench) -> None:
+    bench.start("1.1", argv=("sh", "-c", "nice; cat /proc/self/oom_score_adj; echo ready; exec sleep 600"))
+    supervisor = bench.ready("1.1").supervisor_pid
+    niceness, score = map(int, bench.output("1.1").split()[:2])
+    assert niceness == 0
+    assert os.getpriority(os.PRIO_PROCESS, supervisor) == (-10 if os.geteuid() == 0 else 0)
+    assert int(Path(f"/proc/{supervisor}/oom_score_adj").read_text()) < score
+
+
 # --- log files ---------------------------------------------------------------------------------------------
 
 

@@ -63,26 +63,26 @@ def test_who_was_seen_below_it_stays_part_of_it(tmp_path: Path, process: subproc
     assert process.stdout is not None
     grandchild = int(process.stdout.readline())
     made = supervisor(tmp_path, process.pid)
-    assert len(made.members()) == 3
+    assert len(made.look()) == 3
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"alone\n"
     # Its parent is gone, and so it is below the process no more.
     assert grandchild not in proctree.descendants(process.pid)
-    assert set(made.members()) == {process.pid, grandchild}
+    assert set(made.look()) == {process.pid, grandchild}
     os.kill(grandchild, 9)
-    wait_until(lambda: set(made.members()) == {process.pid}, what="it to be gone")
+    wait_until(lambda: set(made.look()) == {process.pid}, what="it to be gone")
 
 
 def test_another_process_with_its_pid_is_not_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     made = supervisor(tmp_path, process.pid, adopt=(process.pid, 1))
-    assert made.members() == {}
+    assert made.look() == {}
     assert made.start() == f"process {process.pid} had ended before it was adopted"
 
 
 def test_one_of_another_user_is_refused(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
-    assert made.members() == {}
+    assert made.look() == {}
     made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
     assert made.start() == f"process {process.pid} is no longer one of eva"
 

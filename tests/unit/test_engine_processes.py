@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
+from support import wait_until
 
 from gpusched.engine import proctree, remains
 from gpusched.engine.proctree import Process
 from gpusched.engine.remains import Lost, find_remains, kill_remains
+
+EXIT_CALL = {"x86_64": 60, "aarch64": 93}
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 def test_descendants_are_found_both_ways(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     assert child.pid in proctree.descendants(os.getpid())
 
-    def missing(root: int) -> dict[int, Process]:
+    def missing(root: int, settled: object = ()) -> list[Process]:
         raise FileNotFoundError(root)
 
     monkeypatch.setattr(proctree, "_walk_children", missing)
@@ -69,15 +73,75 @@ def test_a_successor_with_the_same_pid_is_spared(
     assert not proctree.send(process, signal.SIGTERM)
 
 
+GATHER = """
+import os, signal, sys, time
+count = []
+signal.signal(signal.SIGTERM, lambda *_: count.append(1))
+for _ in range(3):
+    if os.fork() == 0:
+        break
+print("ready", flush=True)
+while not count:
+    time.sleep(0.01)
+time.sleep(0.3)
+print(len(count), flush=True)
+"""
+
+
+def test_a_signal_reaches_each_process_of_a_group_once_and_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    killpg = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: (steps.append(group), killpg(group, number)))
+    argv = [sys.executable, "-I", "-S", "-c", GATHER]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(4)] == ["ready\n"] * 4
+        proctree.signal_all(lambda settled: proctree.walk(os.getpid(), settled), signal.SIGTERM)
+        assert process.stdout.read().split() == ["1"] * 4
+    assert process.pid in steps
+
+
+def test_the_group_of_a_process_that_is_not_our_child_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "killpg", lambda group, number: pytest.fail(f"group {group} got signal {number}"))
+    sent: list[int] = []
+    monkeypatch.setattr(proctree, "send", lambda process, number: sent.append(process.pid))
+    own, group = os.getpid(), os.getpgrp()
+    adopted = Process(50, "train", "S", 1, 1, 7, group=50)
+    leads_no_group = Process(51, "train", "S", own, 1, 7, group=60)
+    in_our_group = Process(52, "train", "S", own, 1, 7, group=group)
+    found = [adopted, leads_no_group, in_our_group]
+    proctree.signal_all(lambda settled: found, signal.SIGTERM)
+    assert sent == [50, 51, 52]
+
+
+WITHOUT_MAIN_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("ready", flush=True)
+ctypes.PyDLL(None).syscall({exit}, 0)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in EXIT_CALL, reason="the number of exit(2) is not known here")
+def test_a_process_whose_main_thread_has_ended_is_alive_and_killed() -> None:
+    code = WITHOUT_MAIN_THREAD.format(exit=EXIT_CALL[os.uname().machine])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_until(lambda: (found := proctree.read_process(process.pid)) is not None and found.state == "Z")
+        assert process.pid in proctree.kill_tree(os.getpid())
+        assert process.wait(20) == -signal.SIGKILL
+
+
 def test_the_spared_one_stays_spared_when_the_others_end_at_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
-    walks = [{50: shell, 51: program}, {50: shell}, {50: shell}]
+    walks = [[shell, program], [shell], [shell]]
     told: list[int] = []
     monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
-    proctree.signal_all(lambda: walks.pop(0), signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda settled: walks.pop(0), signal.SIGUSR1, spared=50)
     assert told == [51]
-    walks[:] = [{50: shell}, {50: shell}]
-    proctree.signal_all(lambda: walks.pop(0), signal.SIGUSR1, spared=50)
+    walks[:] = [[shell], [shell]]
+    proctree.signal_all(lambda settled: walks.pop(0), signal.SIGUSR1, spared=50)
     assert told == [51, 50], "alone, it is the program"
 
 

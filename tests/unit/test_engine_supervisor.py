@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_limit_and_notice_count_from_the_start(
 ) -> None:
     running.obey(["limit", "-" if limit_s is None else str(limit_s), "."])
     assert (running.limit_at, running.notice_at) == (limit_at, notice_at)
+
+
+def test_the_clock_is_looked_at_while_processes_end_without_cease(
+    make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = iter(range(2, 10_000_000))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    monkeypatch.setattr(supervisor.os, "wait4", lambda pid, options: (next(ended), 0, usage))
+    sent: list[int] = []
+    monkeypatch.setattr(supervisor.os, "kill", lambda pid, number: sent.append(number))
+    assert make().reap()
+    assert sent == [signal.SIGCHLD], "it comes back for the rest"
+
+
+def test_what_flushes_the_output_of_a_job_has_not_outlived_the_limit(running: Supervisor) -> None:
+    running.set_limit(90.0)
+    running.status, running.linger_until = 0, 1100.2
+    running.reach_limit()
+    assert (running.stopped_by, running.limit_at) == (None, 1100.2)
 
 
 def test_a_limit_before_the_start_is_kept_for_it(make: Callable[..., Supervisor]) -> None:
