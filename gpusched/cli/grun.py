@@ -42,6 +42,7 @@ _BECAUSE = {
     "gpu_lost": "a GPU of its was lost",
     "shutdown": "the machine is being shut down",
     "vram_over": "it held more GPU memory than it booked",
+    "unbooked_use": "it used a GPU that it did not book",
     "client_lost": "its client was gone",
 }
 

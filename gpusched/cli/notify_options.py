@@ -8,7 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.cli.parse import Values
 
-_WORDS = "begin end fail retry preempt time_limit_80 pending gpu_idle vram_over queue_empty all"
+_WORDS = (
+    "begin end fail retry preempt time_limit_80 pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty all"
+)
 _ALL_OF_SLURM = "begin,end,fail,requeue"
 
 
@@ -35,7 +37,8 @@ def notify_options(fail: str, slurm: str) -> list[Option]:
             section=fail,
             completes=_WORDS,
             help="tell you of begin, end, fail, retry, preempt, time_limit_80, pending, gpu_idle, vram_over, "
-            "queue_empty, or all, through the targets of your notify.toml; of an array's tasks each with array_tasks",
+            "gpu_unbooked, gpu_intruder, queue_empty, or all, through the targets of your notify.toml; of an array's "
+            "tasks each with array_tasks",
         ),
         Option(
             "--notify-to",

@@ -211,6 +211,7 @@ RULES: dict[str, Rule] = {
     "gpu.share_headroom_mib": _MIB,
     "gpu.mps_dir": Folder(),
     "gpu.vram_over": OneOf(("ignore", "warn", "kill")),
+    "gpu.astray": OneOf(("tell", "end")),
     "gpu.vram_over_mib": _MIB,
     # One reading alone may be a transient; nothing is done by it.
     "gpu.vram_over_polls": Range(2, 1000),

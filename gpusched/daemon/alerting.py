@@ -137,6 +137,20 @@ class Alerts:
         if "vram_over" in alerting.wanted_of(job):
             self.tell(turn, job, Raised("vram_over", message, job.run))
 
+    def intrusion(self, turn: Turn, job: Job, event: str, about: str, message: str) -> None:
+        """Tell the owner of a job of unbooked use or of an intruder, once for each run and what it is about.
+
+        Who has not asked is told, too, where `[foreign]` says how.
+        """
+        what = Raised(event, message, job.run, about=about)
+        ways = turn.settings.foreign.message
+        if "notify" in ways or event in alerting.wanted_of(job):
+            self.tell(turn, job, what)
+        direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
+        if direct:
+            row = alerting.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
+            self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
+
     def tell(self, turn: Turn, job: Job, what: Raised, run: Run | None = None) -> None:
         """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
         if run is None and what.run:

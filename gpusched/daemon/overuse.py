@@ -34,7 +34,7 @@ OVER, CROWDED = "vram", "crowded"
 """Kinds of events in a job's story: it holds too much; another does."""
 
 _LEAST_GAP_S = 30.0
-_KEPT_S = 60.0
+KEPT_S = 60.0
 """So long looks at a card are kept for who asks what a run died of."""
 _MOST_LOOKS = 200
 
@@ -69,14 +69,14 @@ class OveruseWatch:
                 uses.setdefault(use.run, []).append(use)
             if shares:
                 self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(Look(at, shares))
-        for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > _KEPT_S]:
+        for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
             del self._looks[uuid]
         before, self._watches = self._watches, {}
-        gap_s = _gap_s(settings)
+        pause_s = gap_s(settings)
         for run in world.open_runs.values():
             if any(not share.is_whole for share in run.gpus):
                 found = uses.get(run.id, [])
-                self._watches[run.id] = overuse.watch(before.get(run.id), at, found, settings.gpu, gap_s)
+                self._watches[run.id] = overuse.watch(before.get(run.id), at, found, settings.gpu, pause_s)
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
     def facts(self, run: Run, reading: GpuReading | None, settings: Settings) -> dict[str, ShareFacts]:
@@ -110,7 +110,7 @@ class OveruseWatch:
         settings = turn.settings
         if settings.gpu.vram_over == "ignore":
             return
-        gap_s = _gap_s(settings)
+        pause_s = gap_s(settings)
         for run_id, seen in self._watches.items():
             if seen.worst is None:
                 continue
@@ -118,10 +118,10 @@ class OveruseWatch:
             job = None if run is None else turn.world.jobs.get(run.job_id)
             if run is None or job is None or job.state is not JobState.RUNNING:
                 continue
-            if overuse.due(seen, None, turn.now, settings.gpu, gap_s) is None:
+            if overuse.due(seen, None, turn.now, settings.gpu, pause_s) is None:
                 continue
             told_at = self._told_at(run, OVER, turn)
-            step = overuse.due(seen, told_at, turn.now, settings.gpu, gap_s)
+            step = overuse.due(seen, told_at, turn.now, settings.gpu, pause_s)
             if step is Step.TOLD:
                 self._warn(job, run, seen.worst, turn, tell)
             elif step is Step.ENDED:
@@ -188,6 +188,6 @@ def _asking_mib(use: ShareUse) -> int:
     return -(-(use.used_mib or 0) // 1024) * 1024
 
 
-def _gap_s(settings: Settings) -> float:
+def gap_s(settings: Settings) -> float:
     """After a longer pause between two readings nobody knows what was in between."""
     return max(_LEAST_GAP_S, 3 * settings.daemon.poll_s)

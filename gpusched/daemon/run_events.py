@@ -28,6 +28,7 @@ from .accounting import charge
 from .gpu_faults import GpuFaults
 from .growing import grow
 from .history import History
+from .intruders import IntruderWatch
 from .overuse import OveruseWatch
 from .turn import Turn
 from .world import World
@@ -39,12 +40,19 @@ class RunEvents:
     """Carries out what is known about runs and their cards, turn by turn."""
 
     def __init__(
-        self, tracker: GpuTracker, history: History, gpu_faults: GpuFaults, overuse: OveruseWatch, boot_id: str
+        self,
+        tracker: GpuTracker,
+        history: History,
+        gpu_faults: GpuFaults,
+        overuse: OveruseWatch,
+        intruders: IntruderWatch,
+        boot_id: str,
     ) -> None:
         self._tracker = tracker
         self._history = history
         self._gpu_faults = gpu_faults
         self._overuse = overuse
+        self._intruders = intruders
         self._boot_id = boot_id
         self._stopped: set[str] = set()
         """Runs that were told to end because of their GPU; told again after a restart."""
@@ -126,7 +134,8 @@ class RunEvents:
                 continue
             job = turn.world.jobs[run.job_id]
             turn.end_release(run)
-            run = self._gpu_faults.judge(job, self._overuse.judge(job, run, turn), turn)
+            for judge in (self._overuse.judge, self._intruders.judge, self._gpu_faults.judge):
+                run = judge(job, run, turn)
             job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)

@@ -54,6 +54,7 @@ from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
 from .history import Estimates, History
 from .idling import IdleWatch
+from .intruders import IntruderWatch
 from .launch import Site, checkpoint_folder, make_ticket, output_paths, with_limit
 from .meters import Meters
 from .overuse import OveruseWatch
@@ -118,6 +119,7 @@ class Scheduler:
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
         self.overuse = OveruseWatch()
+        self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
         self.witness: Callable[[Deed], None] = lambda deed: None
         """Called after a commit with each thing that was done to what is another's."""
@@ -144,7 +146,7 @@ class Scheduler:
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict, self.history.guess))
         self.alerts = Alerts(store, self.world, settings)
         self._gpu_watch = GpuWatch()
-        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, boot_id)
+        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, self.intruders, boot_id)
         self._run_events.resume_releases(self.world, self._clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
@@ -190,6 +192,7 @@ class Scheduler:
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         self.idle.observe(reading, self.world, self.settings)
         self.overuse.observe(reading, self.tracker, self.world, self.settings)
+        self.intruders.observe(reading, self.tracker, self.world, self.settings)
         self.gpu_faults.observe(reading, self.tracker.lost())
         for news in self._gpu_watch.news(self.tracker, reading, self.site.node):
             self.alerts.tell_admin(news, self.now(), self.settings)
@@ -409,6 +412,7 @@ class Scheduler:
         follow_failures(turn)
         self.idle.carry_out(turn, self.alerts.gpu_idle)
         self.overuse.carry_out(turn, self.alerts.vram_over)
+        self.intruders.carry_out(turn, self.alerts.intrusion)
         self.alerts.ring(turn, self.plan)
 
         self._step("decide")

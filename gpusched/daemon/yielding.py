@@ -207,4 +207,6 @@ def pending_order(job: Job) -> StopOrder | SuspendOrder | None:
         return StopOrder("preempt")
     if job.state is JobState.COMPLETING and job.reason is ReasonCode.GPU_MEMORY_OVER:
         return StopOrder("vram_over")
+    if job.state is JobState.COMPLETING and job.reason is ReasonCode.GPU_UNBOOKED_USE:
+        return StopOrder("unbooked_use")
     return SuspendOrder() if job.state is JobState.SUSPENDED else None

@@ -50,6 +50,7 @@ BECAUSE = {
     "preempt": " DUE TO PREEMPTION",
     "lease": " DUE TO END OF LEASE",
     "vram_over": " DUE TO GPU MEMORY BEYOND ITS BOOKING",
+    "unbooked_use": " DUE TO USE OF A GPU THAT IT DID NOT BOOK",
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
     "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
 }

@@ -180,6 +180,10 @@ class GpuTracker:
         """By GPU UUID, what the runs that share it hold of it, of the cards that the last reading tells of."""
         return {uuid: card.shares for uuid, card in self._cards.items() if card.shares is not None}
 
+    def intruders(self) -> dict[str, tuple[GpuProcess, ...]]:
+        """By GPU UUID, what no booking explains, of the cards that the last reading tells of; see `GpuStatus`."""
+        return {uuid: card.intruders for uuid, card in self._cards.items() if card.trouble is None and card.intruders}
+
     def take_meter(self, run: str) -> RunMeter | None:
         """What the run was seen to use, once; None when no reading fell into it."""
         meter = self._meters.pop(run, None)

@@ -17,6 +17,8 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "pending": "the job has waited for `[alert] pending_s` since it could have started",
         "gpu_idle": "the GPUs of a run do nothing",
         "vram_over": "a run holds more of a shared GPU's memory than it booked",
+        "gpu_unbooked": "a run is on a GPU that it did not book",
+        "gpu_intruder": "a foreign process, or a job that did not book it, is on a GPU of a run",
         "queue_empty": "none of your jobs waits or runs any more",
     }
 )
@@ -42,7 +44,7 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
 EACH_TASK = "array_tasks"
 """Not an event: tell of each task of an array, not of the array as a whole."""
 
-ONCE = frozenset({"time_limit_80", "pending", "gpu_idle", "vram_over"})
+ONCE = frozenset({"time_limit_80", "pending", "gpu_idle", "vram_over", "gpu_unbooked", "gpu_intruder"})
 """What would be found again after a restart: kept in the table until the job has ended, so that it is told once."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(EVENTS), "requeue": ("preempt", "retry"), "none": ()}

@@ -87,7 +87,7 @@ class StopOrder:
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `vram_over` or `shutdown`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `unbooked_use` or `shutdown`."""
     signal: int | None = None
     """None: the ticket's stop signal."""
     grace_s: float | None = None
@@ -147,7 +147,8 @@ class RunStopping:
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `shutdown`, `timeout`, `lease`, `client_lost` or `leftovers`."""
+    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`, `client_lost` or
+    `leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,9 +204,20 @@ class GpuSettings:
     vram_over_mib: int = setting(
         512, "So much beyond its booking is no matter, in MiB: CUDA contexts count as the run's own."
     )
-    vram_over_polls: int = setting(3, "Readings in a row that must show a run over its booking before that is told.")
+    vram_over_polls: int = setting(
+        3,
+        "Readings in a row that must show a run over its booking, or on a GPU that it did not book, before its owner "
+        "is told.",
+    )
     vram_over_grace_s: float = setting(
-        60.0, "Time between the warning and the end, in seconds, all of which the run must have been over its booking."
+        60.0,
+        "Time between the warning and the end, in seconds, all of which the run must have been over its booking, or on "
+        "a GPU that it did not book.",
+    )
+    astray: str = setting(
+        "tell",
+        "What becomes of a run on a GPU that it did not book: `tell` tells its owner; `end` also ends it, "
+        "vram_over_grace_s later.",
     )
     release_wait_s: float = setting(
         30.0, "Longest wait for a card's memory to come back after a job; then the card is suspect."
@@ -469,7 +480,8 @@ class ForeignSettings:
     message: tuple[str, ...] = setting(
         (),
         "How their owners are told: `write` (their terminals), `mail` (sendmail, to their name), `notify` (what their "
-        "own `notify.toml` says), `wall` (all others' terminals too).",
+        "own `notify.toml` says), `wall` (all others' terminals too). Owners of jobs are told by the first three of "
+        "unbooked use and of intruders on their GPUs.",
     )
     message_after_s: float = setting(900.0, "After so long on a card that they close to jobs, in seconds.")
     message_every_s: float = setting(14400.0, "And again at most so often about the same process, in seconds.")

@@ -113,6 +113,7 @@ class ReasonCode(str, Enum):
     GPU_FOREIGN_USE = "GpuForeignUse"
     GPU_CROWDED = "GpuCrowded"
     GPU_MEMORY_OVER = "GpuMemoryOver"
+    GPU_UNBOOKED_USE = "GpuUnbookedUse"
     PREEMPTED = "Preempted"
     REQUEUED = "Requeued"
     GPU_IDLE = "GpuIdle"

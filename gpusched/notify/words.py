@@ -19,6 +19,8 @@ TITLES: Mapping[str, str] = {
     "pending": "job {job} ({name}) still waits",
     "gpu_idle": "job {job} ({name}) leaves its GPUs idle",
     "vram_over": "job {job} ({name}) uses more GPU memory than it booked",
+    "gpu_unbooked": "job {job} ({name}) uses a GPU that it did not book",
+    "gpu_intruder": "job {job} ({name}) is not alone on its GPU",
     "queue_empty": "no job of {user} is left",
     "test": "a test",
     "gpu_foreign": "a process on GPU {gpus} of {node} that is no job",

@@ -257,7 +257,7 @@ def test_who_finds_the_memory_taken_by_strangers_runs_again_for_free() -> None:
         lab.turn(seconds)
     first, second = lab.store.runs([job_id])
     assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FOREIGN_USE)
-    assert first.reason_text == "68.4G of GPU 0 was held by no running job; it had ended as OUT_OF_MEMORY"
+    assert first.reason_text == "68.4G of GPU 0 was held without a booking; it had ended as OUT_OF_MEMORY"
     assert second.gpus[0].index == 1
     assert (lab.job(job_id).failures, lab.job(job_id).requeues) == (0, 1)
 

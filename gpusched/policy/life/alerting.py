@@ -36,6 +36,8 @@ class Raised:
     """Number of the run it is about; 0 for none."""
     counts_as: tuple[str, ...] = ()
     """Other words under which it was asked for as well."""
+    about: str = ""
+    """What it is about, where a run may have several of this event."""
 
 
 def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Iterable[int]) -> Iterator[Raised]:
@@ -165,10 +167,10 @@ def pending_alert(job: Job, now: float, why: str | None) -> Raised:
 
 
 def alert_of(job: Job, what: Raised, run: Run | None, now: float) -> Alert:
-    """The row of the outbox; at most one of an event for each run."""
+    """The row of the outbox; at most one of an event for each run and what it is about."""
     alerting = job.spec.alerting or Alerting()
     return Alert(
-        key=f"{job.id}.{what.run} {what.event}",
+        key=f"{job.id}.{what.run} {what.event}" + (f" {what.about}" if what.about else ""),
         event=what.event,
         counts_as=(what.event, *what.counts_as),
         uid=job.uid,

@@ -164,7 +164,7 @@ def blamed(run: Run, fault: GpuFault | None) -> Run:
 
 
 def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
-    """The ended run, as a victim if memory that it needed was held by no running job; else as it is.
+    """The ended run, as a victim if memory that it needed was held without a booking; else as it is.
 
     Args: foreign_mib: by GPU UUID, at its recent peak. early_s, least_mib: how soon, and how much, excuses it.
     """
@@ -178,7 +178,7 @@ def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_
     for share in run.gpus:
         mib = foreign_mib.get(share.uuid, 0)
         if mib > least_mib:
-            what = f"{format_size_mib(mib)} of GPU {gpu_label(share.index)} was held by no running job"
+            what = f"{format_size_mib(mib)} of GPU {gpu_label(share.index)} was held without a booking"
             text = f"{what}; it had ended as {run.outcome}"
             return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FOREIGN_USE, reason_text=text)
     return run

@@ -105,6 +105,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "preempt": "is being preempted",
         "gpu_lost": "is being ended because a GPU of its was lost",
         "vram_over": "is being ended because it holds more GPU memory than it booked",
+        "unbooked_use": "is being ended because it uses a GPU that it did not book",
         "timeout": "reached its time limit and is being stopped",
         "lease": "nothing has happened in it for the length of its lease; it is being stopped",
         "client_lost": "its client is gone; it is being stopped",
@@ -194,6 +195,10 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         is_told = job.reason is ReasonCode.GPU_MEMORY_OVER and job.reason_text is not None
         text = job.reason_text if is_told else None
         return JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER, text or "held more GPU memory than it booked"
+    if event.stopped_by == "unbooked_use":
+        is_told = job.reason is ReasonCode.GPU_UNBOOKED_USE and job.reason_text is not None
+        text = job.reason_text if is_told else None
+        return JobState.FAILED, ReasonCode.GPU_UNBOOKED_USE, text or "used a GPU that it did not book"
     if event.stopped_by == "timeout":
         limit = job.spec.time_limit_s
         text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")

@@ -19,7 +19,7 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_size_mib, gpu_label
 from gpusched.policy.life.transitions import completing
 
-_BEFORE_S, _AFTER_S = 10.0, 2.0
+BEFORE_S, AFTER_S = 10.0, 2.0
 """Readings from so long before the end of a run until so long after it speak of what its memory ran out of."""
 
 
@@ -111,7 +111,7 @@ def crowded(run: Run, looks: Sequence[Look], settings: GpuSettings, name_of: Cal
     if run.outcome is not JobState.OUT_OF_MEMORY or run.reason is not ReasonCode.OUT_OF_MEMORY or run.end_at is None:
         return run
     for look in looks:
-        if not run.end_at - _BEFORE_S <= look.at <= run.end_at + _AFTER_S:
+        if not run.end_at - BEFORE_S <= look.at <= run.end_at + AFTER_S:
             continue
         for victim, other in endangered(look, settings):
             if victim.run == run.id:

@@ -22,7 +22,7 @@ _JITTER = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a run failed. `kind` is one of CLASSES, or `launch`, which is never tried again."""
+    """How a run failed. `kind` is one of CLASSES, or `launch` or `unbooked`, which are never tried again."""
 
     kind: str
     exit_code: int | None = None
@@ -41,6 +41,9 @@ def failure_of(run: Run) -> Failure | None:
         return None
     elif run.reason is ReasonCode.JOB_LAUNCH_FAILURE:
         kind = "launch"
+    elif run.reason is ReasonCode.GPU_UNBOOKED_USE:
+        # The same command would do so again.
+        kind = "unbooked"
     else:
         kind = "exit" if run.signal is None else "signal"
     return Failure(kind, run.exit_code, run.signal)
@@ -50,10 +53,10 @@ def wants_retry(rule: RetryRule, failure: Failure) -> bool:
     """Whether the rule names this failure, whatever retries are left.
 
     An exit code or a signal that is named matches however the failure is classed, but for a time
-    limit, a lost machine and a command that could not be started. A signal's name also matches exit
-    code 128+N, which is how a shell reports the death of its child.
+    limit, a lost machine, a command that could not be started and use of a GPU that was not booked. A
+    signal's name also matches exit code 128+N, which is how a shell reports the death of its child.
     """
-    if failure.kind == "launch":
+    if failure.kind in ("launch", "unbooked"):
         return False
     if failure.kind in rule.retry_on:
         return True

@@ -1,0 +1,171 @@
+"""Watches jobs on GPUs that they did not book, and intruders on GPUs that jobs did; carries out what is due.
+
+That an owner was told is in the job's story, so that a restart tells nobody twice; since when an intruder is there is
+measured again after one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from logging import getLogger
+
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading
+from gpusched.model.execution import NoteOrder, StopOrder
+from gpusched.model.job import Job, JobEvent, Run, split_run_id
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
+from gpusched.policy.life.intruders import (
+    Intruder,
+    Look,
+    Sighting,
+    Step,
+    due,
+    end,
+    intruder_mark,
+    intruder_text,
+    intruders,
+    is_worth_telling,
+    sighted,
+    unbooked_mark,
+    unbooked_text,
+    victim,
+)
+
+from .overuse import KEPT_S, gap_s
+from .turn import Turn
+from .world import World
+
+log = getLogger("gpusched.daemon")
+
+Notify = Callable[[Turn, Job, str, str, str], None]
+"""Raises an alert about a job: the event, what it is about among others of that event, the text."""
+
+UNBOOKED, INTRUDER = "unbooked", "intruder"
+"""Kinds of events in a job's story: it is on a GPU that it did not book; somebody else is on one that it did."""
+
+_MOST_LOOKS = 200
+
+
+class IntruderWatch:
+    """What is known of intruders, by GPU."""
+
+    def __init__(self) -> None:
+        self._sightings: dict[tuple[str, str | int], Sighting] = {}
+        self._looks: dict[str, deque[Look]] = {}
+        self._stories: dict[str, list[JobEvent]] = {}
+        """By run, what its owner was told of intruders."""
+
+    def observe(self, reading: GpuReading, tracker: GpuTracker, world: World, settings: Settings) -> None:
+        """Take in a reading that the tracker has folded."""
+        at, gap = reading.at, gap_s(settings)
+        found: dict[str, list[Intruder]] = {}
+        if reading.error is None:
+            on = tracker.intruders()
+            found = {gpu.uuid: intruders(gpu.uuid, gpu.index, on.get(gpu.uuid, ())) for gpu in reading.gpus}
+        before, self._sightings = self._sightings, {}
+        shares = tracker.shares()
+        for uuid, ones in found.items():
+            for one in ones:
+                self._sightings[one.key] = sighted(before.get(one.key), one, at, gap)
+            unbooked = tuple(one for one in ones if one.run is not None)
+            if unbooked:
+                look = Look(at, uuid, unbooked, tuple(shares.get(uuid, ())))
+                self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(look)
+        for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
+            del self._looks[uuid]
+        self._stories = {run: story for run, story in self._stories.items() if run in world.open_runs}
+
+    def unbooked(self, run: str | None = None) -> list[Intruder]:
+        """Runs on GPUs that they did not book, as of the last reading; by GPU. Args: run: of this one alone."""
+        found = [seen.intruder for seen in self._sightings.values()]
+        mine = [one for one in found if one.run is not None and run in (None, one.run)]
+        return sorted(mine, key=lambda one: (one.index, one.run or ""))
+
+    def on(self, run: Run) -> list[Intruder]:
+        """Intruders on the GPUs that a run booked, as of the last reading."""
+        own = {share.uuid for share in run.gpus}
+        found = [seen.intruder for seen in self._sightings.values() if seen.intruder.uuid in own]
+        return sorted(found, key=lambda one: (one.index, one.process.pid))
+
+    # --- in a turn --------------------------------------------------------------------------------
+
+    def carry_out(self, turn: Turn, notify: Notify) -> None:
+        """Record and order what is due; `notify` makes an alert of what an owner is told."""
+        for seen in self._sightings.values():
+            one = seen.intruder
+            if one.run is not None:
+                self._of_unbooked(one.run, seen, turn, notify)
+            if is_worth_telling(seen, turn.settings.gpu):
+                for run in _booked_by(one.uuid, turn.world):
+                    self._tell_booker(run, one, turn, notify)
+
+    def _of_unbooked(self, handle: str, seen: Sighting, turn: Turn, notify: Notify) -> None:
+        run, job = _running(handle, turn.world)
+        if run is None or job is None or due(seen, None, turn.now, turn.settings.gpu) is None:
+            return
+        one = seen.intruder
+        step = due(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), turn), turn.now, turn.settings.gpu)
+        if step is Step.TELL:
+            text = unbooked_text(one, run.gpus, turn.settings.gpu)
+            log.warning("job %s: %s", job.shown_id, text)
+            self._tell(job, run, UNBOOKED, text, turn)
+            notify(turn, job, "gpu_unbooked", one.uuid, text)
+        elif step is Step.END:
+            log.warning("run %s is ended: it used GPU %d, which it did not book", run.id, one.index)
+            after, story = end(job, one, turn.now)
+            turn.put_job(after)
+            turn.tell(*story)
+            turn.order(run.id, StopOrder("unbooked_use"))
+
+    def _tell_booker(self, run: Run, one: Intruder, turn: Turn, notify: Notify) -> None:
+        """Tell the owner of a job of an intruder on its GPU, once each."""
+        _, job = _running(run.id, turn.world)
+        mark = intruder_mark(one, _names(turn.world))
+        if job is None or self._told_at(run, INTRUDER, mark, turn) is not None:
+            return
+        text = intruder_text(one, _names(turn.world))
+        self._tell(job, run, INTRUDER, text, turn)
+        notify(turn, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", text)
+
+    def _tell(self, job: Job, run: Run, kind: str, text: str, turn: Turn) -> None:
+        event = JobEvent(job.id, turn.now, kind, text, run.number)
+        self._stories[run.id].append(event)
+        turn.tell(event)
+        if job.spec.interactive is not None:
+            turn.order(run.id, NoteOrder(f"job {job.shown_id}: {text}"))
+        turn.put_job(job)
+
+    def _told_at(self, run: Run, kind: str, mark: str, turn: Turn) -> float | None:
+        """When this was told; the story is read once for each run, since that may have been before a restart."""
+        if run.id not in self._stories:
+            story = turn.store.events(run.job_id)
+            kinds = (UNBOOKED, INTRUDER)
+            self._stories[run.id] = [one for one in story if one.kind in kinds and one.run == run.number]
+        told = [one.at for one in self._stories[run.id] if one.kind == kind and one.text.startswith(mark)]
+        return max(told, default=None)
+
+    def judge(self, job: Job, run: Run, turn: Turn) -> Run:
+        """The ended run, as a victim of a job that did not book its GPU if it is one; says so in the story."""
+        looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
+        after = victim(run, looks, turn.settings.gpu, _names(turn.world))
+        if after is not run:
+            turn.changes.runs[after.id] = after
+            turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
+        return after
+
+
+def _running(handle: str, world: World) -> tuple[Run | None, Job | None]:
+    """An open run and its job, when nobody has begun to end it."""
+    run = world.open_runs.get(handle)
+    job = None if run is None else world.jobs.get(run.job_id)
+    return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
+
+
+def _booked_by(uuid: str, world: World) -> list[Run]:
+    return [run for run in world.open_runs.values() if any(share.uuid == uuid for share in run.gpus)]
+
+
+def _names(world: World) -> Callable[[str], str]:
+    return lambda handle: world.name_of(split_run_id(handle)[0])
