@@ -349,5 +349,5 @@ def test_a_failed_look_ahead_does_no_harm(monkeypatch: pytest.MonkeyPatch, caplo
 
     monkeypatch.setattr(estimating, "_look", broken)
     estimated(lab)
-    assert "the look ahead failed" in caplog.text
+    assert "look ahead failed" in caplog.text
     assert lab.store.load_estimates(10) == []
