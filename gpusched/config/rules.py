@@ -263,6 +263,7 @@ RULES: dict[str, Rule] = {
     "life.oom_growth": Range(1, 100),
     "fault.xid_victim": Numbers(1, 100_000),
     "fault.xid_drain": Numbers(1, 100_000),
+    "fault.hold_after": Range(0, 1000),
     "fault.return_to_service": OneOf(("undrain", "auto")),
     "fault.early_s": _WAIT,
     "fault.early_users": Range(0, 1000),

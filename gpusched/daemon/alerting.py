@@ -170,15 +170,15 @@ class Alerts:
                         turn.changes.alerts[key] = None
         for uid, job in emptied.items():
             self._tell_of_empty_queue(turn, uid, job)
-        for drained, message in turn.changes.drains.items():
-            news = None if message is None else news_of_drain(drained, message, turn.nodes)
-            if news is not None:
-                alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
-                if alert is not None:
-                    self._add(turn.changes, alert, turn)
+        drains = [(drained, message) for drained, message in turn.changes.drains.items() if message is not None]
+        told = [news_of_drain(drained, message, turn.nodes) for drained, message in drains]
+        for news in (*turn.news, *filter(None, told)):
+            alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
+            if alert is not None:
+                self._add(turn.changes, alert, turn)
         # Who has too many already is not told later either: they would be dropped, and logged, at every turn.
         self._admin = [alert for alert in self._admin if self._add(turn.changes, alert, turn)]
-        if self._admin or turn.changes.drains:
+        if self._admin or turn.news or turn.changes.drains:
             turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
 
     def _collect_of(self, turn: Turn, job: Job) -> None:

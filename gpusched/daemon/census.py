@@ -10,8 +10,7 @@ from collections import Counter
 from gpusched.model.job import Job
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life import arrays
-
-_HELD = {"admin": ReasonCode.JOB_HELD_ADMIN}
+from gpusched.policy.life.lifecycle import held_code
 
 
 class Census:
@@ -44,7 +43,7 @@ class Census:
         _count(self.by_queue, (job.state, job.spec.queue), jobs)
         _count(self.by_user, (job.state, job.user), jobs)
         if job.state is JobState.PENDING and job.hold is not None:
-            _count(self.held, _HELD.get(job.hold, ReasonCode.JOB_HELD_USER), jobs)
+            _count(self.held, held_code(job), jobs)
 
     def sleep(self, job: Job, why: ReasonCode) -> None:
         """A pending job that nobody holds is in no line because of this."""

@@ -6,31 +6,42 @@ taken back by `gctl undrain`. The evidence itself is not recorded: after a resta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from logging import getLogger
 
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.units import format_duration, gpu_label
+from gpusched.model.settings import FaultSettings
+from gpusched.model.states import JobState
+from gpusched.model.units import format_count, format_duration, gpu_label
+from gpusched.policy.life import lifecycle
+from gpusched.policy.life.admin_alerting import News
 from gpusched.policy.life.blame import (
     Evidence,
+    FaultyRun,
     GpuFault,
+    Origin,
     awaits_faults,
     blamed,
     crowded_out,
     fault_of,
+    repeated,
     suspicion,
     taken_in,
     takes_out,
+    told_of,
     weighed,
 )
+from gpusched.predict.families import family
 
 from .turn import Turn
 
 log = getLogger("gpusched.daemon")
 
 _LATE_S = 60.0
+_MOST_FAULTY = 1000
+_MOST_NAMED = 5
 
 
 class GpuFaults:
@@ -46,6 +57,8 @@ class GpuFaults:
         self._read_until: float | None = None
         """Faults from before this instant are known; None where nothing tells of them."""
         self._evidence: Evidence = {}
+        self._faulty: dict[str, FaultyRun] = {}
+        """Runs with a fault of the hardware, oldest first, by handle."""
         self._drains: dict[str, str] = {}
         """Messages of cards that were taken out, until the table is seen to have them: a commit may fail."""
 
@@ -87,13 +100,32 @@ class GpuFaults:
             log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
             if takes_out(fault, turn.settings.fault, turn.world.clearances.get(fault.uuid)):
                 self._drain(fault.uuid, fault.index, fault.text + late, turn)
+        # At once, before more of the same kind are started while these come to their end.
+        for run in (*turn.world.open_runs.values(), *turn.world.releasing.values()) if new else ():
+            job = turn.world.jobs[run.job_id]
+            if self._note_faulty(job, run, self._with_instances(run, new), turn.settings.fault):
+                self.hold_repeated(job, run, turn)
+
+    def _with_instances(self, run: Run, faults: Sequence[GpuFault]) -> tuple[GpuFault, ...]:
+        """The faults, those of a divided card as those of the run's instance of it: which one had it, nobody says."""
+        instances = {self._parents[share.uuid]: share.uuid for share in run.gpus if share.uuid in self._parents}
+        return (*faults, *(replace(one, uuid=instances[one.uuid]) for one in faults if one.uuid in instances))
+
+    def _note_faulty(self, job: Job, run: Run, faults: Sequence[GpuFault], settings: FaultSettings) -> bool:
+        """Remember the fault of the hardware that a run had; whether there is one."""
+        fault = fault_of(run, faults, settings.xid_victim + settings.xid_drain)
+        if fault is None:
+            return False
+        self._faulty.setdefault(run.id, FaultyRun(_origin(job), job.shown_id, run.number, fault))
+        while len(self._faulty) > _MOST_FAULTY:
+            del self._faulty[next(iter(self._faulty))]
+        return True
 
     def judge(self, job: Job, run: Run, turn: Turn) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
-        # A fault is told of the card; which of its instances it was in, nobody says.
-        parents = {self._parents[share.uuid]: share.uuid for share in run.gpus if share.uuid in self._parents}
-        inherited = tuple(replace(one, uuid=parents[one.uuid]) for one in self._known if one.uuid in parents)
-        after = blamed(run, fault_of(run, self._known + inherited, turn.settings.fault))
+        faults, settings = self._with_instances(run, self._known), turn.settings.fault
+        after = blamed(run, fault_of(run, faults, settings.xid_victim))
+        self._note_faulty(job, run, faults, settings)
         if after is run:
             foreign = {gpu.uuid: gpu.foreign_mib for node in turn.nodes for gpu in node.gpus}
             after = crowded_out(run, foreign, turn.settings.fault.early_s, turn.settings.gpu.foreign_mib)
@@ -108,6 +140,28 @@ class GpuFaults:
                 self._drain(share.uuid, share.index, why, turn)
         return after
 
+    def hold_repeated(self, job: Job, run: Run, turn: Turn) -> None:
+        """Hold what waits of the run's job and of those like it, when their runs meet the same fault repeatedly.
+
+        A job that was submitted since starts once: it may have been mended.
+        """
+        last = self._faulty.get(run.id)
+        runs = () if last is None else repeated(last, self._faulty.values(), turn.settings.fault.hold_after)
+        if last is None or not runs:
+            return
+        text = told_of(runs)
+        held = [one for one in turn.world.jobs.values() if _may_be_held(one) and last.origin.is_like(_origin(one))]
+        for one in held:
+            after, event = lifecycle.hold_for_fault(one, turn.now, text)
+            turn.put_job(after)
+            turn.tell(event)
+        if held:
+            ids = sorted({one.array_id or one.id for one in held})
+            some = ", ".join(map(str, ids[:_MOST_NAMED])) + (", ..." if len(ids) > _MOST_NAMED else "")
+            news = f"held {format_count(len(ids), 'job')} of {job.user} ({some}): {text}"
+            log.error("%s", news)
+            turn.news.append(News("job_held", news, run.node, job.user))
+
     def _drain(self, uuid: str, index: int, why: str, turn: Turn) -> None:
         if uuid in turn.world.drains:
             return
@@ -115,3 +169,12 @@ class GpuFaults:
         log.error("GPU %s (%s) is taken out: %s", gpu_label(index), uuid, why)
         self._drains[uuid] = message
         turn.drain(uuid, message)
+
+
+def _origin(job: Job) -> Origin:
+    program = job.spec.launch.script_sha or family(job).command
+    return Origin(job.user, program, job.id, job.id if job.is_array else job.array_id)
+
+
+def _may_be_held(job: Job) -> bool:
+    return job.state is JobState.PENDING and job.hold is None and job.spec.request.gpus > 0

@@ -139,6 +139,7 @@ class RunEvents:
             job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
+            self._gpu_faults.hold_repeated(job, run, turn)
             for uuid, state in states.items():
                 if state == "dirty":
                     why = (self._tracker.status(uuid).why or "see ginfo").removeprefix(SUSPECT)

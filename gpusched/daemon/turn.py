@@ -15,6 +15,7 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.policy.draft import Layout
 from gpusched.policy.life import arrays, lifecycle
+from gpusched.policy.life.admin_alerting import News
 from gpusched.ports import Changes, JobFilter, Store
 
 from .access import Act, Caller
@@ -66,6 +67,8 @@ class Turn:
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this turn has made, by owner and key."""
         self.deeds: list[Deed] = []
+        self.news: list[News] = []
+        """For the administrator, with this commit."""
         self.adopted: list[tuple[Job, Run]] = []
         """Runs that no plan has started, for the engine to take over after the commit."""
 

@@ -7,6 +7,7 @@ from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration
 from gpusched.policy.life.dependencies import Never, Satisfied, as_typed
+from gpusched.policy.life.lifecycle import held_code
 
 from .world import World
 
@@ -14,9 +15,11 @@ from .world import World
 def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     """The reason of a pending job, in the order in which things would have to change for it to start."""
     if job.hold is not None:
-        code = ReasonCode.JOB_HELD_ADMIN if job.hold == "admin" else ReasonCode.JOB_HELD_USER
-        if job.hold == "admin":
+        code = held_code(job)
+        if code is ReasonCode.JOB_HELD_ADMIN:
             return Reason(code, "held by an admin or operator, who alone can let it go")
+        if code is ReasonCode.JOB_HELD_GPU_FAULT:
+            return Reason(code, f"{job.reason_text}; find the cause, then: gctl release {job.shown_id}")
         return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
     facts = {"dependency": as_typed(job.spec.dependency)}

@@ -387,6 +387,11 @@ class FaultSettings:
         "How a lost GPU that answers again comes back: `undrain` by `gctl undrain` alone, `auto` by itself after "
         "`gpu.free_polls` good readings, unless a fault of `xid_drain` has taken it out.",
     )
+    hold_after: int = setting(
+        2,
+        "Runs of one job, of its array or of the same program of one user, with the same fault of the hardware, after "
+        "which the job is held instead of repeated, and with it the pending jobs like it; 0 for never.",
+    )
     early_s: float = setting(10.0, "A run that fails within so many seconds speaks against its card.")
     early_users: int = setting(
         2,

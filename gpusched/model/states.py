@@ -81,6 +81,7 @@ class ReasonCode(str, Enum):
     DEPENDENCY = "Dependency"
     JOB_HELD_USER = "JobHeldUser"
     JOB_HELD_ADMIN = "JobHeldAdmin"
+    JOB_HELD_GPU_FAULT = "JobHeldGpuFault"
     LICENSES = "Licenses"
     RESERVATION = "Reservation"
     PREEMPTING = "Preempting"

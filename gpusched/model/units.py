@@ -113,6 +113,19 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes}:{secs:02d}"
 
 
+def format_amount(amount: float) -> str:
+    """Print a number of things, at most to the hundredth: `1`, `0.5`, `1.17`; a smaller one to its first digit."""
+    if 0 < abs(amount) < 0.005:
+        return f"{amount:.1g}"
+    return f"{amount:.2f}".rstrip("0").rstrip(".")
+
+
+def format_count(amount: float, noun: str) -> str:
+    """Print an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
+    text = format_amount(amount)
+    return f"{text} {noun if text == '1' else noun + 's'}"
+
+
 _MIG_FROM, _MIG_SLOTS = 1000, 10
 
 

@@ -16,6 +16,7 @@ TITLES: Mapping[str, str] = {
     "retry": "job {job} ({name}) is tried again",
     "preempt": "job {job} ({name}) had to make room",
     "time_limit_80": "job {job} ({name}) comes near its time limit",
+    "held": "job {job} ({name}) is held",
     "pending": "job {job} ({name}) still waits",
     "gpu_idle": "job {job} ({name}) leaves its GPUs idle",
     "vram_over": "job {job} ({name}) uses more GPU memory than it booked",

@@ -37,7 +37,7 @@ def ended(of: Job, *cards: int, lasted_s: float = 3.0, at: float = NOW, **parts:
 
 
 def judged(run: Run, told: GpuFault, settings: FaultSettings = SETTINGS) -> Run:
-    return blamed(run, fault_of(run, (told,), settings))
+    return blamed(run, fault_of(run, (told,), settings.xid_victim))
 
 
 def fault(xid: int | None, card: int = 0, at: float = NOW) -> GpuFault:

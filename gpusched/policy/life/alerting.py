@@ -62,8 +62,11 @@ def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Ite
         if after.failures > before.failures:
             retries = f"{after.failures} of {after.spec.retry.retries} retries used"
             yield Raised("retry", f"run {last} {_how(runs.get(last))}; it is tried again, {retries}", last)
-        if after.requeues > before.requeues:
+        if after.requeues > before.requeues and not after.hold:
             yield Raised("retry", f"run {last} was lost: {_how(runs.get(last))}; it is repeated", last)
+    if _is_newly_held(before, after) and wanted & {"held", "fail"}:
+        message = f"{after.reason_text}; find the cause, then: gctl release {after.shown_id}"
+        yield Raised("held", message, last, ("fail",) if "fail" in wanted else ())
     if after.run > last and "begin" in wanted:
         yield Raised("begin", f"run {after.run} has started{_where(runs.get(after.run))}", after.run)
     if "begin" in wanted and _begins_as_array(before, after):
@@ -105,6 +108,12 @@ def has_failed(job: Job) -> bool:
 def _begins_as_array(before: Job | None, after: Job) -> bool:
     is_new = before is None or before.start_at is None
     return is_new and after.is_array and after.start_at is not None
+
+
+def _is_newly_held(before: Job | None, after: Job) -> bool:
+    """For a fault; a hold by a person needs no telling."""
+    code = ReasonCode.JOB_HELD_GPU_FAULT
+    return before is not None and after.reason is code and not (before.hold and before.reason is code)
 
 
 def _makes_room(before: Job | None, after: Job) -> bool:

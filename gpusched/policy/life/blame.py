@@ -14,7 +14,7 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.model.cluster import Clearance
@@ -135,16 +135,20 @@ def awaits_faults(run: Run, faults_until: float | None, now: float, wait_s: floa
     return faults_until < run.end_at <= now < run.end_at + wait_s
 
 
-def fault_of(run: Run, faults: Iterable[GpuFault], settings: FaultSettings) -> GpuFault | None:
-    """The first fault of the hardware that a card of the run had while it ran, or was lost with until now."""
-    if run.start_at is None or run.end_at is None:
+def fault_of(run: Run, faults: Iterable[GpuFault], xids: Container[int]) -> GpuFault | None:
+    """The first fault of these numbers that a card of the run had while it ran, or the loss of one until now.
+
+    Of a run that has not ended: so far.
+    """
+    if run.start_at is None:
         return None
+    until = float("inf") if run.end_at is None else run.end_at + _TOLD_LATE_S
     uuids = {share.uuid for share in run.gpus}
     for fault in sorted(faults, key=lambda fault: fault.at):
         if fault.uuid not in uuids or fault.at < run.start_at:
             continue
         # A run is judged when its cards are clean or given up: one that was lost by then was lost on its hands.
-        if fault.xid is None or (fault.xid in settings.xid_victim and fault.at <= run.end_at + _TOLD_LATE_S):
+        if fault.xid is None or (fault.xid in xids and fault.at <= until):
             return fault
     return None
 
@@ -237,3 +241,78 @@ def suspicion(rows: tuple[EarlyFailure, ...], settings: FaultSettings) -> str | 
         return None
     who = ", ".join(f"{user}'s {name}" for user, name in sorted(users.items())[:5])
     return f"jobs of {len(users)} users in a row failed here in their first {settings.early_s:g} s ({who})"
+
+
+# --- jobs that take out cards ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run comes from, to recognise others of the same job, array or program."""
+
+    user: str
+    program: str
+    job_id: int
+    array_id: int | None = None
+
+    def is_like(self, other: Origin) -> bool:
+        """Whether what one does to cards says something of the other."""
+        if self.user != other.user:
+            return False
+        return self.job_id == other.job_id or self.program == other.program or self._is_in_array_of(other)
+
+    def _is_in_array_of(self, other: Origin) -> bool:
+        return self.array_id is not None and self.array_id == other.array_id
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyRun:
+    """A run with the fault of the hardware that its card had meanwhile."""
+
+    origin: Origin
+    shown_id: str
+    """Of the job, as people know it."""
+    number: int
+    fault: GpuFault
+
+    @property
+    def xid(self) -> int:
+        """By which faults are the same; a lost card has fallen off the bus."""
+        return _FALLEN if self.fault.xid is None else self.fault.xid
+
+
+_FALLEN = 79
+_LIKE_S = 86400.0
+"""Faults of other jobs like it count for so long."""
+
+
+def repeated(last: FaultyRun, known: Iterable[FaultyRun], hold_after: int) -> tuple[FaultyRun, ...]:
+    """The runs that show the job of the last one to take out cards, oldest first; none while they are too few.
+
+    A job's own runs count on whichever card; those of others like it only on other cards, since a broken card would
+    fail them too.
+    """
+    same = [one for one in known if one.xid == last.xid and one.origin.is_like(last.origin)]
+    own = [one for one in same if one.origin.job_id == last.origin.job_id]
+    found = {(one.origin.job_id, one.number): one for one in own}
+    cards = {one.fault.uuid for one in own}
+    for one in same:
+        if one.fault.uuid not in cards and one.fault.at > last.fault.at - _LIKE_S:
+            cards.add(one.fault.uuid)
+            found[one.origin.job_id, one.number] = one
+    if not hold_after or len(found) < hold_after:
+        return ()
+    return tuple(sorted(found.values(), key=lambda one: (one.fault.at, one.fault.index)))
+
+
+def told_of(runs: Sequence[FaultyRun]) -> str:
+    """`XID 79 (fallen off the bus) on GPU 0 (job 41, run 1) and GPU 1 (job 41, run 2)`."""
+    numbered = next((one.fault for one in runs if one.fault.xid is not None), None)
+    head = "lost" if numbered is None else f"{numbered.text} on"
+    shown = runs[-_MOST_TOLD:]
+    parts = [f"GPU {gpu_label(one.fault.index)} (job {one.shown_id}, run {one.number})" for one in shown]
+    more = f"{len(runs) - len(shown)} more, " if len(runs) > len(shown) else ""
+    return f"{head} {more}" + " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+_MOST_TOLD = 4

@@ -436,9 +436,26 @@ def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, Jo
     return job, JobEvent(job.id, now, "held", f"held by {by}")
 
 
+def hold_for_fault(job: Job, now: float, text: str) -> tuple[Job, JobEvent]:
+    """Keep a job from taking out more cards, until its owner has looked into it."""
+    _check_active(job, "held")
+    job = evolve(job, hold="user", reason=ReasonCode.JOB_HELD_GPU_FAULT, reason_text=text)
+    return job, JobEvent(job.id, now, "held", text)
+
+
+def held_code(job: Job) -> ReasonCode:
+    """By whom or for what a held job is."""
+    if job.hold == "admin":
+        return ReasonCode.JOB_HELD_ADMIN
+    is_for_fault = job.reason is ReasonCode.JOB_HELD_GPU_FAULT
+    return ReasonCode.JOB_HELD_GPU_FAULT if is_for_fault else ReasonCode.JOB_HELD_USER
+
+
 def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
     """Undo a hold."""
     _check_active(job, "released")
+    if job.reason is ReasonCode.JOB_HELD_GPU_FAULT:
+        job = evolve(job, reason=None, reason_text=None)
     return evolve(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
 
 
