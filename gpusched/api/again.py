@@ -121,11 +121,16 @@ def _launch(
     store: Store,
     payloads: dict[str, bytes],
 ) -> Launch:
-    given = {name: getattr(fresh, name) for name in LAUNCH_FIELDS if name in raw and name not in ("env", "script")}
+    given = {
+        name: getattr(fresh, name)
+        for name in LAUNCH_FIELDS
+        if name in raw and name not in ("env", "env_named", "script")
+    }
     if "env" in changes:
         try:
             env = unpack_environment(store.payload(old.env_sha))
         except KeyError:
             raise Refused("the environment of the old job is missing from the database", "submit it anew") from None
+        # What is added was named, and the old one has been sifted.
         given["env_sha"] = store_environment({**env, **changes["env"]}, settings, payloads)
     return replace(old, **given)

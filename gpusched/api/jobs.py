@@ -139,19 +139,22 @@ async def submit(request: web.Request) -> web.Response:
             caller.user,
             service.requests,
         )
+    left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
     if body.get("dry_run"):
         if not submission.specs:
             raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
         outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again), caller)
         planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
-        return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)})
+        return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)}, **left_out)
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
     specs = submitted_by(submission.specs, pid_of(request), service.scheduler.host.boot_id)
-    answer = await service.ask(commands.Submit(caller, specs, submission.payloads, key_again, origins))
+    answer = await service.ask(
+        commands.Submit(caller, specs, submission.payloads, key_again, origins, submission.env_excluded)
+    )
     if body.get("batch") is not None or len(origins) > 1:
-        return respond(ids=answer["ids"])
+        return respond(ids=answer["ids"], **left_out)
     job = service.find(answer["ids"][0])
     # With a key one must be able to tell the job that was made from the one that was found.
     found: dict[str, Any] = (
@@ -159,7 +162,7 @@ async def submit(request: web.Request) -> web.Response:
     )
     if body.get("advise") is True:
         found["vram"] = _vram(service, job)
-    return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found)
+    return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found, **left_out)
 
 
 def _vram(service: Service, job: Job) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ _STEP_FIELDS = {
     "where": Field("string", "What messages call it: file and line."),
     "environment": Field("integer", "Place of its environment, from 0.", 0, 1e9),
 }
-_OF_THE_PIPELINE = ("env", "key")
+_OF_THE_PIPELINE = ("env", "env_named", "key")
 """Fields of a job that a step does not have."""
 
 
@@ -45,7 +45,7 @@ def step_schema() -> dict[str, Any]:
 async def submit(request: web.Request) -> web.Response:
     """POST /v1/pipelines"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "name", "source", "environments", "steps", "dry_run")
+    check_keys(body, "name", "source", "environments", "env_named", "steps", "dry_run")
     name, source = _text(body, "name") or "pipeline", _text(body, "source")
     if len(name) > MAX_NAME or len(source) > MAX_SOURCE:
         raise UsageError("the name or the text of the pipeline is too long", f"a name has {MAX_NAME} at most")
@@ -53,19 +53,23 @@ async def submit(request: web.Request) -> web.Response:
     environments = body.get("environments") or [{}]
     if not isinstance(environments, list):
         raise UsageError("environments must be a list of objects", "see GET /v1/openapi.json")
-    shas = [
-        validate.store_environment(
-            validate.check_fields({"env": environment}, SPEC_FIELDS).get("env", {}), service.settings, payloads
-        )
-        for environment in environments
-    ]
+    named = body.get("env_named") or [[] for _ in environments]
+    if not isinstance(named, list) or len(named) != len(environments):
+        raise UsageError("env_named must be a list of names for each of the environments", "see GET /v1/openapi.json")
+    shas = []
+    excluded: set[str] = set()
+    for environment, names in zip(environments, named, strict=True):
+        checked = validate.check_fields({"env": environment, "env_named": names}, SPEC_FIELDS)
+        env, left_out = validate.sift_environment(checked["env"], checked["env_named"], service.settings)
+        shas.append(validate.store_environment(env, service.settings, payloads))
+        excluded.update(left_out)
     reader = _Reader(viewer_of(request), shas, payloads)
     steps = reader.read(body.get("steps"))
     if body.get("dry_run") is not True:
         texts = len(source) + sum(map(len, payloads.values()))
         service.pace.submission(caller, [step.spec for step in steps], texts, service.settings.limit)
     answer = await service.ask(SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True))
-    return respond(**answer)
+    return respond(**answer, **({"env_excluded": sorted(excluded)} if excluded else {}))
 
 
 def _text(body: Mapping[str, Any], key: str) -> str:

@@ -115,6 +115,7 @@ LAUNCH_FIELDS: dict[str, Field] = {
     "script": Field("string", "Text of the script, beginning with #!.", most=MAX_OWN),
     "script_name": Field("string", "What the user calls the script."),
     "env": Field("map", "Captured environment.", most=MAX_OWN),
+    "env_named": Field("strings", "Variables of env that [submit] env_exclude does not leave out.", most=MAX_OWN),
     "work_dir": Field("string", "Working directory, absolute."),
     "submit_dir": Field("string", "Folder of relative outputs, absolute; the working directory unless it is given."),
     "umask": Field("integer", "File mode mask of the submitter.", 0, 0o777),

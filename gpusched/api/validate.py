@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -47,6 +48,8 @@ class Submission:
 
     specs: tuple[JobSpec, ...]
     payloads: dict[str, bytes]
+    env_excluded: tuple[str, ...] = ()
+    """Variables that are left out of their environment."""
 
 
 def read_object(value: object, what: str) -> dict[str, Any]:
@@ -188,17 +191,19 @@ def read_submission(
         if values.get("array") is not None or values.get("sweep") is not None:
             raise UsageError("a batch has a job for each line and can be no array", "submit them one by one")
         values.setdefault("argv", ["/bin/sh"])
+    env, excluded = sift_environment(values.get("env", {}), values.get("env_named", ()), settings)
+    values["env"] = env
     base = completed(read_spec(values, settings, payloads), user, settings)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:
-        return Submission((base,), payloads)
+        return Submission((base,), payloads, excluded)
     specs = []
     for line in batch:
         launch = replace(base.launch, argv=("/bin/sh", "-c", line), script_name="batch")
         name = base.name if "name" in values else _first_word(line)
         specs.append(replace(base, launch=launch, name=name))
-    return Submission(tuple(specs), payloads)
+    return Submission(tuple(specs), payloads, excluded)
 
 
 def read_spec(
@@ -313,20 +318,43 @@ def _read_launch(
     )
 
 
-def store_environment(given: Mapping[str, str], settings: Settings, payloads: dict[str, bytes]) -> str:
-    """Put an environment among the payloads; returns its SHA-256. Raises: UsageError, Refused."""
+def sift_environment(
+    given: Mapping[str, str], named: Collection[str], settings: Settings
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """An environment without what the settings leave out and nobody named; and the names of what is left out.
+
+    Raises: Refused.
+    """
     limit = int(settings.limit.environment_mib * (1 << 20))
     whole = sum(map(len, given)) + sum(map(len, given.values()))
     if whole > MOST_OVER * limit:
-        # Whatever of it is not passed on: each variable would be compared with each pattern.
+        # Whatever of it is left out: each name would be compared with each pattern.
         raise Refused(
             f"the environment holds {whole} characters, and the limit is {limit}", "submit with --export=NONE"
         )
-    env = {
-        key: value
-        for key, value in given.items()
-        if not any(fnmatchcase(key, pattern) for pattern in settings.daemon.drop_env)
-    }
+    dropped, kept = _exclusion(settings.submit.env_exclude)
+    explicit = frozenset(named)
+    excluded = {key for key in given if key not in explicit and dropped.fullmatch(key) and not kept.fullmatch(key)}
+    return {key: value for key, value in given.items() if key not in excluded}, tuple(sorted(excluded))
+
+
+@lru_cache(maxsize=4)
+def _exclusion(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What names match that are left out, and what those of them match that are kept after all."""
+
+    def any_of(found: Iterable[str]) -> re.Pattern[str]:
+        # Without a pattern nothing matches, which is what (?!) says.
+        return re.compile("|".join(map(translate, found)) or "(?!)", re.IGNORECASE)
+
+    return (
+        any_of(pattern for pattern in patterns if not pattern.startswith("!")),
+        any_of(pattern[1:] for pattern in patterns if pattern.startswith("!")),
+    )
+
+
+def store_environment(env: Mapping[str, str], settings: Settings, payloads: dict[str, bytes]) -> str:
+    """Put an environment among the payloads; returns its SHA-256. Raises: UsageError, Refused."""
+    limit = int(settings.limit.environment_mib * (1 << 20))
     for key, value in env.items():
         if not key or "=" in key or "\0" in key or "\0" in value:
             raise UsageError(

@@ -38,13 +38,14 @@ def submit(table: Table, given: Values, operands: list[str]) -> int:
         if given.get("dry_run"):
             client.call("POST", "/v1/pipelines", {**request, "dry_run": True})
             return _print_check(request, given)
-        _take_snapshots(client, request["steps"], request["environments"], modes, bool(given.get("quiet")))
+        _take_snapshots(client, request, modes, bool(given.get("quiet")))
         answer = client.call("POST", "/v1/pipelines", request)
+        submission.say_excluded("gsub", answer.get("env_excluded", []), given)
         return _print(client, answer, given, "Submitted")
 
 
 def _resume(given: Values) -> int:
-    others = given.keys() - {"resume", "json", "quiet", "wait"}
+    others = given.keys() - {"resume", "json", "quiet", "wait", "verbose"}
     if others:
         said = sorted(others)[0].replace("_", "-")
         raise UsageError(f"--resume runs what was recorded, so --{said} has no effect", "change jobs with: gctl update")
@@ -65,6 +66,7 @@ def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[
     typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}
     environments: dict[tuple[object, ...], int] = {}
     texts: list[dict[str, str]] = []
+    named: list[list[str]] = []
     steps, modes = [], []
     folder, umask = submission.current_folder(), submission.umask()
     for step in pipeline.steps:
@@ -73,6 +75,7 @@ def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[
         if mark not in environments:
             environments[mark] = len(texts)
             texts.append(submission.captured(values))
+            named.append(submission.named_variables(values))
         spec = {**submission.spec_of(values), **step.program, "umask": umask}
         spec.setdefault("work_dir", folder)
         steps.append(
@@ -85,13 +88,13 @@ def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[
             }
         )
         modes.append(values.get("snapshot", "no"))
-    return {"name": pipeline.name, "source": pipeline.source, "environments": texts, "steps": steps}, modes
+    whole = {"name": pipeline.name, "source": pipeline.source, "environments": texts, "env_named": named}
+    return {**whole, "steps": steps}, modes
 
 
-def _take_snapshots(
-    client: Client, steps: list[dict[str, Any]], environments: list[dict[str, str]], modes: list[str], is_quiet: bool
-) -> None:
+def _take_snapshots(client: Client, request: dict[str, Any], modes: list[str], is_quiet: bool) -> None:
     """Let steps start in a copy of their folder where that is asked for; one copy for all of a folder."""
+    steps, environments, named = request["steps"], request["environments"], request["env_named"]
     taken: dict[tuple[str, str], tuple[Values, Frozen]] = {}
     moved: dict[tuple[int, str], int] = {}
     for step, mode in zip(steps, modes, strict=True):
@@ -113,6 +116,7 @@ def _take_snapshots(
         if number not in moved:
             moved[number] = len(environments)
             environments.append(found.environment(environments[step["environment"]]))
+            named.append(named[step["environment"]])
         step["environment"] = moved[number]
 
 

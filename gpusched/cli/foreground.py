@@ -17,11 +17,11 @@ SHARED = (
     *("--deadline", "--kill-on-invalid-dep", "--ignore-idle", "--notify", "--notify-to"),
     *("--signal", "--grace", "--output", "--error", "--open-mode"),
     *("--partition", "--gres", "--mem-per-cpu"),
-    *("--help", "--version", "--completion"),
+    *("--verbose", "--help", "--version", "--completion"),
 )
 """By their long names; they read and mean the same."""
 
-OWN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet"})
+OWN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", "verbose"})
 """What the options set that are not gsub's."""
 
 

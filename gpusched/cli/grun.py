@@ -14,7 +14,7 @@ from gpusched.cli import output
 from gpusched.cli.foreground import OWN, grun_table
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
 from gpusched.cli.parse import parse
-from gpusched.cli.submission import captured, current_folder, spec_of, umask
+from gpusched.cli.submission import captured, current_folder, named_variables, say_excluded, spec_of, umask
 from gpusched.client import connect, reach
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
@@ -88,13 +88,14 @@ def body(words: list[str]) -> int:
                 "start them inside one: grun --pty bash, then grun -n 4 COMMAND; or give gsub a script that does",
             )
         answer = client.call("POST", "/v1/jobs", {"spec": _spec(values, operands)})
+        say_excluded("grun", answer.get("env_excluded", []), values)
         return _attend(client, answer["job"]["id"], values)
 
 
 def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
     spec = spec_of({key: value for key, value in values.items() if key not in OWN})
     spec.setdefault("work_dir", current_folder())
-    spec["env"] = captured(values)
+    spec["env"], spec["env_named"] = captured(values), named_variables(values)
     spec["umask"] = umask()
     spec["argv"] = argv
     spec.setdefault("name", posixpath.basename(argv[0]) or "grun")

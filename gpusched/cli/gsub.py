@@ -10,7 +10,16 @@ from gpusched.cli.gsub_options import gsub_table
 from gpusched.cli.notifying import say_nobody
 from gpusched.cli.parse import Mistakes, parse
 from gpusched.cli.repeat import check_key, check_resubmission, keep_snapshots, say_found, take_snapshot
-from gpusched.cli.submission import captured, current_folder, from_environment, over, spec_of, umask
+from gpusched.cli.submission import (
+    captured,
+    current_folder,
+    from_environment,
+    named_variables,
+    over,
+    say_excluded,
+    spec_of,
+    umask,
+)
 from gpusched.client import connect
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
@@ -54,7 +63,7 @@ def body(words: list[str]) -> int:
     if "resubmit" not in given:
         if "work_dir" not in spec:
             spec["work_dir"] = current_folder()
-        spec["env"] = captured(values)
+        spec["env"], spec["env_named"] = captured(values), named_variables(values)
         spec["umask"] = umask()
     elif "extra_env" in given:
         spec["env"] = given["extra_env"]
@@ -70,6 +79,7 @@ def body(words: list[str]) -> int:
         take_snapshot(client, spec, values)
         keep_snapshots(client, given)
         answer = _hand_in(client, request)
+        say_excluded("gsub", answer.get("env_excluded", []), values)
         if values.get("dry_run"):
             return _print_forecast(answer, values)
         if values.get("notify"):

@@ -262,6 +262,13 @@ def gsub_table() -> Table:
                 section="Output",
                 help="print the job's output as it comes, then exit with the job's code",
             ),
+            Option(
+                "-v",
+                "--verbose",
+                sets={"verbose": True},
+                section="Output",
+                help="list the variables that [submit] env_exclude leaves out of the job's environment",
+            ),
             Option("--parsable", sets={"quiet": True}, section="Output", help="print the id alone"),
             Option(
                 "--dry-run",
@@ -298,6 +305,7 @@ ONLY_TYPED = frozenset(
         "batch",
         "dry_run",
         "follow",
+        "verbose",
         "json",
         "help",
         "version",

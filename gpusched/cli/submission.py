@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from gpusched.cli.gsub_options import ONLY_TYPED
+from gpusched.cli.output import note
 from gpusched.cli.parse import Mistakes, apply
 from gpusched.cli.where import GPU_KEYS
 from gpusched.errors import Refused, UsageError
@@ -142,6 +144,24 @@ def captured(values: Values) -> dict[str, str]:
     for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES"):
         env.pop(name, None)
     return env
+
+
+def named_variables(values: Values) -> list[str]:
+    """Variables that the submitter wants passed on by name: the scheduler's settings leave out none of these."""
+    names = (name.partition("=")[0] for name in values.get("export", "ALL").split(","))
+    return sorted({*(name for name in names if name not in ("", "ALL", "NONE")), *values.get("extra_env", ())})
+
+
+def say_excluded(command: str, names: list[str], values: Values) -> None:
+    """Say which variables the job will not have."""
+    if not names or values.get("quiet"):
+        return
+    if values.get("verbose"):
+        shown = ", ".join(printable(name, 60) for name in names)
+        note(command, f"not in the job's environment: {shown}; pass one on with: --export ALL,{names[0]}")
+    elif sys.stderr.isatty():
+        count = f"{len(names)} variables are" if len(names) > 1 else "1 variable is"
+        note(command, f"{count} not in the job's environment; list them with: {command} -v")
 
 
 def umask() -> int:

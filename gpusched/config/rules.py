@@ -285,7 +285,7 @@ RULES: dict[str, Rule] = {
     "daemon.log_mib": Range(0.01, MAX_MIB),
     "daemon.log_files": Range(1, 1000),
     "daemon.launcher": OneOf(("auto", "systemd", "fork")),
-    "daemon.drop_env": Texts("name patterns"),
+    "submit.env_exclude": Texts("name patterns"),
     "history.keep_days": Range(0, 36_500),
     "foreign.adopt": OneOf(("owner", "admin")),
     "foreign.message": SomeOf(FOREIGN_MESSAGES),

@@ -43,6 +43,8 @@ class Submit:
     """When the key of a single submission makes another job than the one it has: a word of `keys.AGAIN`."""
     origins: Sequence[str] = ()
     """The jobs that these repeat, in order."""
+    env_excluded: Sequence[str] = ()
+    """Variables that [submit] env_exclude has left out of their environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ UPDATABLE_WHILE_RUNNING = frozenset(
 REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
 """Changes of what runs as the owner, where it writes, and who is told of it."""
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
+_MOST_NAMES = 8
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
 
@@ -156,12 +159,15 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     check_submission(specs, command.caller.user, turn)
     check_stored(command.payloads, command.caller, turn)
     ids = []
+    names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
+    more = len(command.env_excluded) - _MOST_NAMES
+    left_out = f"; not in its environment: {names}{f' and {more} more' if more > 0 else ''}" if names else ""
     for spec in specs:
         job = new_job(world.next_id, command.caller, spec, now)
         world.next_id = job.last_id + 1
         ids.append(job.id)
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
-        record(job, f"submitted by {command.caller.user}{origin}", turn)
+        record(job, f"submitted by {command.caller.user}{origin}{left_out}", turn)
     turn.changes.payloads.update(command.payloads)
     return {"ids": ids}
 

@@ -341,6 +341,22 @@ class DefaultSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmitSettings:
+    """What is taken from those who submit."""
+
+    env_exclude: tuple[str, ...] = setting(
+        (
+            *("*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*SECRET*", "*PRIVATE_KEY*", "AWS_SESSION_TOKEN"),
+            *("GH_TOKEN", "GITHUB_TOKEN", "GITLAB_TOKEN", "CI_JOB_TOKEN", "NPM_TOKEN", "PYPI_TOKEN", "VAULT_TOKEN"),
+            *("!CLEARML_*", "!MLFLOW_*"),
+        ),
+        "Name patterns of variables that are left out of the environment that a job is given and the job table stores, "
+        "unless the submitter names them; capitals count as small letters. A pattern that begins with `!` keeps what "
+        "others leave out.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LifeSettings:
     """How runs are stopped and repeated."""
 
@@ -452,9 +468,6 @@ class DaemonSettings:
         "auto",
         "What starts runs: `systemd` (each is a unit of its own; the system's daemon only), `fork` (a helper of the "
         "daemon), or `auto`: systemd where it can.",
-    )
-    drop_env: tuple[str, ...] = setting(
-        (), "Name patterns (`*_TOKEN`) of variables that are not captured from the submitter."
     )
 
 
@@ -612,6 +625,7 @@ class Settings:
     access: AccessSettings = field(default_factory=AccessSettings)
     isolation: IsolationSettings = field(default_factory=IsolationSettings)
     default: DefaultSettings = field(default_factory=DefaultSettings)
+    submit: SubmitSettings = field(default_factory=SubmitSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)
     idle: IdleSettings = field(default_factory=IdleSettings)

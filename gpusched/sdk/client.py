@@ -77,6 +77,7 @@ class Client:
         self._freeze(spec, options.get("snapshot"))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
+        _warn_excluded(answer)
         return read_job(answer["job"], answer.get("existing", False))
 
     def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
@@ -88,12 +89,13 @@ class Client:
         spec = spec_of(options)
         self._freeze(spec, options.get("snapshot"))
         answer = self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
+        _warn_excluded(answer)
         return [str(job_id) for job_id in answer["ids"]]
 
     def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> Job:
         """Once more what a job ran, with the options given here in place of its own."""
         spec = spec_of(options)
-        for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("umask", "")):
+        for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("env_named", ""), ("umask", "")):
             if given not in options:
                 del spec[name]
         if options.get("snapshot"):
@@ -259,6 +261,13 @@ class Client:
 
 
 _ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})
+
+
+def _warn_excluded(answer: Mapping[str, Any]) -> None:
+    """Say which variables of this process the job will not have."""
+    if names := answer.get("env_excluded"):
+        text = f"not in the job's environment: {', '.join(names)}; pass them on with extra_env="
+        warnings.warn(text, stacklevel=3)
 
 
 def _id(job: JobLike) -> str:

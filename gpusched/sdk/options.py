@@ -112,6 +112,8 @@ def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
         if not (isinstance(key, str) and isinstance(text, str)):
             raise UsageError(f"the variable {key!r} is {text!r}; both must be texts", f"say: str({text!r})")
     spec["env"] = {key: text for key, text in env.items() if key not in _KEPT_OUT}
+    # Given one by one, they are meant for the job, whatever the settings leave out.
+    spec["env_named"] = sorted({*(options.get("env") or ()), *(options.get("extra_env") or ())} - {*_KEPT_OUT})
     spec["umask"] = _umask()
     return spec
 

@@ -104,8 +104,8 @@ def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
         mem_mib = 65536
         [priority]
         backfill = false
-        [daemon]
-        drop_env = ["*_TOKEN", "AWS_*"]
+        [submit]
+        env_exclude = ["*_TOKEN", "AWS_*", "!AWS_REGION"]
         [default]
         time_limit_s = 86400
         """,
@@ -113,7 +113,7 @@ def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
     assert isinstance(settings.node.cpus, float)
     assert settings.node.mem_mib == 65536
     assert settings.priority.backfill is False
-    assert settings.daemon.drop_env == ("*_TOKEN", "AWS_*")
+    assert settings.submit.env_exclude == ("*_TOKEN", "AWS_*", "!AWS_REGION")
     assert settings.default.time_limit_s == 86400
 
 
@@ -189,9 +189,9 @@ def test_every_default_may_be_written_into_the_file(tmp_path: Path, info: Settin
         ('[daemon]\nlog_level = "loud"', "daemon.log_level", "one of debug, info, warning, error"),
         ("[daemon]\nlog_level = 3", "daemon.log_level", "a text"),
         ("[daemon]\nlog_files = 0", "daemon.log_files", "at least 1"),
-        ('[daemon]\ndrop_env = "*_TOKEN"', "daemon.drop_env", "a list of texts"),
-        ('[daemon]\ndrop_env = ["A", 3]', "daemon.drop_env", "a list of texts"),
-        ('[daemon]\ndrop_env = [""]', "daemon.drop_env", "none of them empty"),
+        ('[submit]\nenv_exclude = "*_TOKEN"', "submit.env_exclude", "a list of texts"),
+        ('[submit]\nenv_exclude = ["A", 3]', "submit.env_exclude", "a list of texts"),
+        ('[submit]\nenv_exclude = [""]', "submit.env_exclude", "none of them empty"),
         ("[priority]\nbackfill = 1", "priority.backfill", "true or false"),
         ('[priority]\nbackfill = "yes"', "priority.backfill", "true or false"),
         ("[default]\ntime_limit_s = 0", "default.time_limit_s", "at least 1"),
