@@ -216,7 +216,8 @@ def gsub_table() -> Table:
                 metavar="[B:]SIG[@S]",
                 read=notice,
                 section=fail,
-                help="send a signal S seconds (default 60) before the time limit; B: to the first process only",
+                help="send a signal S seconds (default 60) before the time limit, or first, instead of TERM, when the "
+                "job is preempted, requeued or cancelled before; B: to the first process only",
             ),
             Option(
                 "--grace",

@@ -73,7 +73,7 @@ started at once, with the job's GPUs, and -g and the like make no sense.""",
     "glogs": """Without an ID it is your last job's output; an array is all of its tasks that have output. With -f the
 exit code is the job's own; of several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that of
 the run.""",
-    "gcancel": "Sends TERM (or the job's own signal) to all its processes, and KILL after the grace.",
+    "gcancel": "Sends TERM (or the job's own --signal) to all its processes, and KILL after the grace.",
 }
 
 

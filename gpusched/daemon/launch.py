@@ -6,7 +6,6 @@ Pure but for the payloads handed in: paths are worked out, not opened; the envir
 from __future__ import annotations
 
 import posixpath
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -314,7 +313,7 @@ def make_ticket(
         time_limit_s=spec.time_limit_s,
         grace_s=settings.life.grace_s if launch.grace_s is None else launch.grace_s,
         leftover_grace_s=settings.life.leftover_grace_s,
-        stop_signal=int(signal.SIGTERM) if launch.stop_signal is None else launch.stop_signal,
+        stop_signal=launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
         interactive=spec.interactive,

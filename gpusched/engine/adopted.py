@@ -18,7 +18,7 @@ import time
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
 from gpusched.engine.cputime import own_cpu_s
-from gpusched.engine.supervisor import AWAITED, LINGER_S, Home, Supervisor
+from gpusched.engine.supervisor import AWAITED, Home, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class AdoptedSupervisor(Supervisor):
             # That it has ended is all that is known of it.
             self.status = 0
             self.notice_at = self.still.look_at = None
-            if self.stopping is None:
-                self.linger_until = time.monotonic() + LINGER_S
+            self.main_ended()
         if not found:
             self.cpu_s = sum(last - before for before, last in self.spent_s.values())
         return bool(found)
@@ -152,12 +151,13 @@ class AdoptedSupervisor(Supervisor):
         if self.wake_out in ready:
             self.heed(os.read(self.wake_out, 4096))
 
-    def deliver(self, number: int, main_only: bool) -> None:
+    def deliver(self, number: int, main_only: bool) -> bool:
         """To the first process or to all. Its pid may be another's since the last look, unlike that of a child."""
         if not main_only:
-            super().deliver(number, main_only=False)
-        elif (first := self.look().get(self.job_pid)) is not None:
+            return super().deliver(number, main_only=False)
+        if (first := self.look().get(self.job_pid)) is not None:
             proctree.send(first, number)
+        return False
 
     def how_it_ended(self) -> tuple[int | None, int | None]:
         """Nobody was told."""

@@ -53,7 +53,7 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | Non
         "time_limit_s": ticket.time_limit_s,
         "grace_s": ticket.grace_s,
         "leftover_grace_s": ticket.leftover_grace_s,
-        "stop_signal": int(ticket.stop_signal),
+        "stop_signal": ticket.stop_signal if ticket.stop_signal is None else int(ticket.stop_signal),
         "notice": None if notice is None else (int(notice.signal), notice.before_s, notice.main_only),
         "snapshot": ticket.snapshot,
         "has_gpus": ticket.has_gpus,

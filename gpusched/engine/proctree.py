@@ -172,10 +172,10 @@ def kill_tree(root: int) -> dict[int, Process]:
     return kill_all(lambda settled: walk(root, settled))
 
 
-def signal_all(find: Find, number: int, spared: int | None = None) -> None:
+def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
     """Send a signal once to every process that is found, also to those born during the walk.
 
-    Args: spared: left out, unless it is the only one at the beginning.
+    Args: spared: left out, unless it is the only one at the beginning. Returns: whether it was.
     """
     told: set[tuple[int, int]] = set()
     groups = _Groups(number)
@@ -199,8 +199,9 @@ def signal_all(find: Find, number: int, spared: int | None = None) -> None:
             send(process, number)
             told.add((process.pid, process.start_ticks))
         if not fresh and not groups.is_news():
-            return
+            break
         found = list(find(()))
+    return left_out is not None
 
 
 def freeze_all(find: Find) -> bool:

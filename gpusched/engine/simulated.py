@@ -288,7 +288,7 @@ class SimulatedEngine:
             return
         if run.stopped_by is None:
             run.stopped_by = order.why
-            run.stop_signal = ticket.stop_signal if order.signal is None else order.signal
+            run.stop_signal = _first_signal(run, at, order)
             run.gone_at = at + run.outcome.stop_takes_s
             self._events.append(RunStopping(ticket.run, at, order.why))
         elif order.why == "cancel" and run.stopped_by == "preempt":
@@ -356,3 +356,14 @@ class SimulatedEngine:
     def _ring(self) -> None:
         if self._wake is not None and self._events:
             self._wake()
+
+
+def _first_signal(run: SimulatedRun, at: float, order: StopOrder) -> int:
+    """What a stop begins with."""
+    number = run.ticket.stop_signal if order.signal is None else order.signal
+    if number is not None:
+        return number
+    notice = run.ticket.notice
+    if notice is None or order.why == "timeout" or at >= run.limit_at - notice.before_s:
+        return signal.SIGTERM
+    return notice.signal

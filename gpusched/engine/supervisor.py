@@ -81,6 +81,7 @@ class Supervisor:
         "cpu_s",
         "heard",
         "home",
+        "is_noticed",
         "is_script",
         "job_pid",
         "kill_pause_s",
@@ -90,6 +91,7 @@ class Supervisor:
         "linger_until",
         "logs",
         "notice_at",
+        "only_main",
         "order_offset",
         "peak_kib",
         "record_fd",
@@ -126,6 +128,9 @@ class Supervisor:
         self.leftovers: dict[int, str] = {}
         self.limit_at: float | None = None
         self.notice_at: float | None = None
+        self.is_noticed = False
+        self.only_main = False
+        """Only the first process was told that the run is being stopped."""
         self.still = Standstill()
         self.linger_until: float | None = None
         self.kills_at: float | None = None
@@ -273,8 +278,15 @@ class Supervisor:
             if pid == self.job_pid and self.status is None:
                 self.status = status
                 self.notice_at = self.still.look_at = None
-                if self.stopping is None:
-                    self.linger_until = time.monotonic() + LINGER_S
+                self.main_ended()
+
+    def main_ended(self) -> None:
+        """The job's first process is gone."""
+        if self.stopping is None:
+            self.linger_until = time.monotonic() + LINGER_S
+        elif self.only_main:
+            self.deliver(signal.SIGTERM, main_only=False)
+            self.deliver(signal.SIGCONT, main_only=False)
 
     def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
         """Processes of the run as they are found; see `proctree.walk`."""
@@ -317,6 +329,7 @@ class Supervisor:
             self.notice_at = None
             notice = self.ticket["notice"]
             if self.stopping is None:
+                self.is_noticed = True
                 self.deliver(notice[0], main_only=notice[2])
         if moves and self.limit_at is not None and now >= self.limit_at:
             self.reach_limit()
@@ -410,12 +423,30 @@ class Supervisor:
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
         if kills_at > time.monotonic():
-            self.deliver(self.ticket["stop_signal"] if number is None else number, main_only=False)
-            if self.session is not None and self.session.is_terminal:
+            is_notice = self.announce(why, number)
+            if self.session is not None and self.session.is_terminal and not is_notice:
                 # A shell at a terminal ignores TERM, and ends with what runs in it when that is hung up.
                 self.deliver(signal.SIGHUP, main_only=False)
             # A stopped process would not see it.
             self.deliver(signal.SIGCONT, main_only=False)
+
+    def announce(self, why: str, number: int | None) -> bool:
+        """Send the signal that a stop begins with; whether it is the one the job asked for by its notice.
+
+        Source: send_user_signal of slurm.conf(5): the user's signal in place of TERM, unless it was sent already.
+        """
+        number = self.ticket["stop_signal"] if number is None else number
+        notice = self.ticket["notice"]
+        # Its first process alone was to hear of it, and is gone.
+        is_past = notice is not None and notice[2] and self.status is not None
+        if number is not None or notice is None or is_past or self.is_noticed or "timeout" in (why, self.stopped_by):
+            self.deliver(signal.SIGTERM if number is None else number, main_only=False)
+            return False
+        self.only_main = notice[2]
+        if self.deliver(notice[0], main_only=self.only_main):
+            # The shell of a script would go on with its next line, and its end would pass for the job's own.
+            self.deliver(signal.SIGTERM, main_only=True)
+        return True
 
     def end_leftovers(self, now: float) -> None:
         """The job's first process is gone and others are not: end and name them."""
@@ -444,21 +475,22 @@ class Supervisor:
             at = time.strftime("%Y-%m-%dT%H:%M:%S")
             self.logs.say(f"job {self.run.partition('.')[0]} CANCELLED AT {at}{BECAUSE.get(why, '')}")
 
-    def deliver(self, number: int, main_only: bool) -> None:
-        """To the first process or to all.
+    def deliver(self, number: int, main_only: bool) -> bool:
+        """To the first process or to all; whether the first process was left out.
 
         As in Slurm, a notice to all spares the script's own shell, which would die of it, while the
         shell has something running; a script that became its program by `exec` is told like any other.
         """
         if not main_only:
             spared = self.job_pid if number in NOTICES and self.is_script else None
-            proctree.signal_all(self.members, number, spared)
-        elif self.status is None:
+            return proctree.signal_all(self.members, number, spared)
+        if self.status is None:
             # Not reaped yet, so the pid is still its own.
             try:
                 os.kill(self.job_pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
+        return False
 
     # --- orders -----------------------------------------------------------------------------------
 

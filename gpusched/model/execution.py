@@ -60,7 +60,8 @@ class Ticket:
     time_limit_s: float | None
     grace_s: float
     leftover_grace_s: float
-    stop_signal: int
+    stop_signal: int | None = None
+    """First signal of a stop. None: that of `notice`, unless it was sent already or the limit is reached; else TERM."""
     notice: Notice | None = None
     checkpoint_dir: str | None = None
     """Folder to make for the user if it is not there; when that fails the variable that names it is left out."""
@@ -89,7 +90,7 @@ class StopOrder:
     why: str
     """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `unbooked_use` or `shutdown`."""
     signal: int | None = None
-    """None: the ticket's stop signal."""
+    """None: what the ticket says."""
     grace_s: float | None = None
     """None: the ticket's grace."""
 

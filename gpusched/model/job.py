@@ -123,7 +123,7 @@ class RetryRule:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A signal sent some time before the time limit (`--signal [B:]SIG[@s]`)."""
+    """A signal sent some time before the time limit, or first at a stop before it (`--signal [B:]SIG[@s]`)."""
 
     signal: int
     before_s: int
@@ -153,7 +153,7 @@ class Launch:
     """`truncate`, `append`, or None: the first run truncates, later runs get a numbered suffix."""
     notice: Notice | None = None
     stop_signal: int | None = None
-    """First signal when the job is stopped; None is TERM."""
+    """First signal when the job is stopped; None is TERM, before the time limit that of `notice`."""
     grace_s: float | None = None
     """Between the first signal and KILL; None is the setting `grace_s`."""
     gpu_ids: str | None = None

@@ -23,7 +23,7 @@ from gpusched.model.execution import (
     SignalOrder,
     StopOrder,
 )
-from gpusched.model.job import AdoptedProcess
+from gpusched.model.job import AdoptedProcess, Notice
 
 
 class Bench:
@@ -41,7 +41,7 @@ class Bench:
         process.stdout.readline()
         return process
 
-    def adopt(self, process: subprocess.Popen[bytes], **changes: float) -> RunStarted:
+    def adopt(self, process: subprocess.Popen[bytes], **changes: object) -> RunStarted:
         self.engine.start("1.1", None, adopt=of(process), **changes)
         started = self.engine.until("1.1", RunStarted)
         assert started.pid == process.pid
@@ -84,6 +84,13 @@ def test_its_end_is_heard_and_not_how(bench: Bench) -> None:
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert bench.end(process, 7).stopped_by is None
+
+
+def test_its_stop_begins_with_the_signal_it_asked_for(bench: Bench) -> None:
+    process = bench.process()
+    bench.adopt(process, stop_signal=None, notice=Notice(signal.SIGUSR1, before_s=60, main_only=False))
+    bench.engine.engine.order("1.1", StopOrder("preempt"))
+    assert bench.end(process, -signal.SIGUSR1).stopped_by == "preempt"
 
 
 def test_what_it_uses_is_counted_from_its_adoption(bench: Bench) -> None:

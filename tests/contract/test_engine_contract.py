@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from gpusched.model.execution import (
     StopOrder,
     SuspendOrder,
 )
-from gpusched.model.job import Interactive
+from gpusched.model.job import Interactive, Notice
 
 SLEEPS = Does(lasts_s=FOREVER)
 STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
@@ -138,6 +139,34 @@ def test_a_stop_order_may_name_another_signal(bench: Bench) -> None:
     bench.engine.order("1.1", StopOrder("preempt", signal=signal.SIGINT))
     end = bench.end_of("1.1")
     assert (end.signal, end.stopped_by) == (signal.SIGINT, "preempt")
+
+
+NOTICE = Notice(signal.SIGUSR1, before_s=60, main_only=False)
+
+
+@pytest.mark.parametrize("why", ["cancel", "preempt", "shutdown", "vram_over"])
+@pytest.mark.parametrize("main_only", [False, True])
+def test_a_stop_begins_with_the_signal_that_the_job_asked_for(bench: Bench, why: str, main_only: bool) -> None:
+    notice = replace(NOTICE, main_only=main_only)
+    bench.start("1.1", SLEEPS, stop_signal=None, notice=notice, time_limit_s=600)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder(why))
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by) == (signal.SIGUSR1, why)
+
+
+def test_a_stop_begins_with_term_where_nothing_else_was_asked_for(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, stop_signal=None)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").signal == signal.SIGTERM
+
+
+def test_a_stop_signal_of_its_own_goes_before_the_notice(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, stop_signal=int(signal.SIGINT), notice=NOTICE, time_limit_s=600)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    assert bench.end_of("1.1").signal == signal.SIGINT
 
 
 def test_who_ignores_the_stop_signal_is_killed_after_the_grace(bench: Bench) -> None:

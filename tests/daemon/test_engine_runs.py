@@ -15,7 +15,7 @@ from support import wait_until
 
 from gpusched.engine import proctree
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
-from gpusched.model.execution import RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder
+from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder
 from gpusched.model.job import Notice
 
 SLEEPS = Does(lasts_s=FOREVER)
@@ -321,6 +321,65 @@ def test_the_notice_comes_before_the_limit(bench: LocalBench) -> None:
     assert end.start_at is not None
     assert end.end_at - end.start_at >= 2.0
     assert "noticed" in bench.output("1.1")
+
+
+SAVES = """
+import signal, sys, time
+def save(number, frame):
+    print("saves at", number, flush=True)
+    time.sleep(0.5)
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_program_of_a_script_saves_at_its_signal_and_the_shell_does_not_go_on(bench: LocalBench) -> None:
+    (bench.folder / "save.py").write_text(SAVES)
+    script = f"#!/bin/sh\n{sys.executable} save.py\necho next line\n".encode()
+    notice = Notice(signal.SIGUSR1, before_s=60, main_only=False)
+    bench.start("1.1", script=script, argv=(), stop_signal=None, notice=notice)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by) == (signal.SIGTERM, "preempt")
+    assert "saves at 10\nsaved\n" in bench.output("1.1")
+    assert "next line" not in bench.output("1.1")
+
+
+def test_what_only_the_first_process_was_told_of_ends_after_it(bench: LocalBench) -> None:
+    child = "trap 'echo child is told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+    text = f"sh -c \"{child}\" & trap 'echo main saves; exit 9' USR1; wait; exit 8"
+    notice = Notice(signal.SIGUSR1, before_s=60, main_only=True)
+    bench.start("1.1", argv=("sh", "-c", text), stop_signal=None, notice=notice, grace_s=600.0)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    assert bench.end_of("1.1").exit_code == 9
+    words = bench.output("1.1")
+    assert 0 < words.index("main saves") < words.index("child is told")
+
+
+def test_a_stop_after_the_notice_begins_with_term(bench: LocalBench) -> None:
+    text = "trap 'echo noticed' USR1; trap 'echo stopped; exit 4' TERM; echo ready; while :; do sleep 0.02; done"
+    notice = Notice(signal.SIGUSR1, before_s=600, main_only=True)
+    bench.start("1.1", argv=("sh", "-c", text), stop_signal=None, notice=notice)
+    bench.ready("1.1")
+    bench.engine.order("1.1", LimitOrder(600.0))
+    bench.wait(lambda: "noticed" in bench.output("1.1"))
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").exit_code == 4
+
+
+def test_the_time_limit_itself_is_told_by_term(bench: LocalBench) -> None:
+    text = "trap 'echo noticed' USR1; trap 'echo stopped; exit 4' TERM; echo ready; while :; do sleep 0.02; done"
+    notice = Notice(signal.SIGUSR1, before_s=1, main_only=True)
+    bench.start("1.1", argv=("sh", "-c", text), stop_signal=None, notice=notice, time_limit_s=3.0)
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.stopped_by) == (4, "timeout")
+    words = bench.output("1.1").split()
+    assert [word for word in words if word in ("noticed", "stopped")] == ["noticed", "stopped"]
 
 
 def test_a_signal_goes_to_the_first_process_or_to_all(bench: LocalBench) -> None:

@@ -133,7 +133,7 @@ def test_a_repeated_run_knows_its_past() -> None:
 def test_a_ticket_carries_defaults_of_the_settings_and_wishes_of_the_job() -> None:
     settings = Settings()
     ticket = make_ticket(a_job(), a_run(*CARDS), None, pack_environment({"A": "1"}), SITE, settings, {})
-    assert (ticket.run, ticket.grace_s, ticket.stop_signal) == ("42.1", settings.life.grace_s, 15)
+    assert (ticket.run, ticket.grace_s, ticket.stop_signal) == ("42.1", settings.life.grace_s, None)
     assert ticket.env["A"] == "1"
     assert ticket.has_gpus
     assert (ticket.stdout_path, ticket.stderr_path) == ("/home/ann/out", None)
