@@ -26,7 +26,7 @@ from gpusched.cli.doctor_machine import (
 from gpusched.client import connect
 from gpusched.config import load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError
-from gpusched.gpu.choose import nvidia_signs
+from gpusched.gpu.choose import choose, nvidia_signs
 
 Check = dict[str, Any]
 
@@ -45,21 +45,20 @@ def examine() -> list[Check]:
     own: tuple[Callable[[], Check], ...] = (_folder, _file_system, _disk, permissions, _spool_executes)
     if is_system:
         own = (*own, service) if os.geteuid() == 0 else (_left_to_root, service)
-    steps: tuple[Callable[[], Check], ...] = (
-        _versions,
-        _config,
-        _targets,
-        *own,
-        control_groups,
-        clock,
-        _nvml_module,
-        nvml,
-        _persistence,
-    )
-    checks = [step() for step in steps]
+    of_daemon, source = _of_daemon(is_system)
+    driver = (_simulated,) if source == "simulated" else (_nvml_module, nvml, _persistence)
+    steps: tuple[Callable[[], Check], ...] = (_versions, _config, _targets, *own, control_groups, clock, *driver)
+    return [*(step() for step in steps), *of_daemon]
+
+
+def _of_daemon(is_system: bool) -> tuple[list[Check], str | None]:
+    """What the daemon says of itself, and where its GPUs come from; without one, where they would come from."""
+    checks: list[Check] = []
+    source = _chosen_source()
     try:
         with connect(autostart=False) as client:
             facts = client.call("GET", "/v1/status")["daemon"]
+            source = facts["gpu_source"]
             same = facts["version"] == __version__
             text = f"daemon {facts['version']} answers on {facts['socket']}"
             hint = "restart it with: " + (
@@ -77,7 +76,19 @@ def examine() -> list[Check]:
             checks.append(table_at_rest())
     except GpuschedError as error:
         checks.append(check("daemon", False, error.message, error.hint))
-    return checks
+    return checks, source
+
+
+def _chosen_source() -> str | None:
+    try:
+        return choose(load_settings(paths.config_file(), os.environ).settings.gpu, os.environ).kind
+    except GpuschedError:
+        return None  # another check says so
+
+
+def _simulated() -> Check:
+    # Device nodes may well be here, of a driver that nobody means to use.
+    return check("nvml", True, "not asked: the GPUs are simulated")
 
 
 def _versions() -> Check:

@@ -89,7 +89,7 @@ def _print(cluster: dict[str, Any]) -> None:
         for gpu in cluster["gpus"]
     ]
     if not gpus:
-        sys.stdout.write("no GPUs here; try simulated ones: GPUSCHED_FAKE_GPUS=4x24GiB gpuschedd\n")
+        sys.stdout.write(without_gpus(cluster["nodes"]))
         return
     sys.stdout.write("\n")
     titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
@@ -118,6 +118,18 @@ def _print(cluster: dict[str, Any]) -> None:
         tables.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign[:_FOREIGN], right=frozenset({0, 1}))
         if len(foreign) > _FOREIGN:
             sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all, and what they cost: ginfo --foreign\n")
+
+
+def without_gpus(nodes: list[dict[str, Any]]) -> str:
+    """Why there is none to show; a driver that answers badly is not the same as no GPU."""
+    errors = [printable(node["gpu_error"]) for node in nodes if node["gpu_error"]]
+    if errors:
+        return f"no GPU can be read: {'; '.join(errors)}; see also: gpusched doctor\n"
+    if any(node["gpu_source"] == "nvml" for node in nodes):
+        return "the driver lists no GPU; see what is wrong with: gpusched doctor\n"
+    if any(node["notes"] for node in nodes):
+        return "no GPUs here; see also: gpusched doctor\n"
+    return "no GPUs here; try simulated ones: GPUSCHED_FAKE_GPUS=4x24GiB gpuschedd\n"
 
 
 def _limits(isolation: dict[str, Any]) -> str:

@@ -8,9 +8,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.cli.parse import Values
 
-_WORDS = (
-    "begin end fail retry preempt time_limit_80 pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty all"
+_EVENTS = (
+    "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty"
 )
+"""Those of `model.alerts`, which few submissions import."""
 _ALL_OF_SLURM = "begin,end,fail,requeue"
 
 
@@ -35,10 +36,9 @@ def notify_options(fail: str, slurm: str) -> list[Option]:
             metavar="LIST",
             read=events,
             section=fail,
-            completes=_WORDS,
-            help="tell you of begin, end, fail, retry, preempt, time_limit_80, pending, gpu_idle, vram_over, "
-            "gpu_unbooked, gpu_intruder, queue_empty, or all, through the targets of your notify.toml; of an array's "
-            "tasks each with array_tasks",
+            completes=f"{_EVENTS} all",
+            help=f"tell you of {_EVENTS.replace(' ', ', ')}, or all, through the targets of your notify.toml; of an "
+            "array's tasks each with array_tasks",
         ),
         Option(
             "--notify-to",

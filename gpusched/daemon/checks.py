@@ -127,6 +127,10 @@ def _gpus(scheduler: Scheduler) -> Check:
         return Check("gpus", False, "no reading of the GPUs has arrived yet", "try again in a few seconds")
     if reading.error:
         return Check("gpus", False, reading.error, "GPU jobs wait until it is mended; others run")
+    if not reading.gpus and (reading.source == "nvml" or reading.notes):
+        text = "; ".join(reading.notes) or "the driver lists no GPU"
+        hint = "see what nvidia-smi says; a job that asks for a GPU is refused meanwhile"
+        return Check("gpus", True, text, hint, "warn")
     if not reading.gpus:
         return Check("gpus", True, "no GPU on this machine; set GPUSCHED_FAKE_GPUS=4x24GiB to try simulated ones")
     # A card that MIG divides is out of the pool as it should be: its instances are GPUs.

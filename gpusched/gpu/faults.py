@@ -9,6 +9,9 @@ VERSIONS_DIFFER = 18
 """Of the library and the kernel module, as after an update."""
 
 _SENTENCES = {
+    9: "the NVIDIA driver is not loaded; load it with: sudo modprobe nvidia",
+    12: "the library of the NVIDIA driver (libnvidia-ml.so.1) is not installed",
+    28: "the NVIDIA driver finds no GPU",
     4: "the NVIDIA driver refuses access to this user (no permission)",
     15: "the GPU is lost: it has fallen off the bus or does not answer",
     16: "the GPU must be reset before it can be used again",

@@ -239,7 +239,8 @@ def _has_hidden_use(sample: GpuSample) -> bool:
 
 def _refusal(at: float, failure: int | str) -> GpuReading:
     if failure in faults.NO_GPU_CODES:
-        return GpuReading(at, "none")
+        # No fault: jobs without GPUs run. But there are signs of a GPU, or nobody would have asked.
+        return GpuReading(at, "none", notes=(faults.sentence(int(failure)),))
     if isinstance(failure, str):
         return GpuReading(at, "nvml", error=failure)
     version = loaded_version() if failure == faults.VERSIONS_DIFFER else None

@@ -102,7 +102,7 @@ class SimulatedSource:
         if world.read_delay_s:
             self._sleep(world.read_delay_s)
         if world.init_error in faults.NO_GPU_CODES:
-            return GpuReading(at, "none")
+            return GpuReading(at, "none", notes=(faults.sentence(int(world.init_error or 0)),))
         if world.init_error is not None:
             return GpuReading(at, "simulated", error=faults.sentence(world.init_error))
         note = f"the GPUs are simulated: {self._text}"

@@ -98,7 +98,7 @@ class GpuWorker:
         now = self._monotonic()
         if self._child is None:
             if not self._has_gpus and not self._find_hardware(now):
-                self._deliver(GpuReading(self._clock(), "none"))
+                self._deliver(GpuReading(self._clock(), "none", notes=self._why_none()))
                 return
             if now < self._not_before or len(self._stuck) >= _STUCK_MAX:
                 return
@@ -281,6 +281,11 @@ class GpuWorker:
 
     def _deliver(self, reading: GpuReading) -> None:
         self._ready = self._last = reading
+
+    def _why_none(self) -> tuple[str, ...]:
+        """What the driver said when it was asked last, as long as there are signs of one."""
+        is_told = self._last is not None and self._last.source == "none" and (self._signs or not self._needs_signs)
+        return self._last.notes if self._last is not None and is_told else ()
 
     def _stale(self, why: str) -> GpuReading:
         last = self._last or GpuReading(self._clock(), self._choice.kind)

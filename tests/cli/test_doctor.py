@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import Lab
 from shell import Shell
 from support import is_alive, wait_until
 
-from gpusched.cli import doctor_machine
+from gpusched import __version__
+from gpusched.cli import doctor, doctor_machine, ginfo
+from gpusched.daemon.checks import daemon_checks
+from gpusched.model.cluster import GpuReading
 from gpusched.store.look import look
 from gpusched.store.sqlite import SqliteStore
 
@@ -125,6 +129,66 @@ def test_the_driver(monkeypatch: pytest.MonkeyPatch, code: str, ok: bool, text: 
     assert bool(found["hint"]) != ok
     monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ())
     assert doctor_machine.nvml()["text"] == "no NVIDIA GPU here"
+
+
+class Daemon:
+    """Answers the doctor, and has simulated GPUs."""
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def call(self, method: str, path: str) -> dict[str, Any]:
+        return {"daemon": {"version": __version__, "socket": "/sock", "gpu_source": "simulated"}, "checks": []}
+
+
+@pytest.mark.parametrize("has_daemon", [False, True])
+def test_driver_is_not_asked_beside_simulated_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_daemon: bool
+) -> None:
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ("dev/nvidiactl",))
+    monkeypatch.setattr(doctor_machine, "_READ_NVML", "raise RuntimeError('Driver Not Loaded')")
+    if has_daemon:
+        monkeypatch.delenv("GPUSCHED_FAKE_GPUS", raising=False)
+        monkeypatch.setattr(doctor, "connect", lambda autostart: Daemon())
+    else:
+        monkeypatch.setenv("GPUSCHED_FAKE_GPUS", "4x24GiB")
+    found = {one["check"]: one for one in doctor.examine()}
+    assert found["nvml"]["text"] == "not asked: the GPUs are simulated"
+    assert "persistence mode" not in found
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "notes", "expected"),
+    [
+        ("none", None, [], "no GPUs here; try simulated ones: GPUSCHED_FAKE_GPUS=4x24GiB gpuschedd"),
+        ("none", None, ["the NVIDIA driver is not loaded"], "no GPUs here; see also: gpusched doctor"),
+        ("nvml", None, [], "the driver lists no GPU; see what is wrong with: gpusched doctor"),
+        ("nvml", "driver mismatch", [], "no GPU can be read: driver mismatch; see also: gpusched doctor"),
+    ],
+)
+def test_ginfo_says_why_it_shows_no_gpu(source: str, error: str | None, notes: list[str], expected: str) -> None:
+    node = {"gpu_source": source, "gpu_error": error, "notes": notes}
+    assert ginfo.without_gpus([node]) == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("reading", "level", "text"),
+    [
+        (GpuReading(0.0, "none"), "ok", "no GPU on this machine"),
+        (GpuReading(0.0, "none", notes=("the NVIDIA driver is not loaded",)), "warn", "is not loaded"),
+        (GpuReading(0.0, "nvml"), "warn", "the driver lists no GPU"),
+        (GpuReading(0.0, "nvml", error="driver mismatch"), "fail", "driver mismatch"),
+    ],
+)
+def test_doctor_says_why_there_is_no_gpu(reading: GpuReading, level: str, text: str) -> None:
+    lab = Lab(gpus=0)
+    lab.scheduler.observe_gpus(reading)
+    (found,) = [one for one in daemon_checks(lab.scheduler) if one.check == "gpus"]
+    assert (found.level or ("ok" if found.ok else "fail"), text in found.text) == (level, True), found
 
 
 def test_a_table_of_something_else_or_of_an_older_release(tmp_path: Path) -> None:

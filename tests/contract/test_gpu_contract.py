@@ -244,6 +244,8 @@ def test_a_machine_without_gpus_is_no_error(make_bench: MakeBench, code: int) ->
     bench.init_code = code
     reading = read(bench.source())
     assert (reading.source, reading.gpus, reading.error) == ("none", (), None)
+    assert len(reading.notes) == 1
+    assert "driver" in reading.notes[0]
 
 
 @pytest.mark.parametrize(("code", "words"), [(18, "reboot or reload"), (4, "permission"), (999, "unknown error")])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.cli.notify_options import notify_options
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 from gpusched.notify.targets import Targets, read_targets
 
@@ -30,6 +31,12 @@ def table(title: str) -> dict[str, str]:
 )
 def test_the_tables_say_what_the_code_says(title: str, known: dict[str, str]) -> None:
     assert table(title) == dict(known)
+
+
+def test_options_offer_every_event() -> None:
+    notify = next(option for option in notify_options("fail", "slurm") if "--notify" in option.names)
+    assert notify.completes == " ".join([*EVENTS, "all"])
+    assert ", ".join(EVENTS) in notify.help
 
 
 BLOCKS = re.findall(

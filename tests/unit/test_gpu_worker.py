@@ -291,7 +291,9 @@ def test_a_driver_without_gpus_keeps_no_process(make: Make, library: Callable[[s
     wait_until(lambda: worker.poll() is None and not children(), what="the process to end")
     library("")
     now[0] = 100.0
-    assert worker.read_blocking(20.0).source == "none"
+    without = worker.read_blocking(20.0)
+    assert (without.source, len(without.notes)) == ("none", 1)
+    assert "the NVIDIA driver is not loaded" in without.notes[0]
     signs[0] = ("/dev/nvidiactl", "/dev/nvidia0")
     now[0] = 200.0
     assert worker.read_blocking(20.0).gpus[0].uuid == "GPU-1"
