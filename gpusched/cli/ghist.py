@@ -6,13 +6,13 @@ import sys
 import time
 
 from gpusched.cli import output, tables
-from gpusched.cli.instants import instant
 from gpusched.cli.options import ghist_table
 from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, query
 from gpusched.client import connect
 from gpusched.errors import UsageError
+from gpusched.instants import instant
 from gpusched.model.units import format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False

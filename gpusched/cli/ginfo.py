@@ -186,7 +186,7 @@ def _print_faults(gpus: list[dict[str, Any]]) -> None:
     """The newest faults of the hardware; a program's own are in --json only."""
     if not any(gpu["faults"] for gpu in gpus):
         return
-    from gpusched.cli.instants import instant
+    from gpusched.instants import instant
 
     rows = [
         (gpu_label(gpu["index"]), instant(fault["at"]), str(fault["xid"]), fault["meaning"] or "-")

@@ -6,11 +6,11 @@ import sys
 import time
 
 from gpusched.cli import output
-from gpusched.cli.instants import instant
 from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
+from gpusched.instants import instant
 from gpusched.model.units import format_duration, format_size_mib, gpu_label, parse_pipeline_id, printable, split_ids
 
 TYPE_CHECKING = False

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.cli import output
-from gpusched.cli.instants import instant
 from gpusched.cli.query import quote
 from gpusched.cli.tree import arrange, signs, standing, tree_text
 from gpusched.client import connect
 from gpusched.errors import UsageError
+from gpusched.instants import instant
 from gpusched.model.units import parse_pipeline_id, printable
 
 _COLOURS = {

@@ -107,15 +107,15 @@ def signal_option(key: str) -> Reader:
 
 
 def begin(value: str) -> Values:
-    """An instant, see cli.instants."""
-    from gpusched.cli.instants import parse_instant  # needs the clock and the calendar
+    """An instant, see gpusched.instants."""
+    from gpusched.instants import parse_instant  # needs the clock and the calendar
 
     return {"begin_at": parse_instant(value)}
 
 
 def since(value: str) -> Values:
     """A length of time back from now, or an instant."""
-    from gpusched.cli.instants import parse_since
+    from gpusched.instants import parse_since
 
     return {"since": parse_since(value)}
 
@@ -148,10 +148,10 @@ def every(value: str) -> Values:
 
 
 def instant(key: str) -> Reader:
-    """An instant, see cli.instants."""
+    """An instant, see gpusched.instants."""
 
     def read(value: str) -> Values:
-        from gpusched.cli.instants import parse_instant
+        from gpusched.instants import parse_instant
 
         return {key: parse_instant(value)}
 

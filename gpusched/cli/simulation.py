@@ -146,7 +146,7 @@ def _check_words(asked: Asked) -> None:
 
 
 def _history(asked: Asked) -> Trace:
-    from gpusched.cli.instants import parse_since
+    from gpusched.instants import parse_since
     from gpusched.simulate.history import read_history
 
     try:

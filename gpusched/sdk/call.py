@@ -12,6 +12,9 @@ import sys
 import traceback
 from typing import Any
 
+is_loading_main = False
+"""Whether the caller's main module is being imported: what it submits then, each of its jobs would submit again."""
+
 if __name__ == "__main__":
     # The folder of this file is no place to import from.
     del sys.path[0]
@@ -69,6 +72,8 @@ def _load_main(setup: dict[str, Any]) -> None:
     import runpy
     import types
 
+    global is_loading_main
+    is_loading_main = True
     module = types.ModuleType("__mp_main__")
     if setup["main_name"] is not None:
         found = runpy.run_module(setup["main_name"], run_name="__mp_main__", alter_sys=True)
@@ -76,6 +81,7 @@ def _load_main(setup: dict[str, Any]) -> None:
         found = runpy.run_path(setup["main_path"], run_name="__mp_main__")
     else:
         return
+    is_loading_main = False
     module.__dict__.update(found)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 

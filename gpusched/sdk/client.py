@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from gpusched.errors import NotFound, Refused, UsageError, WaitTimeout
 from gpusched.sdk.link import Link
 from gpusched.sdk.logs import read_logs
-from gpusched.sdk.options import spec_of
+from gpusched.sdk.options import changes_of, spec_of
 from gpusched.sdk.values import Job, JobDetails, read_details, read_job
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Client:
             options: see JobOptions.
         Raises: UsageError, Refused; NotReady when the daemon went away and there is no `key` to try again with.
         """
-        spec = {**spec_of(options), **_program(command, script, args)}
+        own = ("command", "script", "args", "key_again")
+        spec = {**spec_of(options, "submit", own), **_program(command, script, args)}
         if key_again != "never" and "key" not in spec:
             raise UsageError(f"key_again={key_again!r} says nothing without a key", "give the work a key=")
         self._freeze(spec, options.get("snapshot"))
@@ -86,7 +87,7 @@ class Client:
             raise UsageError(
                 "submit_all takes many lines, not one text", f"submit one job with: submit({lines[:40]!r})"
             )
-        spec = spec_of(options)
+        spec = spec_of(options, "submit_all", ("lines",))
         self._freeze(spec, options.get("snapshot"))
         answer = self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
         _warn_excluded(answer)
@@ -94,7 +95,7 @@ class Client:
 
     def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> Job:
         """Once more what a job ran, with the options given here in place of its own."""
-        spec = spec_of(options)
+        spec = spec_of(options, "resubmit", ("job",))
         for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("env_named", ""), ("umask", "")):
             if given not in options:
                 del spec[name]
@@ -256,8 +257,11 @@ class Client:
         self.call("POST", "/v1/jobs/requeue", {"ids": _ids(jobs)})
 
     def update(self, jobs: JobLike | Iterable[JobLike], **changes: Any) -> None:
-        """Change what jobs ask for, by the names of the API: `time_limit_s=7200`, `nice=5`; None is the default."""
-        self.call("POST", "/v1/jobs/update", {"ids": _ids(jobs), "changes": changes})
+        """Change what jobs ask for, as `submit` takes it: `time="2h"`, `mem="8G"`, `begin="now+1hour"`, `nice=5`.
+
+        None takes a wish back. Raises: TypeError for a name that is not known, UsageError, Refused.
+        """
+        self.call("POST", "/v1/jobs/update", {"ids": _ids(jobs), "changes": changes_of(changes)})
 
 
 _ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})

@@ -29,6 +29,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_OWN = ("client", "max_workers", "initializer", "initargs", "python")
+
+
 class Executor(concurrent.futures.Executor):
     """Runs calls as jobs of the scheduler, each with the resources that are named here.
 
@@ -66,7 +69,8 @@ class Executor(concurrent.futures.Executor):
             raise UsageError("calls find their code by this program's import path", "leave snapshot= out")
         command = [python, os.path.abspath(call_module.__file__)]
         own = client is None
-        self._dispatch = Dispatch(client or Client(), spec_of(options), command, max_workers, own)
+        spec = spec_of(options, "Executor", _OWN)
+        self._dispatch = Dispatch(client or Client(), spec, command, max_workers, own)
         if initializer is not None:
             try:
                 self._dispatch.folder.write_initializer(initializer, initargs)

@@ -128,15 +128,18 @@ def _pickled(value: Any) -> bytes:
         payload = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         if b"__main__" not in payload or main["main_name"] or main["main_path"]:
             return payload
-        problem: Exception = pickle.PicklingError(
-            "what is defined at a prompt cannot be found by a job; put it into a module, or install cloudpickle"
-        )
+        problem: Exception = pickle.PicklingError("what is defined at a prompt cannot be found by a job")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         problem = error
     try:
         import cloudpickle  # type: ignore[import-not-found, unused-ignore]  # used where it is there, never required
     except ImportError:
-        raise problem from None
+        if isinstance(problem, TypeError):
+            raise problem from None  # a lock, an open file: those travel by no means
+        raise pickle.PicklingError(
+            f"{problem}; put it into a module, or let lambdas, closures and what is defined at a prompt travel too, by "
+            "cloudpickle: pip install 'gpusched-lab[executor]'"
+        ) from problem
     return bytes(cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 

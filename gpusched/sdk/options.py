@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import PurePath
 from typing import Any, TypedDict
 
 from gpusched.errors import UsageError
+from gpusched.instants import parse_instant
+from gpusched.model.spelling import closest
 from gpusched.model.units import parse_duration_s, parse_size_mib
 
 
@@ -16,7 +19,7 @@ class JobOptions(TypedDict, total=False):
     """Keywords of `Client.submit` and `Executor`: the API's fields, and gsub's long options where they are handier.
 
     Those with another meaning than the API's field of the same name say so. Sizes are texts (`"8G"`) or MiB;
-    times are texts (`"4h"`), `timedelta` or seconds; instants are `datetime` or epoch seconds.
+    times are texts (`"4h"`), `timedelta` or seconds; instants are texts (`"now+1hour"`), `datetime` or epoch seconds.
     """
 
     name: str
@@ -45,8 +48,8 @@ class JobOptions(TypedDict, total=False):
     reservation: str
     nice: int
     dependency: str
-    begin: datetime | float
-    deadline: datetime | float
+    begin: str | datetime | float
+    deadline: str | datetime | float
     hold: bool
     array: str
     """Tasks, as `"0-9%4"`; the answer is the array, its tasks are `42_7`."""
@@ -88,23 +91,72 @@ _SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib", "log
 _TIMES = {"time": "time_limit_s", "backoff": "backoff_s", "backoff_max": "backoff_max_s", "grace": "grace_s"}
 _INSTANTS = {"begin": "begin_at", "deadline": "deadline_at"}
 _PATHS = {"output": "stdout", "error": "stderr"}
+_API_NAMES = frozenset(
+    {
+        *_SIZES.values(),
+        *_TIMES.values(),
+        *_INSTANTS.values(),
+        *_PATHS.values(),
+        *("gpu_fraction", "notice", "submit_dir"),
+    }
+)
+"""Fields of a submission that JobOptions calls otherwise, or not at all."""
+_FIXED = frozenset(
+    {
+        *("gpu_ids", "hold", "array", "sweep", "max_fails", "key", "snapshot", "backoff", "backoff_factor"),
+        *("backoff_max", "retry_on", "requeue", "stop_signal", "grace", "output", "error", "open_mode", "log_max"),
+        *("log_keep", "chdir", "env", "extra_env"),
+    }
+)
+"""What a job keeps as it was submitted."""
+OPTIONS = frozenset(JobOptions.__annotations__) | _API_NAMES
+"""Names that a submission takes."""
+CHANGES = (frozenset(JobOptions.__annotations__) - _FIXED) | {
+    "gpu_fraction",
+    "vram_mib",
+    "min_vram_mib",
+    "mem_mib",
+    "time_limit_s",
+    "begin_at",
+    "deadline_at",
+    "throttle",
+}
+"""Names that an update takes."""
+_MEANT = {"work_dir": "chdir", "cwd": "chdir", "partition": "queue", "cpus_per_task": "cpus", "job_name": "name"}
+"""Names that other schedulers and the API have for an option."""
 _KEPT_OUT = ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES")
 """Not the job's business: it is told anew which scheduler to talk to, and which GPUs are its own."""
 
 
-def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the API. A name that is not known here goes as it is: the daemon says what is wrong with it.
+def check_names(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a keyword that a function does not take. Raises: TypeError naming the one that was probably meant."""
+    known = frozenset(known)
+    for name in given:
+        if name not in known:
+            meant = _MEANT.get(name)
+            near = meant if meant in known else closest(name, sorted(known))
+            hint = f"; did you mean {near}=?" if near else "; see JobOptions in docs/reference/python.md"
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
-    Raises: UsageError naming the option and the value that cannot be read.
+
+def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[str] = ()) -> dict[str, Any]:
+    """The fields of the API.
+
+    Args: function: that was called, which takes the keywords `own`, too.
+    Raises: TypeError for a name that is not known; UsageError naming the option and the value that cannot be read, and
+    where a job that reads its program's main module would submit again.
     """
+    check_names(function, options, (*OPTIONS, *own))
+    if getattr(sys.modules["__main__"], "is_loading_main", False):
+        # Each job would submit what it was submitted for.
+        raise UsageError(
+            "this program submits jobs whenever it is imported, and a job imports it to find the function to call; "
+            'put what submits under: if __name__ == "__main__":'
+        )
     spec: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in ("env", "extra_env", "chdir", "snapshot"):
-            continue
-        try:
-            spec.update(_field(name, value))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{name}={value!r}: {error}", "see JobOptions in docs/reference/python.md") from None
+        if value is not None and name not in ("env", "extra_env", "chdir", "snapshot"):
+            spec.update(_read(name, value))
     spec["work_dir"] = os.path.abspath(options.get("chdir") or os.getcwd())
     env = dict(os.environ if options.get("env") is None else options["env"])
     env.update(options.get("extra_env") or {})
@@ -118,6 +170,29 @@ def spec_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return spec
 
 
+def changes_of(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an update; None takes a wish back. Raises: as `spec_of`."""
+    check_names("update", changes, CHANGES)
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        if value is None:
+            found[(_SIZES | _TIMES | _INSTANTS).get(name, name)] = None
+        else:
+            found.update(_read(name, value))
+        if name == "gpus" and value is not None:
+            # Whole cards take back an earlier share of one, and the other way round.
+            found = {"gpus": 1, "gpu_fraction": None, **found}
+    return found
+
+
+def _read(name: str, value: Any) -> dict[str, Any]:
+    """Raises: UsageError naming the option and the value that cannot be read."""
+    try:
+        return _field(name, value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{name}={value!r}: {error}", "see JobOptions in docs/reference/python.md") from None
+
+
 def _field(name: str, value: Any) -> dict[str, Any]:
     if name in _SIZES:
         return {_SIZES[name]: parse_size_mib(value) if isinstance(value, str) else value}
@@ -125,6 +200,8 @@ def _field(name: str, value: Any) -> dict[str, Any]:
         seconds = _seconds(value)
         return {_TIMES[name]: int(seconds) if name == "time" else seconds}
     if name in _INSTANTS:
+        if isinstance(value, str):
+            return {_INSTANTS[name]: parse_instant(value)}
         return {_INSTANTS[name]: value.timestamp() if isinstance(value, datetime) else value}
     if name in _PATHS:
         return {_PATHS[name]: os.fspath(value)}

@@ -17,9 +17,9 @@ from support import wait_until
 
 import gpusched
 from gpusched.api.render import JOB_FIELDS
-from gpusched.api.schema import SPEC_FIELDS
+from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.errors import DaemonUnreachable, NotFound, Refused, UsageError, WaitTimeout
-from gpusched.sdk.options import JobOptions, spec_of
+from gpusched.sdk.options import CHANGES, OPTIONS, JobOptions, changes_of, spec_of
 from gpusched.sdk.values import Job
 
 
@@ -237,9 +237,10 @@ def test_threads_have_connections_of_their_own(client: gpusched.Client) -> None:
 
 
 def test_errors_say_what_and_what_next(client: gpusched.Client) -> None:
-    with pytest.raises(UsageError) as caught:
-        client.submit("true", gpu=1)  # type: ignore[call-arg]  # that is the point
-    assert (caught.value.message, caught.value.hint) == ("unknown field 'gpu'", "did you mean 'gpus'?")
+    with pytest.raises(Refused) as caught:
+        client.submit("true", gpus=1000)
+    assert caught.value.message
+    assert caught.value.hint
     with pytest.raises(UsageError, match="mem='lots'"):
         client.submit("true", mem="lots")
     with pytest.raises(UsageError, match="a command or a script"):
@@ -311,10 +312,78 @@ def test_every_option_is_a_field_that_the_daemon_knows() -> None:
         "min_vram": "1G",
         "mem": "1G",
         "log_max": "1G",
+        "begin": "now+1h",
+        "deadline": "now+1h",
     }
     for name in JobOptions.__annotations__:
         found = spec_of({name: texts.get(name, {} if name in ("env", "extra_env") else "1" if name == "gpus" else "x")})
         assert found.keys() <= SPEC_FIELDS.keys(), name
+
+
+def test_names_are_those_that_the_daemon_takes() -> None:
+    given_by_arguments = {"argv", "script", "script_name", "work_dir", "umask", "env_named"}
+    of_grun = {"interactive", "keep", "lease_s"}
+    assert OPTIONS - JobOptions.__annotations__.keys() == (
+        SPEC_FIELDS.keys() - JobOptions.__annotations__.keys() - given_by_arguments - of_grun
+    )
+    fields = {name for change in CHANGES for name in changes_of({change: None})}
+    assert fields == set(UPDATE_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda client: client.submit("true", tiem="2h"),
+            "submit() got an unexpected keyword argument 'tiem'; did you",
+        ),
+        (lambda client: client.submit("true", tiem="2h"), "did you mean time=?"),
+        (lambda client: client.submit("true", time_limits=5), "did you mean time_limit_s=?"),
+        (lambda client: client.submit("true", comand="x"), "did you mean command=?"),
+        (lambda client: client.submit("true", work_dir="/tmp"), "did you mean chdir=?"),
+        (lambda client: client.submit("true", partition="gpu"), "did you mean queue=?"),
+        (lambda client: client.submit("true", colour="red"), "see JobOptions in docs/reference/python.md"),
+        (lambda client: client.submit_all(["true"], mme="2G"), "submit_all() got an unexpected keyword argument 'mme'"),
+        (lambda client: client.resubmit(1, tiem="2h"), "resubmit() got an unexpected keyword argument 'tiem'"),
+        (
+            lambda client: client.update(1, tiem="2h"),
+            "update() got an unexpected keyword argument 'tiem'; did you mean",
+        ),
+        (lambda client: client.update(1, output="x"), "update() got an unexpected keyword argument 'output'"),
+        (
+            lambda client: gpusched.Executor(client, max_worker=2),
+            "Executor() got an unexpected keyword argument 'max_wor",
+        ),
+    ],
+)
+def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(
+    client: gpusched.Client, daemon: Daemon, call: Callable[[gpusched.Client], object], says: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(says)):
+        call(client)
+    assert daemon.call("GET", "/v1/jobs?states=all")["jobs"] == []
+
+
+def test_update_takes_what_submit_takes(client: gpusched.Client) -> None:
+    job = client.submit("true", hold=True, cpus=0, output="/dev/null", begin="now+2hours")
+    assert job.eligible_at - job.submit_at == pytest.approx(7200, abs=30)
+    client.update(job, time="2h", mem="1G", begin="now+1hour", cpus=0.5)
+    found = client.job(job)
+    assert (found.time_limit_s, found.mem_mib, found.cpus) == (7200, 1024, 0.5)
+    assert found.eligible_at - found.submit_at == pytest.approx(3600, abs=30)
+    client.update(job, time=timedelta(minutes=5), begin=None, mem=None)
+    found = client.job(job)
+    assert (found.time_limit_s, found.mem_mib, found.eligible_at) == (300, 0, found.submit_at)
+    client.update(job, time=None)
+    assert client.job(job).time_limit_s is None
+    for bad in ({"time": "soon"}, {"mem": "lots"}, {"begin": "someday"}):
+        with pytest.raises(UsageError, match=next(iter(bad))):
+            client.update(job, **bad)
+
+
+def test_an_update_of_gpus_takes_back_an_earlier_share_and_the_other_way_round() -> None:
+    assert changes_of({"gpus": 0.5}) == {"gpus": 1, "gpu_fraction": 0.5}
+    assert changes_of({"gpus": "a100:2"}) == {"gpus": 2, "gpu_fraction": None, "gpu_type": "a100"}
 
 
 def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:

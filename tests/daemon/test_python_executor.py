@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures as cf
+import functools
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -652,6 +654,51 @@ def test_a_program_that_forgets_to_shut_down_ends_when_its_calls_have(daemon: Da
     assert (done.returncode, done.stdout, done.stderr) == (0, "4.0\n", "")
 
 
+UNGUARDED = """
+import gpusched
+def double(x): return 2 * x
+print("top")
+{before}
+with gpusched.Executor(cpus=0) as executor:
+    print(executor.submit(double, 4).exception(timeout=60))
+"""
+
+
+@pytest.mark.parametrize("before", ["", 'gpusched.Client().submit("true", output="/dev/null", cpus=0)'])
+def test_a_script_without_a_guard_is_told_what_it_lacks_and_submits_no_more_than_it_says(
+    daemon: Daemon, tmp_path: Path, before: str
+) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED.format(before=before))
+    done = subprocess.run(
+        [sys.executable, "script.py"], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("top\nthis program submits jobs whenever it is imported")
+    assert 'put what submits under: if __name__ == "__main__":' in done.stdout
+    wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], what="all jobs to end")
+    assert len(daemon.call("GET", "/v1/jobs?states=all")["jobs"]) == (2 if before else 1)
+
+
+NESTED = """
+import gpusched, math
+def inner(): return gpusched.Client().submit("true", output="/dev/null", cpus=0).name
+if __name__ == "__main__":
+    with gpusched.Executor(cpus=0) as executor:
+        print(executor.submit(inner).result(timeout=60))
+"""
+
+
+def test_a_call_may_submit_jobs_of_its_own(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(NESTED)
+    done = subprocess.run(
+        [sys.executable, "script.py"], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wrap\n", "")
+
+
+WAYS_OUT = ("put it into a module, or let lambdas", "pip install 'gpusched-lab[executor]'")
+
+
 def test_what_is_defined_at_a_prompt_is_refused_with_a_way_out(daemon: Daemon, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['cloudpickle'] = None\n"
@@ -660,4 +707,24 @@ def test_what_is_defined_at_a_prompt_is_refused_with_a_way_out(daemon: Daemon, t
     done = subprocess.run(
         [sys.executable, "-c", code], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert "put it into a module, or install cloudpickle" in done.stdout
+    assert all(way in done.stdout for way in WAYS_OUT), done
+
+
+def test_lambdas_and_closures_are_refused_with_the_extra_that_brings_what_they_need(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    number = 3
+    executor = make()
+    for call in (lambda: 1, lambda: number, functools.partial(lambda x: x, 1)):
+        error = executor.submit(call).exception(timeout=30)
+        assert isinstance(error, pickle.PicklingError)
+        assert all(way in str(error) for way in WAYS_OUT)
+
+
+def test_lambdas_and_closures_travel_by_cloudpickle(make: Make) -> None:
+    pytest.importorskip("cloudpickle")
+    number = 3
+    executor = make()
+    assert executor.submit(lambda: number + 1).result(timeout=60) == 4
+    assert list(executor.map(lambda x: x * number, [1, 2], chunksize=2)) == [3, 6]

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.instants import parse_instant, parse_since
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
 from gpusched.cli.slurm_format import _FIELDS, keys, render
+from gpusched.instants import parse_instant, parse_since
 from gpusched.tail import find_lines
 
 JOB: dict[str, Any] = {

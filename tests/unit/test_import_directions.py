@@ -19,6 +19,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "paths": frozenset({"errors"}),
     "quickjson": frozenset(),
     "tail": frozenset({"model"}),
+    "instants": frozenset({"model"}),
     "client": frozenset({"paths", "quickjson", "model", "errors"}),
     "predict": frozenset({"model", "errors"}),
     "policy": frozenset({"model", "errors"}),
@@ -68,11 +69,11 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
-    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "model", "errors"}),
+    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "instants", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "tail", "snapshots", "model", "errors", "docs", "bench", "simulate"),
+            *("notify", "quickjson", "tail", "instants", "snapshots", "model", "errors", "docs", "bench", "simulate"),
         }
     ),
 }
