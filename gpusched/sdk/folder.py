@@ -132,7 +132,7 @@ def _pickled(value: Any) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         problem = error
     try:
-        import cloudpickle  # type: ignore[import-not-found, unused-ignore]  # used where it is there, never required
+        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]  # used where it is there, never required
     except ImportError:
         if isinstance(problem, TypeError):
             raise problem from None  # a lock, an open file: those travel by no means
