@@ -242,10 +242,11 @@ def start_daemon() -> bool:
     """
     import fcntl  # only here: most commands find a daemon that runs
 
+    from gpusched.private import make_private
+
     try:
-        # One by one: makedirs gives the mode to the last folder only.
-        for folder in (paths.state_dir(), os.path.dirname(paths.daemon_output())):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(paths.state_dir())
+        os.makedirs(os.path.dirname(paths.daemon_output()), mode=0o700, exist_ok=True)
         lock = os.open(paths.start_lock(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise errors.NotReady(

@@ -14,6 +14,7 @@ from gpusched.engine.spool import runs_in
 from gpusched.errors import DaemonBusy, Forbidden
 from gpusched.model.units import printable
 from gpusched.policy.words import name_some
+from gpusched.private import make_private
 from gpusched.store.backup import backup, restore
 
 _NAMED = 20
@@ -38,7 +39,8 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
     Raises: DaemonBusy when one runs; Forbidden.
     """
     _choose_table("gpusched restore")
-    os.makedirs(paths.state_dir(), mode=0o700, exist_ok=True)
+    if not paths.is_system():
+        make_private(paths.state_dir())
     lock = FileLock(paths.lock_file(), mode=0o600)
     try:
         lock.acquire(timeout=0)

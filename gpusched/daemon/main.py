@@ -52,6 +52,7 @@ from gpusched.gpu.worker import GpuWorker
 from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
 from gpusched.policy.life.admin_alerting import News
+from gpusched.private import make_private
 from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
@@ -178,6 +179,8 @@ def _make_folders() -> None:
         *(os.path.dirname(paths.log_file()), paths.runtime_dir()),
     )
     if not paths.is_system():
+        make_private(paths.state_dir())
+        make_private(paths.runtime_dir())
         for folder in folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         return
@@ -286,7 +289,8 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
             site=Site(sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir(), spool=paths.spool_dir()),
             boot_id=sample.boot_id,
             host=sample,
-            step=crash_step(os.environ.get(VARIABLE)),
+            # Of a test's own daemon alone: what serves others dies on nobody's word.
+            step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
             read_settings=_read_settings,
             plugins=plugins,
             cager=Cager(isolation, read_processors(), pinned_cpus),

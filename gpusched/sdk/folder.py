@@ -13,6 +13,7 @@ from typing import Any
 
 from gpusched import paths
 from gpusched.errors import JobFailed
+from gpusched.private import make_private
 
 _FORGOTTEN_S = 30 * 86400
 """Folders that no process has touched for so long are those of programs that were killed."""
@@ -38,8 +39,8 @@ class CallFolder:
 
     def __init__(self) -> None:
         root = os.path.join(paths.state_dir(), "calls")
-        for folder in (paths.state_dir(), root):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(paths.state_dir())
+        os.makedirs(root, mode=0o700, exist_ok=True)
         _sweep(root)
         self.path = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
 

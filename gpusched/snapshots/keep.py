@@ -16,6 +16,7 @@ from typing import Any
 from gpusched import paths
 from gpusched.errors import Refused
 from gpusched.model.units import format_size_mib, printable
+from gpusched.private import make_private
 from gpusched.snapshots.copying import Copied, copy_tree
 from gpusched.snapshots.listing import Listing, changes, list_tree
 from gpusched.snapshots.prune import ABOUT, prune, remove
@@ -77,8 +78,9 @@ def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: C
             f"{printable(os.fsdecode(listing.root))} holds the scheduler's own files",
             "name their folder in .gitignore or .gpuschedignore",
         )
+    make_private(paths.state_dir())
     # One by one: makedirs gives the mode to the last folder only.
-    for folder in (paths.state_dir(), os.path.dirname(home), home):
+    for folder in (os.path.dirname(home), home):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     with lock(home, fcntl.LOCK_SH):
         name = _keep(listing, home)

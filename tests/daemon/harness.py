@@ -35,7 +35,7 @@ class Daemon:
         self.prefix: list[str] = []
         """What starts the daemon's command."""
         self.socket = home / "run" / "api.sock"
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.source = "" if fake_gpus else '[gpu]\nsource = "none"\n'
         (home / "config.toml").write_text(self.source + config)
         self.env = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import ENDS, FOREVER, Does, StandInBench, open_run
+from engine_bench import ENDS, FOREVER, Does, LocalBench, StandInBench, open_run
 
 from gpusched.engine import choice, proctree
 from gpusched.engine.properties import Names
@@ -227,3 +228,34 @@ def test_the_remains_of_a_killed_supervisor_are_ended(bench: StandInBench) -> No
     end = bench.until("1.1", *ENDS)
     assert not isinstance(end, RunEnded)
     bench.wait(lambda: not bench.processes())
+
+
+@pytest.mark.parametrize("make", [LocalBench, StandInBench], ids=["the fork server", "systemd"])
+def test_a_supervisor_is_started_isolated(
+    make: type[LocalBench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its own command line, in a folder and an environment of somebody who wants to run something as root."""
+    evil, proof = tmp_path / "evil", tmp_path / "was run"
+    evil.mkdir()
+    for name in ("sitecustomize", "usercustomize", "marshal", "fcntl", "gpusched", "startup"):
+        (evil / f"{name}.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
+    monkeypatch.chdir(evil)
+    monkeypatch.setenv("PYTHONPATH", str(evil))
+    monkeypatch.setenv("PYTHONSTARTUP", str(evil / "startup.py"))
+    bench = make(tmp_path)
+    try:
+        bench.start("1.1", SLEEPS)
+        started = bench.until("1.1", RunStarted)
+        command = Path(f"/proc/{started.supervisor_pid}/cmdline").read_bytes().decode().split("\0")
+        environ = Path(f"/proc/{started.supervisor_pid}/environ").read_bytes()
+        assert b"PYTHON" not in environ
+        flags = command[1 : command.index("-c")]
+        shows = "import sys; print(sys.flags.isolated, sys.flags.no_site, *sys.path, sep='\\n')"
+        done = subprocess.run([command[0], *flags, "-c", shows], capture_output=True, text=True, check=True)
+        isolated, no_site, *places = done.stdout.splitlines()
+        assert (isolated, no_site) == ("1", "1")
+        assert str(evil) not in places
+        assert "" not in places
+    finally:
+        bench.close()
+    assert not proof.exists()

@@ -153,3 +153,13 @@ def test_a_supervisor_that_fails_takes_its_run_with_it() -> None:
     # It held the other end for as long as it lived.
     with os.fdopen(read, "rb") as rest:
         rest.read()
+
+
+def test_no_hook_of_the_tests_ends_a_daemon_that_serves_all(make: Any) -> None:
+    daemon = make()
+    daemon.stop()
+    daemon.start(GPUSCHED_CRASH_AT="commit:1")
+    bob = daemon.person(BOB)
+    job = bob.submit("/bin/true")
+    wait_for(bob, job, "COMPLETED")
+    assert daemon.process.poll() is None

@@ -17,10 +17,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "model": frozenset({"errors"}),
     "ports": frozenset({"model", "errors"}),
     "paths": frozenset({"errors"}),
+    "private": frozenset({"errors"}),
     "quickjson": frozenset(),
     "tail": frozenset({"model"}),
     "instants": frozenset({"model"}),
-    "client": frozenset({"paths", "quickjson", "model", "errors"}),
+    "client": frozenset({"paths", "private", "quickjson", "model", "errors"}),
     "predict": frozenset({"model", "errors"}),
     "policy": frozenset({"model", "errors"}),
     "plugins": frozenset({"policy", "model", "errors"}),
@@ -32,7 +33,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "daemon": frozenset(
         {
             *("api", "client", "paths", "config", "store", "gpu", "engine", "notify", "policy", "plugins", "predict"),
-            *("ports", "model", "errors"),
+            *("private", "ports", "model", "errors"),
         }
     ),
     "api": frozenset(
@@ -52,7 +53,7 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
-    "snapshots": frozenset({"paths", "model", "errors"}),
+    "snapshots": frozenset({"paths", "private", "model", "errors"}),
     "simulate": frozenset(
         {
             "daemon",
@@ -69,11 +70,12 @@ ALLOWED: dict[str, frozenset[str]] = {
             "errors",
         }
     ),
-    "sdk": frozenset({"client", "snapshots", "paths", "quickjson", "tail", "instants", "model", "errors"}),
+    "sdk": frozenset({"client", "snapshots", "paths", "private", "quickjson", "tail", "instants", "model", "errors"}),
     "cli": frozenset(
         {
             *("daemon", "api", "client", "paths", "config", "store", "gpu", "engine", "policy", "ports"),
-            *("notify", "quickjson", "tail", "instants", "snapshots", "model", "errors", "docs", "bench", "simulate"),
+            *("notify", "private", "quickjson", "tail", "instants", "snapshots", "model", "errors", "docs", "bench"),
+            "simulate",
         }
     ),
 }
