@@ -439,21 +439,17 @@ async def cancel(request: web.Request) -> web.Response:
     service = service_of(request)
     caller = caller_of(request)
     body = await read_body(request)
-    check_keys(body, "ids", "users", "queues", "names", "states", "all", "signal", "main_only", "dry_run")
-    lists = {key: _texts(body, key) for key in ("users", "queues", "names", "states")}
+    check_keys(body, "ids", *_FILTERS, "signal", "main_only", "dry_run")
     named = {word: parse_pipeline_id(word) for word in _words(body)}
     others = [word for word, number in named.items() if number is None]
-    selection = Selection(
+    filters = _filters(body)
+    if not (named or filters):
+        raise UsageError("no jobs are named", "give ids, a filter such as -n NAME, or --all")
+    selection = replace(
+        filters or Selection(),
         ids=tuple(_ids(service, {"ids": others}, caller)),
         pipelines=frozenset(number for number in named.values() if number is not None),
-        users=frozenset(lists["users"]),
-        queues=frozenset(lists["queues"]),
-        names=frozenset(lists["names"]),
-        states=states_of(lists["states"]),
-        everything=body.get("all") is True,
     )
-    if not (named or selection.everything or any(lists.values())):
-        raise UsageError("no jobs are named", "give ids, a filter such as -n NAME, or --all")
     signal = body.get("signal")
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
         raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
@@ -461,6 +457,23 @@ async def cancel(request: web.Request) -> web.Response:
         service, commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
     )
     return respond(**answer)
+
+
+_FILTERS = ("users", "queues", "names", "states", "all")
+
+
+def _filters(body: dict[str, Any]) -> Selection | None:
+    """Jobs by what is said of them instead of by id; None when nothing is. Raises: UsageError."""
+    lists = {key: _texts(body, key) for key in _FILTERS[:-1]}
+    if not (any(lists.values()) or body.get("all") is True):
+        return None
+    return Selection(
+        users=frozenset(lists["users"]),
+        queues=frozenset(lists["queues"]),
+        names=frozenset(lists["names"]),
+        states=states_of(lists["states"]),
+        everything=body.get("all") is True,
+    )
 
 
 def _texts(body: dict[str, Any], key: str) -> list[str]:
@@ -496,23 +509,27 @@ def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[
     return tuple(ids)
 
 
+async def _set_hold(request: web.Request, command: type[commands.Hold | commands.Release]) -> web.Response:
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "ids", *_FILTERS, "dry_run")
+    filters = _filters(body)
+    if filters is not None and _words(body):
+        raise UsageError("ids and filters were both given", "name jobs, or say which with filters")
+    ids = () if filters is not None else _named_ids(service, body, caller)
+    return respond(**await change(service, command(caller, ids, filters, body.get("dry_run") is True)))
+
+
 async def hold(request: web.Request) -> web.Response:
     """POST /v1/jobs/hold"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "ids")
-    return respond(**await change(service, commands.Hold(caller, _named_ids(service, body, caller))))
+    return await _set_hold(request, commands.Hold)
 
 
 async def release(request: web.Request) -> web.Response:
     """POST /v1/jobs/release"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "ids")
-    return respond(**await change(service, commands.Release(caller, _named_ids(service, body, caller))))
+    return await _set_hold(request, commands.Release)
 
 
-async def _to_runs(
-    request: web.Request, command: type[yielding.Suspend | yielding.Resume | yielding.Requeue]
-) -> web.Response:
+async def _to_runs(request: web.Request, command: type[yielding.Suspend | yielding.Resume]) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
     return respond(**await change(service, command(caller, _named_ids(service, body, caller))))
@@ -530,7 +547,10 @@ async def resume(request: web.Request) -> web.Response:
 
 async def requeue(request: web.Request) -> web.Response:
     """POST /v1/jobs/requeue"""
-    return await _to_runs(request, yielding.Requeue)
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "ids", "hold")
+    ids = _named_ids(service, body, caller)
+    return respond(**await change(service, yielding.Requeue(caller, ids, body.get("hold") is True)))
 
 
 async def update(request: web.Request) -> web.Response:

@@ -35,6 +35,12 @@ class Route:
 
 _IDS = {"ids": {"type": "array", "items": {"type": ["integer", "string"]}}}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
+_CHOICE = {
+    **dict.fromkeys(("users", "queues", "names", "states"), _STRINGS),
+    "all": {"type": "boolean"},
+    "dry_run": {"type": "boolean"},
+}
+"""Which jobs a command is about, and whether it only says which these are."""
 
 _FILTERS = {
     "ids": "comma-separated ids; @ is the caller's last job",
@@ -118,18 +124,27 @@ ROUTES: tuple[Route, ...] = (
         "cancelled, signalled, ended, missing",
         body={
             **_IDS,
-            "users": _STRINGS,
-            "queues": _STRINGS,
-            "names": _STRINGS,
-            "states": _STRINGS,
-            "all": {"type": "boolean"},
+            **_CHOICE,
             "signal": {"type": ["integer", "null"], "minimum": 1, "maximum": 64},
             "main_only": {"type": "boolean"},
-            "dry_run": {"type": "boolean"},
         },
     ),
-    Route("POST", "/v1/jobs/hold", jobs.hold, "Keep jobs from starting.", "changed, unchanged", body=_IDS),
-    Route("POST", "/v1/jobs/release", jobs.release, "Undo a hold.", "changed, unchanged", body=_IDS),
+    Route(
+        "POST",
+        "/v1/jobs/hold",
+        jobs.hold,
+        "Keep jobs from starting, by ids or filters; those under running are kept from their next run.",
+        "changed, unchanged, running",
+        body={**_IDS, **_CHOICE},
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/release",
+        jobs.release,
+        "Undo a hold, by ids or filters.",
+        "changed, unchanged",
+        body={**_IDS, **_CHOICE},
+    ),
     Route(
         "POST",
         "/v1/jobs/suspend",
@@ -139,7 +154,14 @@ ROUTES: tuple[Route, ...] = (
         body=_IDS,
     ),
     Route("POST", "/v1/jobs/resume", jobs.resume, "Let suspended jobs go on.", "changed, unchanged", body=_IDS),
-    Route("POST", "/v1/jobs/requeue", jobs.requeue, "End runs and let their jobs wait again.", "changed", body=_IDS),
+    Route(
+        "POST",
+        "/v1/jobs/requeue",
+        jobs.requeue,
+        "End runs and let their jobs wait again; with hold until they are released.",
+        "changed",
+        body={**_IDS, "hold": {"type": "boolean"}},
+    ),
     Route(
         "POST",
         "/v1/jobs/update",

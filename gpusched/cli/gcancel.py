@@ -9,7 +9,7 @@ from gpusched.cli.options import gcancel_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import mine
 from gpusched.client import connect
-from gpusched.errors import NotFound, Refused, UsageError
+from gpusched.errors import NotFound, UsageError
 from gpusched.model.units import split_ids
 
 TYPE_CHECKING = False
@@ -70,7 +70,4 @@ def _ask(preview: dict[str, Any]) -> None:
     if len(ids) < 2:
         return
     shown = ", ".join(map(str, ids[:10])) + (", ..." if len(ids) > 10 else "")
-    sys.stderr.write(f"gcancel: end {len(ids)} jobs ({shown})? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refused("nothing was cancelled", "add -y to be asked no questions")
+    output.confirm("gcancel", f"end {len(ids)} jobs ({shown})", "nothing was cancelled")

@@ -6,8 +6,10 @@ import sys
 
 from gpusched import paths
 from gpusched.cli import output, reserving
+from gpusched.cli.arrays import folded_ids
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
+from gpusched.cli.query import mine
 from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
@@ -24,11 +26,13 @@ _DONE = {
     "suspend": "suspended",
     "resume": "resumed",
     "requeue": "requeued",
+    "requeue and hold": "requeued and held",
     "update": "updated",
     "drain": "drained",
     "undrain": "undrained",
 }
 _TOLD = 10
+_FILTERS = ("of_users", "names", "queues", "states", "me", "all")
 _AS_IT_WAS = {
     "hold": "was held already",
     "release": "was not held",
@@ -58,6 +62,11 @@ def body(words: list[str]) -> int:
     odd = [name for name in reserving.FIELDS if name in values and action != "reserve"]
     if odd:
         raise UsageError(f"options of reserve do not go with {action}", "see: gctl --help")
+    chosen = [name for name in (*_FILTERS, "yes") if name in values]
+    if chosen and action not in ("hold", "release"):
+        raise UsageError(f"filters go with hold and release, not with {action}", "see: gctl --help")
+    if "hold" in values and action != "requeue":
+        raise UsageError(f"--hold goes with requeue, not with {action}", "to hold pending jobs: gctl hold 41")
     if action == "reload":
         return _reload(rest, values)
     if action == "reserve":
@@ -66,7 +75,10 @@ def body(words: list[str]) -> int:
         return reserving.unreserve(_split(rest), values)
     if action in ("account", "queue"):
         return _show(action, rest, values)
-    if not rest:
+    filters = [name for name in _FILTERS if name in values]
+    if rest and filters:
+        raise UsageError("ids and filters were both given", f"name jobs, or say which: gctl {action} -n sweep")
+    if not (rest or filters):
         raise UsageError(f"{action} needs to know what", ACTIONS[action])
     request: dict[str, Any]
     if action in ("drain", "undrain"):
@@ -80,8 +92,12 @@ def body(words: list[str]) -> int:
         request = {"ids": _split([word for word in rest if "=" not in word]), "changes": _changes(pairs)}
     else:
         path = f"/v1/jobs/{action}"
-        request = {"ids": _split(rest)}
+        request = _choice(values) if filters else {"ids": _split(rest)}
+        if values.get("hold"):
+            request["hold"] = True
     with connect() as client:
+        if filters and not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
+            _ask(action, client.call("POST", path, {**request, "dry_run": True})["changed"])
         answer = client.call("POST", path, request)
     changes = request.get("changes", {})
     if changes.get("notify") or changes.get("notify_to"):
@@ -93,8 +109,24 @@ def body(words: list[str]) -> int:
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{name}\n" for name in answer["changed"]))
     else:
-        _tell(action, answer)
+        _tell("requeue and hold" if values.get("hold") else action, answer)
+        if filters and not answer["changed"]:
+            output.note("gctl", "no job matches")
     return 0
+
+
+def _choice(values: dict[str, Any]) -> dict[str, Any]:
+    """The filters as the API takes them."""
+    return {
+        "users": [*values.get("of_users", ()), *mine(values)],
+        **{key: values.get(key, []) for key in ("names", "queues", "states")},
+        "all": values.get("all", False),
+    }
+
+
+def _ask(action: str, ids: list[str]) -> None:
+    if len(ids) > 1:
+        output.confirm("gctl", f"{action} {folded_ids(ids)}", f"nothing was {_DONE[action]}")
 
 
 def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
@@ -107,13 +139,25 @@ def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
 
 def _tell(action: str, answer: dict[str, Any]) -> None:
     labels = answer.get("labels", {})
-    for name in answer["changed"]:
+    changed = answer["changed"]
+    if len(changed) > _TOLD and action not in ("drain", "undrain"):
+        changed = [folded_ids(changed)]
+    for name in changed:
         sys.stdout.write(f"{_DONE[action]} {printable(str(labels.get(name, name)))}\n")
     unchanged = answer.get("unchanged", ())
     for name in unchanged[:_TOLD]:
         output.note("gctl", f"{printable(str(labels.get(name, name)))} {_AS_IT_WAS[action]}")
     if len(unchanged) > _TOLD:
         output.note("gctl", f"and {len(unchanged) - _TOLD} more")
+    running = answer.get("running", ())
+    if running:
+        go_on = "goes on until its run ends" if len(running) == 1 else "go on until their runs end"
+        ids = " ".join(running) if len(running) <= _TOLD else "ID"
+        output.note(
+            "gctl",
+            f"{folded_ids(running)} {go_on}, and may not start again before it is released; to stop it now: "
+            f"gctl requeue --hold {ids}, or gctl suspend {ids}",
+        )
     for kept in answer.get("kept", ()):
         gpus = "its GPU" if kept["gpus"] == 1 else f"its {kept['gpus']} GPUs"
         output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have them: gctl requeue {kept['id']}")

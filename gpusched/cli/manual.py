@@ -55,7 +55,8 @@ grun --attach ID""",
     "gctl": (
         "Hold, suspend, requeue and update jobs; drain and reserve GPUs; show accounts and queues; reload.",
         "gctl update 42 time=2h",
-        "gctl hold|release|suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
+        "gctl hold|release IDS... | -u USER -q QUEUE -n NAME ... | --all\n"
+        "gctl suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
         "gctl drain|undrain NODE|GPU...\ngctl reserve [NAME --start TIME --duration TIME ...]\n"
         "gctl unreserve NAMES...\ngctl account|queue [NAME]\ngctl reload",
     ),

@@ -342,11 +342,39 @@ def _reserve_options() -> list[Option]:
     ]
 
 
+def _hold_options() -> list[Option]:
+    which = "With hold or release: which jobs"
+    return [
+        Option("-u", "--user", metavar="NAMES", read=words_of("of_users"), section=which, help="of these users"),
+        Option("-n", "--name", metavar="NAMES", read=words_of("names"), section=which, help="with these names"),
+        Option("-q", "--queue", metavar="NAMES", read=words_of("queues"), section=which, help="in these queues"),
+        Option(
+            "-t",
+            "--state",
+            metavar="STATES",
+            read=words_of("states"),
+            section=which,
+            completes=STATES,
+            help="in these states; default: hold pending jobs, release held ones",
+        ),
+        Option("--me", sets={"me": True}, section=which, help="mine"),
+        Option("--all", sets={"all": True}, section=which, help="all of mine"),
+        Option("-y", "--yes", sets={"yes": True}, section=which, help="do not ask before more than one job"),
+    ]
+
+
 def gctl_table() -> Table:
     """gctl"""
     return Table(
         "gctl",
         [
+            *_hold_options(),
+            Option(
+                "--hold",
+                sets={"hold": True},
+                section="With requeue",
+                help="let the jobs wait until they are released",
+            ),
             Option(
                 "-m",
                 "--message",

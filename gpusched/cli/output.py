@@ -6,7 +6,7 @@ import os
 import sys
 
 from gpusched import quickjson
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, Refused, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,6 +141,14 @@ def json_line(document: dict[str, Any]) -> str:
     """A document in one line, whoever reads it."""
     document.setdefault("schema_version", 1)
     return quickjson.dumps(document) + "\n"
+
+
+def confirm(command: str, question: str, refusal: str) -> None:
+    """Ask the person at the terminal. Raises: Refused unless the answer is yes."""
+    sys.stderr.write(f"{command}: {question}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Refused(refusal, "add -y to be asked no questions")
 
 
 def no_operands(table: Table, operands: Sequence[str]) -> None:

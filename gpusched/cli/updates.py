@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 ACTIONS = {
-    "hold": "keep jobs from starting: gctl hold 41 42",
-    "release": "undo a hold: gctl release 41",
+    "hold": "keep jobs from starting, or starting again: gctl hold 41 42, gctl hold -n sweep",
+    "release": "undo a hold: gctl release 41, gctl release --all",
     "suspend": "let running jobs stand still, in memory: gctl suspend 41",
     "resume": "let suspended jobs go on: gctl resume 41",
-    "requeue": "end runs and let their jobs wait again: gctl requeue 41",
+    "requeue": "end runs and let their jobs wait again, with --hold until released: gctl requeue 41",
     "update": "change what jobs ask for: gctl update 41 time=2h nice=5 gpus=2",
     "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
     "undrain": "let work back: gctl undrain 3",

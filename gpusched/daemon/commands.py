@@ -63,7 +63,11 @@ class Hold:
     """Keep pending jobs from starting; running ones are held for their next run."""
 
     caller: Caller
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] = ()
+    filters: Selection | None = None
+    """In place of ids: pending jobs that match, or those in the states that it names."""
+    dry_run: bool = False
+    """Only say which jobs it would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,11 @@ class Release:
     """Undo a hold."""
 
     caller: Caller
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] = ()
+    filters: Selection | None = None
+    """In place of ids: held jobs that match, but those that the caller may not release."""
+    dry_run: bool = False
+    """Only say which jobs it would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +135,8 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return _submit(command, turn)
     if isinstance(command, Cancel):
         return _cancel(command, turn)
-    if isinstance(command, Hold):
-        return _set_hold(command.caller, command.ids, turn, hold=True)
-    if isinstance(command, Release):
-        return _set_hold(command.caller, command.ids, turn, hold=False)
+    if isinstance(command, (Hold, Release)):
+        return _set_hold(command, turn)
     if isinstance(command, Update):
         return _update(command, turn)
     if isinstance(command, (yielding.Suspend, yielding.Resume, yielding.Requeue)):
@@ -256,34 +262,81 @@ def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str],
         )
 
 
-def _set_hold(caller: Caller, ids: tuple[int, ...], turn: Turn, *, hold: bool) -> dict[str, Any]:
-    jobs = named(caller, Act.HOLD if hold else Act.RELEASE, ids, turn)
+def _set_hold(command: Hold | Release, turn: Turn) -> dict[str, Any]:
+    """Hold or release jobs. `running`, of those that were held: the ones that go on until their run ends."""
+    hold, caller = isinstance(command, Hold), command.caller
+    jobs = _named_to_hold(command, turn) if command.filters is None else _filtered_to_hold(command, turn)
+    answer: dict[str, list[str]] = {"changed": [], "unchanged": [], **({"running": []} if hold else {})}
     for job in jobs:
-        if job.state.is_final:
-            raise _has_ended(job)
-    jobs = with_tasks(jobs, turn)
-    for job in jobs:
-        if not hold and job.hold == "admin" and caller.uid == job.uid and not _overrules(caller, job, turn):
-            raise Forbidden(
-                f"job {job.shown_id} was held by an admin or operator, and {caller.user} cannot release it",
-                f"see who it was with: gshow {job.shown_id}",
-            )
-    changed, unchanged = [], []
-    for job in jobs:
-        by_others = caller.uid != job.uid
-        # A hold by others is added to one by its owner, who could otherwise undo both.
-        if job.hold == "admin" or (job.hold and not by_others) if hold else job.hold is None:
-            unchanged.append(job.shown_id)
+        if not _changes_hold(job, caller, hold=hold):
+            answer["unchanged"].append(job.shown_id)
+            continue
+        answer["changed"].append(job.shown_id)
+        if hold and job.state is not JobState.PENDING and not job.is_array:
+            answer["running"].append(job.shown_id)
+        if command.dry_run:
             continue
         after, event = (
-            lifecycle.hold(job, turn.now, caller.user, admin=by_others)
+            lifecycle.hold(job, turn.now, caller.user, admin=caller.uid != job.uid)
             if hold
             else lifecycle.release(job, turn.now, caller.user)
         )
         turn.put_job(after)
         turn.tell(event)
-        changed.append(job.shown_id)
-    return {"changed": changed, "unchanged": unchanged}
+    return answer
+
+
+def _named_to_hold(command: Hold | Release, turn: Turn) -> list[Job]:
+    caller, hold = command.caller, isinstance(command, Hold)
+    found = named(caller, Act.HOLD if hold else Act.RELEASE, command.ids, turn)
+    for job in found:
+        if job.state.is_final:
+            raise _has_ended(job)
+        if hold and job.state is not JobState.PENDING and not job.is_array and not lifecycle.may_run_again(job):
+            raise Refused(
+                f"job {job.shown_id} is {job.state} and has no other run to hold",
+                f"let it stand still with: gctl suspend {job.shown_id}, or end it with: gcancel {job.shown_id}",
+            )
+    jobs = with_tasks(found, turn)
+    for job in jobs:
+        if not hold and not _may_release(caller, job, turn):
+            raise Forbidden(
+                f"job {job.shown_id} was held by an admin or operator, and {caller.user} cannot release it",
+                f"see who it was with: gshow {job.shown_id}",
+            )
+    return jobs
+
+
+def _filtered_to_hold(command: Hold | Release, turn: Turn) -> list[Job]:
+    """Those that match and would change, so that the rest of a long queue is not listed."""
+    assert command.filters is not None
+    filters, caller, hold = command.filters, command.caller, isinstance(command, Hold)
+    act = Act.HOLD if hold else Act.RELEASE
+    matching, _ = select(filters, turn, caller)
+    found = []
+    for job in with_tasks(_in_reach(matching, filters, act, caller, turn), turn):
+        if hold:
+            states = filters.states or {JobState.PENDING}
+            is_meant = job.state in states and (job.state is JobState.PENDING or lifecycle.may_run_again(job))
+        else:
+            is_meant = _may_release(caller, job, turn)
+        if is_meant and _changes_hold(job, caller, hold=hold):
+            found.append(job)
+    if not command.dry_run:
+        for job in found:
+            turn.note(caller, act, job)
+    return found
+
+
+def _changes_hold(job: Job, caller: Caller, *, hold: bool) -> bool:
+    if not hold:
+        return job.hold is not None
+    # A hold by others is added to one by its owner, who could otherwise undo both.
+    return job.hold != "admin" and not (job.hold and caller.uid == job.uid)
+
+
+def _may_release(caller: Caller, job: Job, turn: Turn) -> bool:
+    return job.hold != "admin" or caller.uid != job.uid or _overrules(caller, job, turn)
 
 
 def _overrules(caller: Caller, job: Job, turn: Turn) -> bool:

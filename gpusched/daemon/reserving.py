@@ -11,7 +11,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
 from gpusched.policy.calendar.conflicts import Conflict, conflicts
-from gpusched.policy.calendar.entries import next_window
+from gpusched.policy.calendar.entries import next_window, overlaps
 from gpusched.policy.calendar.keeping import Wish, choose
 
 from .access import Caller, check_admin
@@ -206,6 +206,12 @@ def _named(jobs: list[Conflict]) -> str:
 
 def _notes(entry: CalendarEntry, jobs: list[Conflict], turn: Turn) -> list[str]:
     notes = [f"{conflict.text}, and is left alone" for conflict in jobs]
+    for other in sorted(turn.world.calendar.values(), key=lambda one: one.name):
+        if other.name != entry.name and overlaps(entry, other, turn.now) is not None:
+            # Two of other kinds are refused.
+            upkeep, kept = (entry, other) if entry.is_maintenance else (other, entry)
+            what = "maintenance" if kept.is_maintenance else "reservation"
+            notes.append(f"{what} {kept.name} is at the same time; nothing runs in it during maintenance {upkeep.name}")
     known = turn.settings.account
     notes += [f"there is no account {name} yet" for name in entry.accounts if known and name not in known]
     return notes

@@ -14,9 +14,9 @@ from gpusched.model.execution import ResumeOrder, StopOrder, SuspendOrder
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life import yielding
+from gpusched.policy.life import lifecycle, yielding
 
-from .access import Act
+from .access import Act, check
 from .adopting import refuse_to_repeat
 from .selection import Caller, named
 from .turn import Turn
@@ -44,6 +44,8 @@ class Requeue:
 
     caller: Caller
     ids: tuple[int, ...]
+    hold: bool = False
+    """Let them wait until they are released."""
 
 
 _ACTS = {Suspend: Act.SUSPEND, Resume: Act.RESUME, Requeue: Act.REQUEUE}
@@ -56,7 +58,7 @@ def apply(command: Suspend | Resume | Requeue, turn: Turn) -> dict[str, Any]:
         return _suspend(jobs, command.caller, turn)
     if isinstance(command, Resume):
         return _resume(jobs, command.caller, turn)
-    return _requeue(jobs, command.caller, turn)
+    return _requeue(jobs, command, turn)
 
 
 def _running_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
@@ -121,12 +123,14 @@ def _resume(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
     return {"changed": changed, "unchanged": unchanged}
 
 
-def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
+def _requeue(jobs: list[Job], command: Requeue, turn: Turn) -> dict[str, Any]:
+    caller = command.caller
     for job in jobs:
+        if command.hold:
+            check(caller, Act.HOLD, job, turn.settings)
         if job.state is JobState.PENDING:
-            raise Refused(
-                f"job {job.shown_id} is {job.state}: it waits already", f"see what for with: gq --why {job.shown_id}"
-            )
+            instead = "keep it from starting with: gctl hold" if command.hold else "see what for with: gq --why"
+            raise Refused(f"job {job.shown_id} is {job.state}: it waits already", f"{instead} {job.shown_id}")
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             raise Refused(
                 f"job {job.shown_id} is {job.state} and cannot be requeued", f"see it with: gshow {job.shown_id}"
@@ -144,6 +148,9 @@ def _requeue(jobs: list[Job], caller: Caller, turn: Turn) -> dict[str, Any]:
             )
     for job in jobs:
         after, story = yielding.requeue(job, turn.now, caller.user)
+        if command.hold and job.hold != "admin":
+            after, held = lifecycle.hold(after, turn.now, caller.user, admin=caller.uid != job.uid)
+            story = (*story, held)
         turn.put_job(after)
         turn.tell(*story)
         turn.order(turn.run_of(job).id, StopOrder("preempt"))

@@ -469,12 +469,13 @@ def _preempting(preemption: Preemption, head: Head, name_of: Callable[[int], str
 def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
     """A job that asked for a reservation of the calendar runs inside it or not at all."""
     limit_s = head.key.time_limit_s
-    text = cycle.inside.why_not(name, head.key, inf if limit_s is None else cycle.now + limit_s, cycle.now)
+    end_at = inf if limit_s is None else cycle.now + limit_s
+    text = cycle.inside.why_not(name, head.key, end_at, cycle.now)
     if text is not None:
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return
     guard = cycle.guards.of(head.key, head.wanted)
-    booking = find(cycle.inside.draft(name), need, cycle.ceilings, guard=guard)
+    booking = find(cycle.inside.draft(name, cycle.now, end_at), need, cycle.ceilings, guard=guard)
     if booking is None or not cycle.profile.leaves_licenses(booking.licenses, cycle.relied_end_of(head.key)):
         text = f"waits for others inside reservation {name}"
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))

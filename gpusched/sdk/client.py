@@ -245,16 +245,16 @@ class Client:
         return [str(job_id) for job_id in (*answer["cancelled"], *answer["signalled"])]
 
     def hold(self, jobs: JobLike | Iterable[JobLike]) -> None:
-        """Keep jobs from starting."""
+        """Keep jobs from starting; one that runs is kept from its next run."""
         self.call("POST", "/v1/jobs/hold", {"ids": _ids(jobs)})
 
     def release(self, jobs: JobLike | Iterable[JobLike]) -> None:
         """Undo a hold."""
         self.call("POST", "/v1/jobs/release", {"ids": _ids(jobs)})
 
-    def requeue(self, jobs: JobLike | Iterable[JobLike]) -> None:
-        """End the runs of jobs and let them wait again."""
-        self.call("POST", "/v1/jobs/requeue", {"ids": _ids(jobs)})
+    def requeue(self, jobs: JobLike | Iterable[JobLike], *, hold: bool = False) -> None:
+        """End the runs of jobs and let them wait again; with `hold` until they are released."""
+        self.call("POST", "/v1/jobs/requeue", {"ids": _ids(jobs), "hold": hold})
 
     def update(self, jobs: JobLike | Iterable[JobLike], **changes: Any) -> None:
         """Change what jobs ask for, as `submit` takes it: `time="2h"`, `mem="8G"`, `begin="now+1hour"`, `nice=5`.

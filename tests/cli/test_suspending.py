@@ -7,6 +7,7 @@ from typing import Any
 
 from shell import Shell
 from support import wait_until
+from test_terminals import on_terminal
 
 
 def shown(sh: Shell, job_id: str) -> dict[str, Any]:
@@ -80,3 +81,36 @@ def test_what_cannot_be_done_is_said_with_what_can(sh: Shell) -> None:
         assert hint in done.err
         assert done.out == ""
     sh.ok("gcancel", held, once)
+
+
+def test_hold_of_a_running_job_says_that_it_goes_on(own: Shell) -> None:
+    job_id = sleeper(own)
+    done = own.type("gctl", "hold", job_id)
+    assert done.out == f"held {job_id}\n"
+    assert f"{job_id} goes on until its run ends" in done.err
+    assert f"gctl requeue --hold {job_id}, or gctl suspend {job_id}" in done.err
+    assert state(own, job_id) == "RUNNING"
+    own.ok("gctl", "release", job_id)
+    assert own.ok("gctl", "requeue", "--hold", job_id) == f"requeued and held {job_id}\n"
+    wait_until(lambda: state(own, job_id) == "PENDING", what="the run to end")
+    assert shown(own, job_id)["reason"] == "JobHeldUser"
+    once = sleeper(own, "--no-requeue")
+    refused = own.type("gctl", "hold", once)
+    assert (refused.code, f"gctl suspend {once}" in refused.err) == (1, True)
+
+
+def test_hold_and_release_by_filter_ask_a_person_first(own: Shell) -> None:
+    one, other = (own.submit("-H", "-J", name, "--", "true") for name in ("a", "b"))
+    many = own.type("gsub", "--parsable", "-H", "-J", "a", "--batch", "-", stdin=b"true\n" * 20).out.split()
+    asked = on_terminal(own, "gctl", "release", "-n", "a", answer="n\n")
+    assert asked.code == 1
+    assert f"release {one},{many[0]}-{many[-1]} (21 jobs)? [y/N]" in asked.out
+    assert "nothing was released" in asked.out
+    assert {shown(own, job_id)["hold"] for job_id in (one, other)} == {"user"}
+    assert own.ok("gctl", "release", "-n", "b", "--quiet").split() == [other]
+    assert own.ok("gctl", "hold", "--all", "-t", "RUNNING") == ""
+    assert own.type("gctl", "hold", "--all").err.endswith("no job matches\n")
+    assert on_terminal(own, "gctl", "release", "-y", "--all").code == 0
+    assert own.type("gctl", "release", "--me").err.endswith("no job matches\n")
+    for words in (["suspend", "--all"], ["hold", "--all", one], ["hold", "--hold", one], ["drain", "-y", "0"]):
+        assert own.type("gctl", *words).code == 2, words

@@ -8,8 +8,9 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.api.notices import notices
-from gpusched.daemon.commands import Caller, Drain
+from gpusched.daemon.commands import Caller, Cancel, Drain
 from gpusched.daemon.reserving import Reserve
+from gpusched.daemon.selection import Selection
 from gpusched.errors import Refused
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
@@ -112,3 +113,44 @@ def test_everybody_is_told_of_drains_and_of_maintenance_that_is_near() -> None:
     lab.turn(9 * 86400)
     assert [one["kind"] for one in notices(lab.scheduler)] == ["drain"]
     assert ANN.uid
+
+
+def test_maintenance_and_reservations_overlap_and_nothing_runs_meanwhile() -> None:
+    lab = Lab()
+    begins_at = lab.clock.now() + 60
+    (made,) = lab.ask(Reserve(ROOT, "course", begins_at, 6 * 3600, gpus=1, users=("ann",)))
+    assert made["notes"] == []
+    answer = maintain(lab)
+    assert not isinstance(answer, Refused), answer
+    assert answer["notes"] == ["reservation course is at the same time; nothing runs in it during maintenance upgrade"]
+    lab.turn(60)
+    short = lab.submit(time_limit_s=600, request=request(gpus=1), reservation="course")
+    long = lab.submit(time_limit_s=7200, request=request(gpus=1), reservation="course")
+    outside = lab.submit(time_limit_s=7200, request=request(gpus=1))
+    lab.turn()
+    assert lab.job(short).state is JobState.RUNNING
+    reason = lab.scheduler.reason_for(lab.job(long))
+    assert reason is not None
+    assert "maintenance upgrade begins in" in reason.text
+    lab.ask(Cancel(ANN, Selection(ids=(short,))))
+    lab.turn(HOUR)
+    reason = lab.scheduler.reason_for(lab.job(long))
+    assert reason is not None
+    assert "maintenance upgrade ends in" in reason.text
+    assert lab.job(outside).state is JobState.PENDING
+    lab.turn(7200)
+    lab.turn(1)
+    assert {lab.job(one).state for one in (long, outside)} == {JobState.RUNNING}
+
+
+def test_reservation_is_made_beside_maintenance_on_cards_of_its_own() -> None:
+    lab = Lab()
+    maintain(lab)
+    at = lab.clock.now() + HOUR
+    for name in ("first", "second"):
+        (made,) = lab.ask(Reserve(ROOT, name, at, 3600, gpus=1, users=("ann",)))
+        assert [note.partition(";")[0] for note in made["notes"]] == [f"reservation {name} is at the same time"]
+    (refused,) = lab.ask(Reserve(ROOT, "third", at, 3600, gpus=1, users=("ann",)))
+    assert isinstance(refused, Refused), "two reservations never share a card"
+    (other,) = lab.ask(Reserve(ROOT, "again", at, 3600, is_maintenance=True))
+    assert "maintenance upgrade is at the same time" in " ".join(other["notes"])

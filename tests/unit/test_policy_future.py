@@ -90,6 +90,17 @@ def test_a_member_starts_inside_when_the_window_opens() -> None:
     assert plays(world, [1], Settings()) == {1: 600}
 
 
+def test_member_starts_on_a_node_of_its_reservation_without_maintenance() -> None:
+    kept = [Placement(name, (share(0, name),), 4.0, 0) for name in ("n1", "n2")]
+    course = Window("course", NOW - 60, NOW + 7200, tuple(kept), users=("ann",))
+    whole = [Placement(name, (share(0, name),), 16.0, 0, is_exclusive=True) for name in ("n1", "n2")]
+    waiting = [waits(1, limit_s=3600, reservation="course")]
+    for closed, starts_s in ((whole[:1], 0), (whole, 1200)):
+        upkeep = Window("upgrade", NOW + 600, NOW + 1200, tuple(closed))
+        world = replace(snapshot(node("n1", gpus=1), node("n2", gpus=1), waiting=waiting), windows=(course, upkeep))
+        assert plays(world, [1], Settings()) == {1: starts_s}
+
+
 def test_a_job_that_would_miss_its_deadline_never_starts() -> None:
     queue = [waits(1, limit_s=600, deadline_at=NOW + 2000), waits(2, limit_s=600)]
     world = snapshot(node(gpus=1), running=[held(9, 0, ends_in=3600)], waiting=queue)

@@ -308,12 +308,12 @@ def test_choose(cards: tuple[Any, ...], count: int, jobs: list[Any], expected: l
 
 
 def test_the_node_with_fewer_jobs_is_chosen() -> None:
-    entry = CalendarEntry("course", NOW + HOUR, HOUR, ())
+    entry = CalendarEntry("course", NOW + HOUR, HOUR, (), users=("ann",))
     machines = [node("n1", gpus=2), node("n2", gpus=2)]
     place = choose(Wish(gpus=1), entry, machines, [], [busy(7, 0)], NOW)
     assert place is not None
     assert place.node == "n2"
-    whole = CalendarEntry("all", NOW, DAY, (Placement("n1", (), 16.0, 0, is_exclusive=True),))
+    whole = CalendarEntry("all", NOW, DAY, (Placement("n1", (), 16.0, 0, is_exclusive=True),), users=("ann",))
     place = choose(Wish(gpus=2), entry, machines, [whole], [allocation(8, "n2", [share(0, "n2")])], NOW)
     assert place is not None
     assert [one.uuid for one in place.gpus] == [gpu_uuid("n2", 0), gpu_uuid("n2", 1)]

@@ -24,7 +24,7 @@ from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon import access
 from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
-from gpusched.daemon.commands import Hold, Release, Update
+from gpusched.daemon.commands import Hold, Release, Selection, Update
 from gpusched.daemon.turn import Deed
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.job import ArraySpec, Job
@@ -81,6 +81,30 @@ def test_what_others_hold_its_owner_cannot_release() -> None:
     assert lab.ask(Release(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
     assert lab.ask(Release(ANN, (second,)))[0]["changed"] == [str(second)]
     assert [lab.job(job_id).hold for job_id in (first, second, second + 1)] == [None, None, None]
+
+
+def test_hold_and_release_by_filter_touch_only_what_the_caller_may_change() -> None:
+    lab = Lab(cpus=1)
+    running, mine, other = lab.submit(), lab.submit(name="a"), lab.submit(name="b")
+    array = lab.submit(array=ArraySpec("0-3"), name="a")
+    ((bobs,),) = [answer["ids"] for answer in lab.ask(lab.submission(BOB, name="a"))]
+    lab.turn()
+    assert lab.job(running).state is JobState.RUNNING
+    everything = Selection(everything=True)
+    (tried,) = lab.ask(Hold(ANN, filters=everything, dry_run=True))
+    assert tried["changed"] == [str(mine), str(other), str(array)]
+    assert lab.job(mine).hold is None
+    assert lab.ask(Hold(ANN, filters=Selection(names=frozenset({"a"}))))[0]["changed"] == [str(mine), str(array)]
+    assert lab.ask(Hold(ANN, filters=everything))[0] == {"changed": [str(other)], "unchanged": [], "running": []}
+    named = Selection(states=frozenset({JobState.RUNNING}))
+    assert lab.ask(Hold(ANN, filters=named))[0]["running"] == [str(running)]
+    (refused,) = lab.ask(Hold(ANN, filters=Selection(users=frozenset({"bob"}))))
+    assert isinstance(refused, Forbidden)
+    assert lab.job(bobs).hold is None
+    assert lab.ask(Hold(ROOT, filters=Selection(users=frozenset({"ann"}), names=frozenset({"b"}))))[0]["changed"]
+    held = [str(running), str(mine), str(array)]
+    assert lab.ask(Release(ANN, filters=everything))[0] == {"changed": held, "unchanged": []}
+    assert lab.job(other).hold == "admin", "what others hold is theirs to release"
 
 
 def test_a_job_that_goes_first_in_ones_own_queue_does_not_go_first_in_that_of_others() -> None:

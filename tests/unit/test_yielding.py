@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Cancel, Hold, Selection, Update
+from gpusched.daemon.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.yielding import Requeue, Resume, Suspend, carry_out, pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.execution import Order, StopOrder, SuspendOrder
+from gpusched.model.job import RetryRule
 from gpusched.model.settings import AccountSettings, PreemptSettings, QosSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.snapshot import Resume as ResumeIt
@@ -323,6 +324,35 @@ def test_a_held_job_that_is_requeued_stays_held() -> None:
     one.turn()
     assert state(one, job_id) is JobState.PENDING
     assert one.scheduler.reason_for(one.job(job_id)).code is ReasonCode.JOB_HELD_USER
+
+
+def test_requeue_with_hold_ends_the_run_and_keeps_the_job() -> None:
+    one = lab()
+    job_id = one.submit()
+    one.turn()
+    one.ask(Requeue(ANN, (job_id,), hold=True))
+    one.turn()
+    assert (state(one, job_id), one.job(job_id).hold) == (JobState.PENDING, "user")
+    one.ask(Release(ANN, (job_id,)))
+    one.turn()
+    assert state(one, job_id) is JobState.RUNNING
+    one.ask(Requeue(ROOT, (job_id,), hold=True))
+    assert one.job(job_id).hold == "admin"
+
+
+def test_hold_of_a_running_job_says_that_it_runs_on() -> None:
+    one = lab()
+    job_id, once = one.submit(), one.submit(retry=RetryRule(requeue=False))
+    waits = one.submit(hold=True)
+    one.turn()
+    held, refused, no_requeue = one.ask(
+        Hold(ANN, (job_id, waits)), Hold(ANN, (once,)), Requeue(ANN, (waits,), hold=True)
+    )
+    assert held == {"changed": [str(job_id)], "unchanged": [str(waits)], "running": [str(job_id)]}
+    assert f"job {once} is RUNNING and has no other run to hold" in refused.message
+    assert f"gctl suspend {once}" in refused.hint
+    assert f"gctl hold {waits}" in no_requeue.hint
+    assert (state(one, job_id), state(one, once)) == (JobState.RUNNING, JobState.RUNNING)
 
 
 REFUSED = {

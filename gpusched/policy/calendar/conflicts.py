@@ -10,7 +10,7 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_duration
 from gpusched.policy.amounts import millicpus_of
-from gpusched.policy.calendar.entries import YEAR_S, active, meet_at, next_window, overlaps, shared, starts
+from gpusched.policy.calendar.entries import YEAR_S, active, meet_at, next_window, overlaps, rivals, shared, starts
 from gpusched.policy.draft import Layout
 
 
@@ -34,9 +34,10 @@ def conflicts(
 ) -> tuple[Conflict, ...]:
     """Entries that keep the same, then cores and memory that are not there, then jobs that run too long.
 
+    Maintenance is in nobody's way: it stands above reservations, in which nothing runs meanwhile.
     `name_of` tells what people call a job.
     """
-    others = sorted((other for other in entries if other.name != entry.name), key=lambda other: other.name)
+    others = sorted(rivals(entry, entries), key=lambda other: other.name)
     found = []
     for other in others:
         at = overlaps(entry, other, now)

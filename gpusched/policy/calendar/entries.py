@@ -94,6 +94,13 @@ def _first_after(entry: CalendarEntry, now: float) -> int:
 # --- which of them meet -------------------------------------------------------------------------
 
 
+def rivals(entry: CalendarEntry, entries: Iterable[CalendarEntry]) -> list[CalendarEntry]:
+    """The others that must not keep the same at the same time: none where either is maintenance."""
+    if entry.is_maintenance:
+        return []
+    return [other for other in entries if other.name != entry.name and not other.is_maintenance]
+
+
 def overlaps(one: CalendarEntry, other: CalendarEntry, now: float = -inf) -> float | None:
     """The first instant, within a year from now or from their starts, at which both keep the same card.
 

@@ -22,6 +22,7 @@ class Inside:
         self._open: dict[str, Window] = {}
         self._drafts: dict[str, Draft] = {}
         self._next: dict[str, float] = {}
+        self._maintenance = [window for window in snapshot.windows if window.is_maintenance]
         self._everywhere = Draft(layout)
         """All that runs, inside and outside: one that was there before a window opened may still hold its cards."""
         self.now: list[Ending] = []
@@ -54,11 +55,28 @@ class Inside:
         """Whether a running job is inside a window in force, and so holds nothing outside."""
         return held.reservation in self._open
 
-    def draft(self, name: str) -> Draft:
-        """What is free inside a window in force; for looking."""
+    def draft(self, name: str, now: float, end_at: float) -> Draft:
+        """What is free inside a window in force for a job that may run until then; for looking."""
         free = self._drafts[name].copy()
         free.limit_to(self._everywhere)
+        closed = self._closed(self._open[name], now, end_at)
+        for node in closed:
+            number = self._layout.node_number(node)
+            if number is not None:
+                _close(free, number)
+        free.count_cards()
         return free
+
+    def _closed(self, window: Window, now: float, end_at: float) -> dict[str, Window]:
+        """By node of a window, the maintenance that a job on it would run into."""
+        found: dict[str, Window] = {}
+        nodes = {place.node for place in window.held}
+        for other in self._maintenance:
+            if now < other.end_at and other.start_at < end_at:
+                for place in other.held:
+                    if place.node in nodes:
+                        found.setdefault(place.node, other)
+        return found
 
     def start(self, name: str | None, booking: Booking) -> None:
         """A job starts, a member inside or any other outside."""
@@ -81,6 +99,13 @@ class Inside:
             left = about(window.end_at - now)
             limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"
             return f"reservation {name} ends in {left}, and {limit}"
+        closed = self._closed(window, now, end_at)
+        if closed and len(closed) == len({place.node for place in window.held}):
+            other = min(closed.values(), key=lambda one: one.start_at)
+            if other.start_at <= now:
+                return f"maintenance {other.name} ends in {about(other.end_at - now)}"
+            begins = f"begins in {about(other.start_at - now)}"
+            return f"maintenance {other.name} {begins}, and the job's time limit is longer"
         return None
 
 
@@ -108,6 +133,14 @@ def _booking_of(window: Window, layout: Layout) -> Booking | None:
     )
 
 
+def _close(draft: Draft, node: int) -> None:
+    """Leave nothing free on a node. The cards are to be counted afterwards."""
+    draft.free_millicpus[node] = draft.free_mem_mib[node] = 0
+    draft.exclusive[node] = draft.jobs[node] = 1
+    for card in draft.layout.cards_of[node]:
+        draft.wholes[card.number] = 1
+
+
 def _draft_inside(window: Window, layout: Layout) -> Draft:
     """A draft in which only what the window keeps is free."""
     draft = Draft(layout)
@@ -120,12 +153,14 @@ def _draft_inside(window: Window, layout: Layout) -> Draft:
     }
     for number in range(len(layout.nodes)):
         place = kept.get(number)
-        draft.free_millicpus[number] = 0 if place is None else round(place.cpus * 1000)
-        draft.free_mem_mib[number] = 0 if place is None else place.mem_mib
-        draft.exclusive[number] = int(place is None)
+        if place is None:
+            _close(draft, number)
+            continue
+        draft.free_millicpus[number] = round(place.cpus * 1000)
+        draft.free_mem_mib[number] = place.mem_mib
         # Where only part of a node is kept, others use the rest: nobody inside can have the node alone.
-        draft.jobs[number] = int(place is None or not place.is_exclusive)
-        if place is not None and not place.is_exclusive:
+        draft.jobs[number] = int(not place.is_exclusive)
+        if not place.is_exclusive:
             draft.free_resources[number] = dict(place.resources)
     for card in layout.cards:
         if card.number not in cards:

@@ -10,7 +10,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
-from gpusched.policy.calendar.entries import meet_at, next_window
+from gpusched.policy.calendar.entries import meet_at, next_window, rivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def choose(
     """
     window = next_window(entry, now)
     begins_at = entry.start_at if window is None else window.start_at
-    meeting = [other for other in entries if other.name != entry.name and meet_at(entry, other, now) is not None]
+    meeting = [other for other in rivals(entry, entries) if meet_at(entry, other, now) is not None]
     taken = {share.uuid for other in meeting for place in other.held for share in place.gpus}
     taken_nodes = {place.node for other in meeting for place in other.held if place.is_exclusive}
     late = [held for held in allocations if held.expected_end_at is None or held.expected_end_at > begins_at]

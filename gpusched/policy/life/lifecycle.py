@@ -325,7 +325,7 @@ def finish(
     failure = failure_of(run)
     if run.outcome is None or run.end_at is None:
         raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({story_of(job)})")
-    rule = job.spec.retry if job.spec.adopted is None else _ONCE
+    rule = _rule_of(job)
     job = evolve(
         job,
         exit_code=run.exit_code,
@@ -427,6 +427,16 @@ def past_deadline(job: Job, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
         text = f"can no longer end by its deadline: its time limit is {format_duration(limit)}"
     job = evolve(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+
+
+def may_run_again(job: Job) -> bool:
+    """Whether another run may follow the open one: a requeue or a retry."""
+    rule = _rule_of(job)
+    return job.cancel_at is None and (rule.requeue or job.failures < rule.retries)
+
+
+def _rule_of(job: Job) -> RetryRule:
+    return job.spec.retry if job.spec.adopted is None else _ONCE
 
 
 def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, JobEvent]:
