@@ -132,6 +132,8 @@ def _print_check(request: dict[str, Any], given: Values) -> int:
 
 def _print(client: Client, answer: dict[str, Any], given: Values, verb: str) -> int:
     name, jobs = answer["pipeline"], answer["jobs"]
+    for text in answer.get("notes", ()):
+        output.note("gsub", printable(text))
     if given.get("json"):
         output.print_json({"pipeline": name, "jobs": jobs})
     elif given.get("quiet"):

@@ -158,6 +158,8 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
             f"{folded_ids(running)} {go_on}, and may not start again before it is released; to stop it now: "
             f"gctl requeue --hold {ids}, or gctl suspend {ids}",
         )
+    for text in answer.get("notes", ()):
+        output.note("gctl", printable(text))
     for kept in answer.get("kept", ()):
         gpus = "its GPU" if kept["gpus"] == 1 else f"its {kept['gpus']} GPUs"
         output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have them: gctl requeue {kept['id']}")

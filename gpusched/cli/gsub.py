@@ -87,7 +87,7 @@ def body(words: list[str]) -> int:
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]
-        of_key: dict[str, Any] = {key: answer[key] for key in ("existing", "differs") if key in answer}
+        of_key: dict[str, Any] = {key: answer[key] for key in ("existing", "differs", "notes") if key in answer}
         if values.get("json") and not values.get("wait"):
             output.print_json({"job": job, **of_key})
         elif values.get("quiet"):
@@ -95,7 +95,7 @@ def body(words: list[str]) -> int:
         elif not values.get("json"):
             sys.stdout.write(f"Submitted job {job['id']}\n")
         say_found(answer, values)
-        sys.stdout.flush()
+        _say_notes(answer)
         if (seen := answer.get("vram")) and seen["proposal"]:
             sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
         if values.get("follow"):
@@ -197,10 +197,17 @@ def _batch_lines(path: str) -> list[str]:
     return lines
 
 
+def _say_notes(answer: dict[str, Any]) -> None:
+    """What the scheduler remarks on what it has taken; after the result, also where both go to one terminal."""
+    sys.stdout.flush()
+    for text in answer.get("notes", ()):
+        output.note("gsub", printable(text))
+
+
 def _print_batch(answer: dict[str, Any], values: Values) -> int:
     ids = answer["ids"]
     if values.get("json"):
-        output.print_json({"ids": ids})
+        output.print_json({"ids": ids, **({"notes": answer["notes"]} if "notes" in answer else {})})
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{job_id}\n" for job_id in ids))
     elif len(ids) == 1:
@@ -210,11 +217,11 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
     else:
         # Repeated arrays: the ids between are those of their tasks.
         sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
+    _say_notes(answer)
     if values.get("wait"):
         from gpusched.cli.gwait import await_all
 
         with connect() as client:
-            sys.stdout.flush()
             return await_all(client, [str(job_id) for job_id in ids], None, "gsub")
     return 0
 

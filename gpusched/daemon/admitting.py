@@ -12,7 +12,8 @@ from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_duration
 from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
-from gpusched.policy.life.dependencies import find_cycle, parse_dependency
+from gpusched.policy.life.dependencies import Never, evaluate, find_cycle, parse_dependency
+from gpusched.policy.life.lifecycle import ends_unsatisfied
 from gpusched.policy.sharing.admission import default_account, foreign_account, qos_of, time_limit, why_refused
 from gpusched.policy.sharing.alone import slice_refusal
 
@@ -206,6 +207,22 @@ def check_dependency(dependency: str, turn: Turn) -> None:
         if one.job_id and lookup(one.job_id) is None:
             gone = " any more" if one.job_id < turn.world.next_id else ""
             raise Refused(f"there is no job {one.shown_id}{gone} to depend on", "list the jobs with: gq -a")
+
+
+def never_starts(spec: JobSpec, turn: Turn) -> str | None:
+    """What becomes of a job whose dependency can never come true, to follow its name; None while it may.
+
+    Not refused: whether the job that it names has failed yet is a matter of moments to a script that submits both.
+    """
+    if not spec.dependency:
+        return None
+    expression = parse_dependency(spec.dependency)
+    verdict = evaluate(expression, turn.world.lookup_parents(turn.jobs, expression))
+    if not isinstance(verdict, Never):
+        return None
+    ends = ends_unsatisfied(spec, turn.settings, is_spared=verdict.is_spared)
+    fate = "cancelled at once" if ends else "pending until the dependency is changed: gctl update ID dependency="
+    return f"can never start: {verdict.text}; {fate}"
 
 
 def check_circle(after: Job, turn: Turn) -> None:

@@ -22,11 +22,12 @@ from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label, printable
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
+from gpusched.policy.words import name_some
 from gpusched.ports import JobFilter
 
 from . import adopting, deserting, keys, pipelines, reserving, yielding
 from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
-from .admitting import check_nice, check_submission, check_update, complete_all, completed
+from .admitting import check_nice, check_submission, check_update, complete_all, completed, never_starts
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller, Selection, named, no_job_for, select, with_tasks
 from .turn import Deed, Turn
@@ -163,6 +164,9 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         check_nice(nice, queue, command.caller, settings)
     specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
+    never = {spec.dependency: text for spec in specs if (text := never_starts(spec, turn)) is not None}
+    doomed: dict[str, list[str]] = {}
+    """Jobs that can never start, by why."""
     check_stored(command.payloads, command.caller, turn)
     ids = []
     names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
@@ -172,10 +176,12 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         job = new_job(world.next_id, command.caller, spec, now)
         world.next_id = job.last_id + 1
         ids.append(job.id)
+        if spec.dependency in never:
+            doomed.setdefault(never[spec.dependency], []).append(str(job.id))
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
         record(job, f"submitted by {command.caller.user}{origin}{left_out}", turn)
     turn.changes.payloads.update(command.payloads)
-    return {"ids": ids}
+    return {"ids": ids, "notes": [f"{name_some('job', names)} {text}" for text, names in doomed.items()]}
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
@@ -399,7 +405,11 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             run = turn.run_of(before)
             turn.order(run.id, LimitOrder(after.spec.time_limit_s))
             turn.world.put_run(run)
-    return {"changed": [job.shown_id for job in jobs]}
+    answer: dict[str, Any] = {"changed": [job.shown_id for job in jobs]}
+    if command.changes.get("dependency"):
+        found = ((after, never_starts(after.spec, turn)) for _, after in updated)
+        answer["notes"] = [f"job {after.shown_id} {text}" for after, text in found if text is not None]
+    return answer
 
 
 def _has_ended(job: Job) -> Refused:

@@ -18,7 +18,7 @@ from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.cycle import decide
-from gpusched.policy.life.dependencies import Satisfied, evaluate, parse_dependency
+from gpusched.policy.life.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.policy.ordering import class_key
 
 
@@ -66,6 +66,9 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
         world = scheduler.world
         earlier = world.earlier_namesake(caller.uid, spec.name) if expression.is_singleton else None
         verdict = evaluate(expression, world.lookup_parents(scheduler.store.jobs, expression), earlier)
+        if isinstance(verdict, Never):
+            text = f"could never start: {verdict.text}"
+            return Forecast("waits", text, "DependencyNeverSatisfied")
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
     outlook = Outlook.of(scheduler, job)

@@ -19,7 +19,7 @@ from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
 from .access import Hidden, is_admin
-from .admitting import check_nice, check_submission, complete_all
+from .admitting import check_nice, check_submission, complete_all, never_starts
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller
 from .turn import Turn
@@ -123,12 +123,15 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     turn.changes.pipelines[number] = pipeline
     specs = complete_all([steps[name].spec for name in ordered], caller.user, turn.settings)
     ids: dict[str, int] = {}
+    notes = []
     for name, spec in zip(ordered, specs, strict=True):
+        if (text := never_starts(replace(spec, step=name), turn)) is not None:
+            notes.append(f"step {name} {text}")
         dependency = policy.dependency_of(steps[name].needs, ids, spec.dependency)
         made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
         ids[name] = _make(made, f"submitted by {caller.user} as step {name} of {pipeline.id}", caller, turn)
     turn.changes.payloads.update(command.payloads)
-    return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in steps}}
+    return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in steps}, "notes": notes}
 
 
 def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:

@@ -18,12 +18,12 @@ def settle_dependencies(turn: Turn) -> bool:
         # The end of one may be what others wait for.
         is_moving = turn.settle_arrays()
         for job, verdict in world.settle_dependencies(turn.now):
-            if lifecycle.ends_unsatisfied(job, turn.settings, is_spared=verdict.is_spared):
+            if lifecycle.ends_unsatisfied(job.spec, turn.settings, is_spared=verdict.is_spared):
                 is_moving = True
                 _give_up(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
         # Only now: the array of such a task may have been given up whole.
         for job, text in world.settle_counterparts(turn.now):
-            if lifecycle.ends_unsatisfied(job, turn.settings):
+            if lifecycle.ends_unsatisfied(job.spec, turn.settings):
                 is_moving = True
                 _give_up(turn, job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
     return world.lined_up != before

@@ -78,7 +78,7 @@ class Client:
         self._freeze(spec, options.get("snapshot"))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        _warn_excluded(answer)
+        _warn(answer)
         return read_job(answer["job"], answer.get("existing", False))
 
     def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
@@ -90,7 +90,7 @@ class Client:
         spec = spec_of(options, "submit_all", ("lines",))
         self._freeze(spec, options.get("snapshot"))
         answer = self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
-        _warn_excluded(answer)
+        _warn(answer)
         return [str(job_id) for job_id in answer["ids"]]
 
     def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> Job:
@@ -267,8 +267,10 @@ class Client:
 _ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})
 
 
-def _warn_excluded(answer: Mapping[str, Any]) -> None:
-    """Say which variables of this process the job will not have."""
+def _warn(answer: Mapping[str, Any]) -> None:
+    """Say what the scheduler remarks, and which variables of this process the job will not have."""
+    for note in answer.get("notes", ()):
+        warnings.warn(note, stacklevel=3)
     if names := answer.get("env_excluded"):
         text = f"not in the job's environment: {', '.join(names)}; pass them on with extra_env="
         warnings.warn(text, stacklevel=3)

@@ -305,3 +305,25 @@ def test_closed_streams_do_no_harm(sh: Shell) -> None:
     assert done.returncode == 0
     (job_id,) = sh.ok("gq", "--quiet", "-n", "closed").split()
     sh.ok("gcancel", job_id)
+
+
+DOOMED = "can never start: depends on the success of job 1, which ended as FAILED; cancelled at once"
+
+
+def test_what_can_never_start_is_submitted_with_a_note(own: Shell) -> None:
+    parent = own.submit("--", "false")
+    own.type("gwait", parent)
+    done = own.type("gsub", "-d", f"afterok:{parent}", "--", "true")
+    assert (done.code, done.out, done.err) == (0, "Submitted job 2\n", f"gsub: job 2 {DOOMED}\n")
+    done = own.type("gsub", "--json", "-d", f"afterok:{parent}", "--", "true")
+    assert json.loads(done.out)["notes"] == [f"job 3 {DOOMED}"]
+    done = own.type("gsub", "--parsable", "-d", f"afterok:{parent}", "--batch", "-", stdin=b"true\ntrue\n")
+    assert (done.out, done.err) == ("4\n5\n", f"gsub: jobs 4 and 5 {DOOMED}\n")
+    write(own.work / "p.toml", f'[step.a]\nrun = "true"\ndependency = "afterok:{parent}"\n')
+    done = own.type("gsub", "--dag", "p.toml")
+    assert (done.code, done.err) == (0, f"gsub: step a {DOOMED}\n")
+    dry = own.ok("gsub", "--dry-run", "-d", f"afterok:{parent}", "--", "true")
+    assert dry.startswith("could never start: depends on the success of job 1, which ended as FAILED\n")
+    held = own.submit("-H", "--", "true")
+    done = own.type("gctl", "update", held, f"dependency=afterok:{parent}")
+    assert done.err == f"gctl: job {held} {DOOMED}\n"

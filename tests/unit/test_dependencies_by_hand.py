@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from lab import ANN, BOB, Lab
 
 from gpusched.daemon.commands import Cancel, Hold, Release, Update
+from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Selection
 from gpusched.daemon.yielding import Requeue
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.model.job import ArraySpec
 from gpusched.model.states import JobState
+from gpusched.testing import spec
 
 THREE = ArraySpec("0-2")
 
@@ -213,3 +216,71 @@ def test_a_task_that_will_never_start_is_known_as_cancelled(has_ended: bool) -> 
     assert lab.job(ids[1]).reason_text == f"depends on the success of job {array}_2, which ended as CANCELLED"
     lab.restart()
     assert lab.job(lab.submit(dependency=f"afterany:{array}_2={last}")).state is JobState.RUNNING
+
+
+# --- what can never come true is said at submission ---------------------------------------------------
+
+
+def failed(lab: Lab) -> int:
+    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = Outcome(exit_code=3, runs_s=1)
+    job_id = lab.submit()
+    lab.turn(2)
+    assert lab.job(job_id).state is JobState.FAILED
+    return job_id
+
+
+def notes(lab: Lab, **parts: Any) -> list[str]:
+    (answer,) = lab.ask(lab.submission(**parts))
+    found: list[str] = answer["notes"]
+    return found
+
+
+def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() -> None:
+    lab = Lab(gpus=0)
+    parent = failed(lab)
+    never = f"depends on the success of job {parent}, which ended as FAILED"
+    assert notes(lab, dependency=f"afterok:{parent}") == [f"job 2 can never start: {never}; cancelled at once"]
+    assert lab.job(2).state is JobState.CANCELLED
+    waits = f"can never start: {never}; pending until the dependency is changed: gctl update ID dependency="
+    assert notes(lab, dependency=f"afterok:{parent}", never_satisfied="wait") == [f"job 3 {waits}"]
+    assert lab.job(3).state is JobState.PENDING
+    # An array is one submission, and so are the lines of a batch.
+    assert notes(lab, dependency=f"afterok:{parent}", array=THREE)[0].startswith("job 4 can never start: ")
+    one = lab.submission(dependency=f"afterok:{parent}")
+    (answer,) = lab.ask(replace(one, specs=[*one.specs] * 5))
+    assert answer["notes"][0].startswith("jobs 8, 9, 10 and 2 more can never start: ")
+    chained = notes(lab, dependency=f"afterok:{answer['ids'][0]}")
+    assert chained == [
+        "job 13 can never start: depends on the success of job 8, which ended as CANCELLED; cancelled at once"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["afterany", "afternotok", "after"])
+def test_a_dependency_that_has_come_true_is_not_noted(kind: str) -> None:
+    lab = Lab(gpus=0)
+    assert notes(lab, dependency=f"{kind}:{failed(lab)}") == []
+
+
+def test_a_dependency_of_which_another_part_may_come_true_is_not_noted() -> None:
+    lab = Lab(gpus=0)
+    parent, other = failed(lab), lab.submit(hold=True)
+    assert notes(lab, dependency=f"afterok:{parent}?afterok:{other}") == []
+    assert len(notes(lab, dependency=f"afterok:{parent},afterok:{other}")) == 1
+
+
+def test_a_dependency_that_an_update_makes_impossible_is_noted() -> None:
+    lab = Lab(gpus=0)
+    parent, child = failed(lab), lab.submit(hold=True)
+    answer = update(lab, child, dependency=f"afterok:{parent}")
+    assert answer["notes"] == [
+        f"job {child} can never start: depends on the success of job {parent}, which ended as FAILED; cancelled at once"
+    ]
+    assert "notes" not in update(lab, lab.submit(hold=True), nice=1)
+
+
+def test_a_dry_run_says_what_can_never_start() -> None:
+    lab = Lab(gpus=0)
+    parent = failed(lab)
+    found = forecast(spec(dependency=f"afterok:{parent}"), ANN, lab.scheduler)()
+    assert (found.verdict, found.reason) == ("waits", "DependencyNeverSatisfied")
+    assert found.text == f"could never start: depends on the success of job {parent}, which ended as FAILED"

@@ -19,7 +19,7 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
-from gpusched.model.job import Job, JobEvent, RetryRule, Run
+from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -387,15 +387,15 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
-def ends_unsatisfied(job: Job, settings: Settings, *, is_spared: bool = False) -> bool:
+def ends_unsatisfied(spec: JobSpec, settings: Settings, *, is_spared: bool = False) -> bool:
     """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed.
 
     A step of a pipeline that `is_spared`, because others went well, has nothing to be mended, and would keep the
     pipeline from its end.
     """
-    if is_spared and job.spec.step is not None and job.spec.never_satisfied is None:
+    if is_spared and spec.step is not None and spec.never_satisfied is None:
         return True
-    return (job.spec.never_satisfied or settings.life.never_satisfied) == "cancel"
+    return (spec.never_satisfied or settings.life.never_satisfied) == "cancel"
 
 
 def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
