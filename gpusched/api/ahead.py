@@ -21,6 +21,7 @@ from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.ahead.whatif import Alternative
+from gpusched.policy.life.intruders import in_words, intruder_text
 from gpusched.policy.ordering import class_key
 
 
@@ -35,9 +36,10 @@ async def why(request: web.Request) -> web.Response:
     parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)
-    over = facts.vram_over
-    if over is not None:
-        text = f"runs; {over}"
+    about_gpus = [facts.vram_over, *map(in_words, facts.unbooked)]
+    about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in facts.intruders]
+    if job.state is JobState.RUNNING and any(about_gpus):
+        text = "; ".join(["runs", *filter(None, about_gpus)])
     shares = facts.shares.items() if job.state is JobState.RUNNING and facts.run else ()
     index_of = {share.uuid: share.index for share in facts.run.gpus} if facts.run else {}
     limits = {f"GPU {gpu_label(index_of[uuid])}": share.enforcement for uuid, share in shares}

@@ -1,4 +1,4 @@
-"""Handler about processes on GPUs that belong to no job: whose they are, and what they cost the queue."""
+"""Handler about processes on GPUs that no booking explains: whose they are, and what they cost the queue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ async def foreign(request: web.Request) -> web.Response:
         for view in node.gpus
     ]
     rows = [
-        {**row, **_told(viewer, row["pid"])} for node, view, status in found for row in _rows(node, view, status, now)
+        {**row, **_told(viewer, row["pid"])}
+        for node, view, status in found
+        for row in _rows(viewer, node, view, status, now)
     ]
     held: dict[int, int] = {}
     for row in rows:
@@ -68,7 +70,7 @@ def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
     }
 
 
-def _rows(node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:
+def _rows(viewer: Viewer, node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:
     rows = []
     for process in status.intruders:
         # The card does nothing for anybody since then, so neither for this process.
@@ -81,6 +83,7 @@ def _rows(node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[
                 "pid": process.pid,
                 "user": process.user,
                 "name": process.name,
+                "job": viewer.job_of(process.run),
                 "vram_mib": process.vram_mib,
                 "started_at": process.started_at,
                 "age_s": None if process.started_at is None else max(0.0, now - process.started_at),

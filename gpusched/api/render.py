@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
 from gpusched.policy.life.arrays import swept
 from gpusched.policy.life.dependencies import as_typed, parse_dependency
+from gpusched.policy.life.intruders import Intruder
 
 SCHEMA_VERSION = 1
 
@@ -43,6 +44,12 @@ class JobContext:
     """By GPU UUID, what is known of the cards that its open run shares."""
     vram_over: str | None = None
     """A sentence when its run is known to hold more VRAM than it booked."""
+    unbooked: Sequence[Intruder] = ()
+    """Its open run, on GPUs that it did not book."""
+    intruders: Sequence[Intruder] = ()
+    """What is on the GPUs of its open run without a booking."""
+    name_of_run: Callable[[str], str] = str
+    """Of a run's handle, its job as people know it."""
     fallback_of: str | None = None
     """Of a fallback: the id of the failed job as people know it."""
 
@@ -65,6 +72,19 @@ def _gpu(share: GpuShare, facts: ShareFacts | None) -> dict[str, Any]:
         "vram_used_mib": facts.used_mib if facts else None,
         "enforcement": facts.enforcement if facts else None,
         "enforcement_why": facts.enforcement_why if facts else None,
+    }
+
+
+def _intruder(one: Intruder, ctx: JobContext) -> dict[str, Any]:
+    process = one.process
+    return {
+        "uuid": one.uuid,
+        "index": one.index,
+        "pid": process.pid,
+        "user": process.user,
+        "name": process.name,
+        "vram_mib": one.vram_mib,
+        "job": None if one.run is None else ctx.name_of_run(one.run),
     }
 
 
@@ -157,6 +177,10 @@ JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
     "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
     "idle_at": lambda job, ctx: ctx.run.idle_at if ctx.run and job.state is JobState.RUNNING else None,
     "vram_over": lambda job, ctx: ctx.vram_over,
+    "unbooked_gpus": lambda job, ctx: [
+        {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.unbooked
+    ],
+    "intruders": lambda job, ctx: [_intruder(one, ctx) for one in ctx.intruders],
     "nodes": lambda job, ctx: job.spec.request.nodes,
     "gpus_per_node": lambda job, ctx: job.spec.request.gpus,
     "gpus_linked": lambda job, ctx: job.spec.request.is_linked,

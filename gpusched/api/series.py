@@ -62,7 +62,7 @@ GPU_UTILISATION = Family(
 GPU_MEMORY = Family("gpusched_gpu_memory_bytes", "gauge", "VRAM without the driver's reserve.", _GPU, unit="bytes")
 GPU_MEMORY_USED = Family("gpusched_gpu_memory_used_bytes", "gauge", "VRAM that processes use.", _GPU, unit="bytes")
 GPU_MEMORY_FOREIGN = Family(
-    "gpusched_gpu_memory_foreign_bytes", "gauge", "VRAM that processes of no job use, at its recent peak.", _GPU,
+    "gpusched_gpu_memory_foreign_bytes", "gauge", "VRAM used without a booking, at its recent peak.", _GPU,
     unit="bytes",
 )  # fmt: skip
 GPU_TEMPERATURE = Family("gpusched_gpu_temperature_celsius", "gauge", "Temperature.", _GPU, unit="celsius")

@@ -23,7 +23,18 @@ PUBLIC = frozenset(
         *("priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at", "end_at"),
         *("preempt_at", "suspended_at", "suspended_s", "time_limit_s", "exit_code", "signal", "node", "gpus"),
         *("gpu_request", "cpus", "mem_mib", "idle_at", "nodes", "gpus_per_node", "gpus_linked", "nodelist", "exclude"),
-        *("constraint", "prefer", "exclusive", "licenses", "resources", "run", "restarts", "retries", "failures"),
+        *(
+            "constraint",
+            "prefer",
+            "exclusive",
+            "licenses",
+            "resources",
+            "run",
+            "restarts",
+            "retries",
+            "failures",
+            "unbooked_gpus",
+        ),
     }
 )
 """Keys of a job that strangers see when they see it at all: who holds or waits for how much, since when, until when."""
@@ -34,6 +45,7 @@ MASKED: dict[str, Any] = {
     **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at", "vram_over")),
     **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),
     "depends_on": [],
+    "intruders": [],
 }
 """What strangers get in place of the others."""
 
@@ -130,16 +142,20 @@ class Viewer:
     def job_json(self, job: Job, ctx: JobContext) -> dict[str, Any]:
         """A job as this caller sees it."""
         if self.sees_all_of(job):
-            found = job_json(job, ctx)
-            return {**found, "reason_text": self.text(found["reason_text"])}
+            return {name: self._shown(name, value) for name, value in job_json(job, ctx).items()}
         return {name: make(job, ctx) if name in PUBLIC else MASKED[name] for name, make in JOB_FIELDS.items()}
 
     def row(self, job: Job, ctx: JobContext, names: Iterable[str]) -> list[Any]:
         """Some of its keys, in this order."""
         if self.sees_all_of(job):
-            makers = [(name, JOB_FIELDS[name](job, ctx)) for name in names]
-            return [self.text(value) if name == "reason_text" else value for name, value in makers]
+            return [self._shown(name, JOB_FIELDS[name](job, ctx)) for name in names]
         return [JOB_FIELDS[name](job, ctx) if name in PUBLIC else MASKED[name] for name in names]
+
+    def _shown(self, name: str, value: Any) -> Any:
+        """The value of a key, in which other jobs are named as far as the caller may know of them."""
+        if name == "intruders":
+            return [{**one, "job": self.name(one["job"])} for one in value]
+        return self.text(value) if name == "reason_text" else value
 
     def run_json(self, job: Job, run: Run) -> dict[str, Any]:
         """One of its runs."""
@@ -172,7 +188,10 @@ class Viewer:
         hidden = _NAMING_FACTS if self.is_restricted else frozenset[str]()
         if self._is_hidden_reservation(facts.get("reservation")):
             hidden |= _CALENDAR_FACTS
-        return {name: value for name, value in facts.items() if name not in hidden}
+        shown = {name: value for name, value in facts.items() if name not in hidden}
+        if "unavailable" in shown:
+            shown["unavailable"] = [{**one, "why": self.text(one["why"])} for one in shown["unavailable"]]
+        return shown
 
     def text(self, text: str | None) -> str | None:
         """A sentence in which jobs and reservations that the caller must not know of have no name."""
@@ -202,6 +221,14 @@ class Viewer:
             return False
         entry = self.service.scheduler.world.calendar.get(name)
         return entry is not None and not self.may_use(entry)
+
+    def job_of(self, handle: str | None) -> str | None:
+        """The name of a run's job; `-` when the caller must not know that there is such a job, None of no run."""
+        return None if handle is None else self.name(self.service.scheduler.name_of_run(handle))
+
+    def name(self, shown_id: str | None) -> str | None:
+        """A job's name; `-` when the caller must not know that there is such a job."""
+        return shown_id if shown_id is None or not self.is_restricted or self._knows(shown_id) else "-"
 
     def _veiled(self, found: re.Match[str]) -> str:
         if all(map(self._knows, _NUMBER.findall(found[2]))):

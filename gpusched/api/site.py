@@ -154,6 +154,7 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
                 "vram_mib": process.vram_mib,
                 "name": process.name,
                 "started_at": process.started_at,
+                "job": viewer.job_of(process.run),
             }
             for process in status.intruders
         ],
@@ -252,11 +253,16 @@ async def shutdown(request: web.Request) -> web.Response:
 
 async def doctor(request: web.Request) -> web.Response:
     """GET /v1/doctor"""
-    caller_of(request)
+    viewer = viewer_of(request)
     return respond(
         checks=[
-            {**plain(check), "level": check.level or ("ok" if check.ok else "fail")}
-            for check in daemon_checks(service_of(request).scheduler)
+            {
+                **plain(check),
+                "text": viewer.text(check.text),
+                "hint": viewer.text(check.hint),
+                "level": check.level or ("ok" if check.ok else "fail"),
+            }
+            for check in daemon_checks(viewer.service.scheduler)
         ]
     )
 

@@ -1,4 +1,4 @@
-"""ginfo --foreign: who uses GPUs without a job, and what that costs the queue."""
+"""ginfo --foreign: who uses GPUs without a booking, and what that costs the queue."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def show_foreign(values: Values) -> int:
         sys.stdout.write("".join(f"{pid}\n" for pid in sorted({row["pid"] for row in rows})))
         return 0
     if not rows:
-        sys.stdout.write("no process is on a GPU without a job\n")
+        sys.stdout.write("no process is on a GPU without a booking\n")
         return 0
     is_anybody_told = any(row["told_at"] is not None for row in rows)
-    titles = ("GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT")
+    is_any_of_job = any(row["job"] is not None for row in rows)
+    titles = ["GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT"]
+    titles += ["OF"] * is_any_of_job + ["TOLD"] * is_anybody_told
     tables.print_table(
-        (*titles, "TOLD") if is_anybody_told else titles,
+        titles,
         [
             (
                 gpu_label(row["gpu"]),
@@ -44,6 +46,7 @@ def show_foreign(values: Values) -> int:
                 _lasting(row["age_s"]),
                 _lasting(row["gpu_idle_s"]),
                 "-" if row["jobs_kept_waiting"] is None else str(row["jobs_kept_waiting"]),
+                *((owner_of(row["job"]),) if is_any_of_job else ()),
                 *((_told(row),) if is_anybody_told else ()),
             )
             for row in rows
@@ -55,6 +58,13 @@ def show_foreign(values: Values) -> int:
         jobs = "1 waiting job" if count == 1 else f"{count} waiting jobs"
         sys.stdout.write(f"{jobs} would start now without all of them\n")
     return 0
+
+
+def owner_of(job: str | None) -> str:
+    """Whose a process without a booking is; `-` is a job that the caller must not know of."""
+    if job is None:
+        return "no job"
+    return f"{'another job' if job == '-' else f'job {job}'}, which did not book it"
 
 
 def _told(row: dict[str, Any]) -> str:

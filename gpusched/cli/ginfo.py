@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FAULTS = 3
 """Of each GPU."""
 _FOREIGN = 8
-"""Processes of no job that are listed."""
+"""Processes without a booking that are listed."""
 
 
 def main() -> int:
@@ -102,6 +102,10 @@ def _print(cluster: dict[str, Any]) -> None:
         tables.print_table(titles, gpus, right=right)
     _print_shared(cluster["gpus"])
     _print_faults(cluster["gpus"])
+    if not any(gpu["foreign"] for gpu in cluster["gpus"]):
+        return
+    from gpusched.cli.foreign import owner_of
+
     foreign = [
         (
             gpu_label(gpu["index"]),
@@ -109,15 +113,15 @@ def _print(cluster: dict[str, Any]) -> None:
             printable(process["user"] or "?"),
             format_size_mib(process["vram_mib"]),
             printable(process["name"] or "?"),
+            owner_of(process["job"]),
         )
         for gpu in cluster["gpus"]
         for process in gpu["foreign"]
     ]
-    if foreign:
-        sys.stdout.write("\nprocesses of no job:\n")
-        tables.print_table(("GPU", "PID", "USER", "VRAM", "NAME"), foreign[:_FOREIGN], right=frozenset({0, 1}))
-        if len(foreign) > _FOREIGN:
-            sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all, and what they cost: ginfo --foreign\n")
+    sys.stdout.write("\nprocesses on GPUs without a booking:\n")
+    tables.print_table(("GPU", "PID", "USER", "VRAM", "NAME", "OF"), foreign[:_FOREIGN], right=frozenset({0, 1}))
+    if len(foreign) > _FOREIGN:
+        sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all, and what they cost: ginfo --foreign\n")
 
 
 def without_gpus(nodes: list[dict[str, Any]]) -> str:

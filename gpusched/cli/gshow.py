@@ -157,7 +157,24 @@ def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
                 held = format_size_mib(gpu["vram_used_mib"])
                 kept = f"holds {held} of {format_size_mib(gpu['vram_mib'])} booked; {kept}"
             found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: {kept}"))
-    return found + ([("Too much", job["vram_over"])] if job["vram_over"] else [])
+    found += [("Too much", job["vram_over"])] if job["vram_over"] else []
+    found += [("Unbooked", f"uses {_held(gpu)}, which it did not book") for gpu in job["unbooked_gpus"]]
+    return found + [("Intruder", f"{_intruder(one)} on {_held(one)}") for one in job["intruders"]]
+
+
+def _held(gpu: dict[str, Any]) -> str:
+    """A GPU, and how much of it is held."""
+    return f"GPU {gpu_label(gpu['index'])} ({format_size_mib(gpu['vram_mib'])})"
+
+
+def _intruder(one: dict[str, Any]) -> str:
+    """What is on a GPU of the job without a booking."""
+    if one["job"] is not None:
+        from gpusched.cli.foreign import owner_of
+
+        return owner_of(one["job"]) + ","
+    known = ", ".join(word for word in (one["name"], one["user"] and f"of {one['user']}") if word)
+    return f"process {one['pid']}" + (f" ({known})" if known else "")
 
 
 def _state(job: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from gpusched.model.units import format_duration, gpu_label
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
+from gpusched.policy.life.intruders import in_words
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 from gpusched.policy.words import plural
@@ -38,6 +39,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _books(scheduler),
         _gpus(scheduler),
         _gpu_faults(scheduler),
+        _unbooked_use(scheduler),
         _isolation(scheduler),
         _access(scheduler),
         _checkpoints(scheduler),
@@ -149,6 +151,23 @@ def _gpu_faults(scheduler: Scheduler) -> Check:
         hint = "only a daemon that root runs, or kernel.dmesg_restrict=0, brings what happened before it was started"
         return Check("gpu faults", True, reading.log_trouble, hint, "warn")
     return Check("gpu faults", True, "heard from the driver and read from the kernel's log, where there are GPUs")
+
+
+def _unbooked_use(scheduler: Scheduler) -> Check:
+    found = scheduler.intruders.unbooked()
+    if not found:
+        return Check("unbooked use", True, "every job keeps to the GPUs that it booked")
+    jobs = {one.run: scheduler.world.open_runs.get(one.run) for one in found if one.run is not None}
+    texts = []
+    for one in found:
+        name = scheduler.name_of_run(one.run or "")
+        run = jobs[one.run or ""]
+        user = "" if run is None else f" of {scheduler.world.jobs[run.job_id].user}"
+        texts.append(f"job {name}{user} {in_words(one)}")
+    hint = "its owner is told; end such a job with gcancel"
+    if scheduler.settings.gpu.astray != "end":
+        hint += ', or have the daemon do so: [gpu] astray = "end"'
+    return Check("unbooked use", True, "; ".join(texts), hint, "warn")
 
 
 def _queues(scheduler: Scheduler) -> Check:

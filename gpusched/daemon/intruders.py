@@ -126,15 +126,17 @@ class IntruderWatch:
         if job is None or self._told_at(run, INTRUDER, mark, turn) is not None:
             return
         text = intruder_text(one, _names(turn.world))
-        self._tell(job, run, INTRUDER, text, turn)
-        notify(turn, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", text)
+        # Whoever reads the story sees in it what that person may; a message has to say less from the beginning.
+        sent = text if one.run is None else _veiled(text, one.run, job, turn)
+        self._tell(job, run, INTRUDER, text, turn, sent)
+        notify(turn, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
 
-    def _tell(self, job: Job, run: Run, kind: str, text: str, turn: Turn) -> None:
+    def _tell(self, job: Job, run: Run, kind: str, text: str, turn: Turn, sent: str | None = None) -> None:
         event = JobEvent(job.id, turn.now, kind, text, run.number)
         self._stories[run.id].append(event)
         turn.tell(event)
         if job.spec.interactive is not None:
-            turn.order(run.id, NoteOrder(f"job {job.shown_id}: {text}"))
+            turn.order(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
         turn.put_job(job)
 
     def _told_at(self, run: Run, kind: str, mark: str, turn: Turn) -> float | None:
@@ -161,6 +163,14 @@ def _running(handle: str, world: World) -> tuple[Run | None, Job | None]:
     run = world.open_runs.get(handle)
     job = None if run is None else world.jobs.get(run.job_id)
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
+
+
+def _veiled(text: str, handle: str, to: Job, turn: Turn) -> str:
+    """The text without the name of another user's job where these are private."""
+    other = turn.world.find(split_run_id(handle)[0])
+    if "jobs" not in turn.settings.access.private_data or other is None or other.uid == to.uid:
+        return text
+    return text.replace(f"job {other.shown_id}", "another job", 1)
 
 
 def _booked_by(uuid: str, world: World) -> list[Run]:

@@ -46,6 +46,7 @@ from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
+from gpusched.gpu.choose import SOCKET
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
@@ -267,7 +268,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
     host = PsutilHost(settings.node)
     sample = host.read()
     store = SqliteStore.open(paths.database())
-    worker = GpuWorker(settings.gpu)
+    worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()})
     engine = dispatcher = None
     try:
         tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))

@@ -33,7 +33,7 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
-from gpusched.model.job import GpuShare, Job, JobEvent, Run
+from gpusched.model.job import GpuShare, Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import PendingJob, Plan, Reason, Snapshot
 from gpusched.model.states import JobState, RunState
@@ -291,6 +291,10 @@ class Scheduler:
             if job_id in jobs and jobs[job_id].state is JobState.PENDING and not jobs[job_id].run
         }
         self._carried.estimates.update(self.estimates.add(waiting, made_at))
+
+    def name_of_run(self, handle: str) -> str:
+        """Of a run's handle, its job as people know it."""
+        return self.world.name_of(split_run_id(handle)[0])
 
     def ranking(self) -> Ranking:
         """What ranks waiting jobs right now."""

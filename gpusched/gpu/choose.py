@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpusched.model.settings import GpuSettings
     from gpusched.ports import GpuSource
 
+SOCKET = "GPUSCHED_SOCKET"
+"""Environment variable of the source's process: the socket of the daemon that it reads for."""
 VARIABLE = "GPUSCHED_FAKE_GPUS"
 SOURCES = ("auto", "nvml", "simulated", "none")
 
@@ -91,7 +93,7 @@ def _build(choice: Choice, environ: Mapping[str, str]) -> GpuSource:
     if choice.kind == "simulated":
         from gpusched.gpu.simulated import SimulatedSource
 
-        return SimulatedSource(choice.fake)
+        return SimulatedSource(choice.fake, socket=environ.get(SOCKET))
     if choice.kind == "nvml":
         from gpusched.gpu.nvml import NvmlSource
 

@@ -63,6 +63,24 @@ def openers(paths: Collection[str], root: str = "/proc") -> dict[str, tuple[int,
     return {path: tuple(sorted(pids)) for path, pids in found.items()}
 
 
+def processes_of_jobs(socket: str | None, root: str = "/proc") -> dict[int, int]:
+    """By job, the oldest process that says in its environment that it is of that job.
+
+    Args: socket: only jobs of the daemon that listens there. Processes of other users are seen by root alone.
+    """
+    found: dict[int, int] = {}
+    for pid in sorted(int(entry) for entry in os.listdir(root) if entry.isdigit()):
+        try:
+            with open(f"{root}/{pid}/environ", "rb") as file:
+                words = dict(word.partition(b"=")[::2] for word in file.read().split(b"\0"))
+        except OSError:
+            continue  # ended, or not ours to see
+        job = words.get(b"GPUSCHED_JOB_ID", b"")
+        if job.isdigit() and (socket is None or os.fsdecode(words.get(b"GPUSCHED_SOCKET", b"")) == socket):
+            found.setdefault(int(job), pid)
+    return found
+
+
 def user_name(uid: int) -> str:
     """Name of a user, or its number; asked once, since the directory may be a slow network service."""
     if uid not in _users:

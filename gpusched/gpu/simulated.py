@@ -25,7 +25,8 @@ profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers`
 have it open and are not in the list), `ecc_errors` and `slowdown_c` (numbers), `remap_pending`, `remap_failed` and
 `mig_pending` (all unknown at first).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
-pid is, else foreign. Sizes are texts such as `24GiB`, or numbers of MiB.
+pid is, else foreign. In place of `pid` may be `job`, the number of a job: a process of that job, whichever GPU it
+booked, for as long as there is one. Sizes are texts such as `24GiB`, or numbers of MiB.
 
 Beside `gpus`: `driver_version`; `init_error` (an NVML code: 18 is a driver mismatch; 9, 12 and 28 mean
 that there are no GPUs); `read_delay_s` (each reading takes this long); `hang` (readings never end); `log_trouble`
@@ -43,7 +44,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpusched.errors import UsageError
-from gpusched.gpu import faults
+from gpusched.gpu import faults, procinfo
 from gpusched.gpu.mig import instance_of
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 from gpusched.model.units import parse_size_mib
@@ -67,6 +68,7 @@ _IDLE_POWER_W = 30.0
 class SimulatedSource:
     """Reads simulated GPUs; see the module's text for their description.
 
+    Args: socket: of the daemon whose jobs the file means; None: of any.
     Raises: UsageError when the description cannot be read at first. One that breaks later makes an
     error in the reading.
     """
@@ -76,8 +78,10 @@ class SimulatedSource:
         text: str,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
+        socket: str | None = None,
     ) -> None:
         self._text = text
+        self._socket = socket
         self._clock = clock
         self._sleep = sleep
         self._path = text if is_path(text) else None
@@ -90,7 +94,7 @@ class SimulatedSource:
             self._world = _World(gpus=_parse_groups(text))
         else:
             self._stamp = _stamp(self._path)
-            self._world = _load(self._path)
+            self._world = _load(self._path, socket)
 
     def read(self) -> GpuReading:
         """One reading, as the description stands now."""
@@ -127,8 +131,10 @@ class SimulatedSource:
         try:
             stamp = _stamp(self._path)
             if stamp == self._stamp:
+                if self._world.names_jobs:
+                    self._world = _load(self._path, self._socket)
                 return
-            self._world = _load(self._path)
+            self._world = _load(self._path, self._socket)
             self._stamp, self._broken = stamp, None
         except UsageError as error:
             # Half-written files come here too: the stamp stays old, so the next reading tries again.
@@ -146,6 +152,7 @@ class _World:
         read_delay_s: float = 0.0,
         hang: bool = False,
         log_trouble: str | None = None,
+        names_jobs: bool = False,
     ) -> None:
         self.gpus = gpus
         self.driver_version = driver_version
@@ -153,6 +160,8 @@ class _World:
         self.read_delay_s = read_delay_s
         self.hang = hang
         self.log_trouble = log_trouble
+        self.names_jobs = names_jobs
+        """Processes come and go with jobs, so that it is to be read again each time."""
 
 
 def _since(xids: tuple[Xid, ...], told: int, at: float) -> tuple[Xid, ...]:
@@ -294,7 +303,25 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _load(path: str) -> _World:
+class _Jobs:
+    """Processes of the jobs that a file names, looked for once if it names any."""
+
+    def __init__(self, socket: str | None) -> None:
+        self._socket = socket
+        self._pids: Mapping[int, int] | None = None
+
+    @property
+    def were_asked_for(self) -> bool:
+        return self._pids is not None
+
+    def pid_of(self, job_id: int) -> int | None:
+        """A process of the job; None when there is none."""
+        if self._pids is None:
+            self._pids = procinfo.processes_of_jobs(self._socket)
+        return self._pids.get(job_id)
+
+
+def _load(path: str, socket: str | None = None) -> _World:
     try:
         with open(path, "rb") as file:
             document = json.load(file)
@@ -303,7 +330,7 @@ def _load(path: str) -> _World:
     except ValueError as error:
         raise UsageError(f"the simulated GPUs' file {path!r} is not JSON: {error}", _EXAMPLE) from None
     try:
-        return _world(_Reader(document, "the file"))
+        return _world(_Reader(document, "the file", _Jobs(socket)))
     except ValueError as error:
         raise UsageError(f"the simulated GPUs' file {path!r} is wrong: {error}", _EXAMPLE) from None
 
@@ -312,7 +339,7 @@ def _world(top: _Reader) -> _World:
     entries = top.list_of("gpus")
     if len(entries) > MAX_GPUS:
         raise ValueError(f"it has {len(entries)} GPUs, at most {MAX_GPUS} are simulated")
-    read = [_gpu_and_instances(_Reader(entry, f"GPU {number}"), number) for number, entry in enumerate(entries)]
+    read = [_gpu_and_instances(top.inner(entry, f"GPU {number}"), number) for number, entry in enumerate(entries)]
     gpus = (*(card for card, *_ in read), *(one for _, *instances in read for one in instances))
     uuids = [gpu.uuid for gpu in gpus]
     for uuid in uuids:
@@ -326,6 +353,7 @@ def _world(top: _Reader) -> _World:
         read_delay_s=top.number("read_delay_s") or 0.0,
         hang=top.flag("hang"),
         log_trouble=top.text("log_trouble"),
+        names_jobs=top.jobs.were_asked_for,
     )
     top.end()
     return world
@@ -340,7 +368,7 @@ def _gpu_and_instances(entry: _Reader, number: int) -> tuple[GpuSample, ...]:
     if len(listed) > _MOST_INSTANCES:
         raise ValueError(f"{entry.what} has {len(listed)} MIG instances, at most {_MOST_INSTANCES} can be")
     return card, *(
-        _instance(_Reader(one, f"{entry.what}, instance {slot}"), slot, card) for slot, one in enumerate(listed)
+        _instance(entry.inner(one, f"{entry.what}, instance {slot}"), slot, card) for slot, one in enumerate(listed)
     )
 
 
@@ -368,7 +396,8 @@ def _processes(entry: _Reader) -> tuple[GpuProcess, ...] | None:
     if entry.is_null("processes"):
         return None
     listed = entry.list_of("processes")
-    return tuple(_process(_Reader(found, f"{entry.what}, process {at}")) for at, found in enumerate(listed))
+    read = (_process(entry.inner(found, f"{entry.what}, process {at}")) for at, found in enumerate(listed))
+    return tuple(process for process in read if process is not None)
 
 
 def _gpu(entry: _Reader, number: int) -> GpuSample:
@@ -403,7 +432,11 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         remap_failed=entry.flag_or_none("remap_failed"),
         slowdown_c=entry.number("slowdown_c"),
         mig_pending=entry.flag_or_none("mig_pending"),
-        openers=tuple(_process(_Reader(found, f"{entry.what}, opener")) for found in entry.list_of("openers")),
+        openers=tuple(
+            process
+            for found in entry.list_of("openers")
+            if (process := _process(entry.inner(found, f"{entry.what}, opener"))) is not None
+        ),
     )
     entry.end()
     if sample.is_lost or sample.error:
@@ -427,7 +460,7 @@ def _xids(entry: _Reader) -> tuple[Xid, ...]:
     found = []
     for place, value in enumerate(entry.list_of("xids")):
         if isinstance(value, Mapping):
-            line = _Reader(value, f"{entry.what}, fault {place}")
+            line = entry.inner(value, f"{entry.what}, fault {place}")
             number, at, sequence = line.integer("xid"), line.number("at", 0.0), place + 1
             line.end()
         else:
@@ -438,29 +471,41 @@ def _xids(entry: _Reader) -> tuple[Xid, ...]:
     return tuple(found)
 
 
-def _process(entry: _Reader) -> GpuProcess:
-    pid = entry.number("pid")
-    if pid is None:
-        raise ValueError(f"{entry.what} has no pid")
+def _process(entry: _Reader) -> GpuProcess | None:
+    """A process; None for that of a job of which there is none now."""
+    pid, job_id = entry.integer("pid"), entry.integer("job")
+    if (pid is None) is (job_id is None):
+        raise ValueError(f"{entry.what} has {'no pid' if pid is None else 'both pid and job'}")
     process = GpuProcess(
-        pid=int(pid),
+        pid=pid or 0,
         vram_mib=entry.size("vram", None),
         user=entry.text("user"),
         started_at=entry.number("started_at"),
         name=entry.text("name"),
     )
     entry.end()
-    return process
+    if job_id is None:
+        return process
+    pid = entry.jobs.pid_of(job_id)
+    if pid is None:
+        return None
+    seen = procinfo.describe(pid, process.vram_mib)
+    return replace(seen, user=process.user or seen.user, name=process.name or seen.name)
 
 
 class _Reader:
     """Takes known keys out of one JSON object; `end` complains about those that are left."""
 
-    def __init__(self, value: object, what: str) -> None:
+    def __init__(self, value: object, what: str, jobs: _Jobs) -> None:
         if not isinstance(value, Mapping):
             raise ValueError(f"{what} is not an object with keys")
         self._left: dict[str, Any] = dict(value)
         self.what = what
+        self.jobs = jobs
+
+    def inner(self, value: object, what: str) -> _Reader:
+        """Reads an object that is a part of this one."""
+        return _Reader(value, what, self.jobs)
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not yet taken."""

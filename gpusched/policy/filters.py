@@ -41,7 +41,7 @@ class Rejection(str, Enum):
     CARD_DIVIDED = "GPU divided by MIG"
     CARD_INSTANCE = "MIG instance, of which a job can have one"
     CARD_NOT_AVAILABLE = "GPU not available"
-    CARD_FOREIGN = "GPU in foreign use"
+    CARD_FOREIGN = "GPU used without a booking"
     CARD_UNSHARABLE = "GPU cannot be shared"
     CARD_SIZE_UNKNOWN = "GPU of unknown VRAM"
     CARD_BOOKED = "GPU booked"

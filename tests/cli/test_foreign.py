@@ -64,7 +64,7 @@ def test_who_is_there_and_what_they_cost(crowded: Shell) -> None:
 
 
 def test_where_nobody_else_is_it_says_so(own: Shell) -> None:
-    assert own.ok("ginfo", "--foreign") == "no process is on a GPU without a job\n"
+    assert own.ok("ginfo", "--foreign") == "no process is on a GPU without a booking\n"
 
 
 def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
@@ -101,3 +101,42 @@ def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_job_on_a_gpu_it_did_not_book_is_named_by_all_commands(tmp_path: Path) -> None:
+    cards = [{"vram": "24GiB"}, {"vram": "24GiB", "processes": [{"job": 1, "vram": "15GiB"}]}]
+    for folder in ("work", "home"):
+        (tmp_path / folder).mkdir()
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps({"gpus": cards}))
+    shell = Shell(tmp_path / "home", tmp_path / "work", GPUSCHED_FAKE_GPUS=str(path))
+    try:
+        shell.submit("-g", "1", "--wrap", "export CUDA_VISIBLE_DEVICES=1; sleep 1000")
+        wait_until(lambda: "unbooked use of GPU 1" in shell.ok("gshow", "1"), what="its owner to be told")
+        shell.submit("-g", "1", "--", "true")
+        named = "job 1, which did not book it"
+        assert "Unbooked:   uses GPU 1 (15G), which it did not book" in shell.ok("gshow", "1")
+        assert "uses GPU 1 (15G), which it did not book" in shell.ok("gq", "--why", "1")
+        assert f"GPU 1 of node {node(shell)}: unbooked use of 15G: {named}" in shell.ok("gq", "--why", "2")
+        info = shell.ok("ginfo").splitlines()
+        assert [line for line in info if "unbooked use of 15G" in line and named in line]
+        assert info[-1].split()[0] == "1"
+        assert info[-1].endswith(named)
+        (row,) = json.loads(shell.ok("ginfo", "--foreign", "--json"))["foreign"]
+        assert (row["gpu"], row["job"], row["vram_mib"]) == (1, "1", 15360)
+        assert shell.ok("ginfo", "--foreign").splitlines()[1].endswith(named)
+        gpus = json.loads(shell.ok("ginfo", "--json"))["gpus"]
+        assert [[process["job"] for process in gpu["foreign"]] for gpu in gpus] == [[], ["1"]]
+        checks = shell.type("gpusched", "doctor").out
+        assert "warn unbooked use: job 1 of " in checks
+        assert "uses GPU 1 (15G), which it did not book" in checks
+        shell.ok("gcancel", "1")
+        wait_until(lambda: "COMPLETED" in shell.ok("gshow", "2"), what="the GPU to be given again")
+    finally:
+        shell.type("gcancel", "1", "2")
+        shell.type("gpusched", "daemon", "stop")
+
+
+def node(shell: Shell) -> str:
+    (found,) = json.loads(shell.ok("ginfo", "--json"))["nodes"]
+    return str(found["name"])

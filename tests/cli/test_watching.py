@@ -228,7 +228,7 @@ def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -
     ]
     assert (third["state"], third["why"]) == ("drained", "fan is broken")
     text = own.ok("ginfo")
-    assert "processes of no job:" in text
+    assert "processes on GPUs without a booking:" in text
     assert "bob" in text
     waiting = own.submit("-g", "1", "--", "true")
     why = own.ok("gq", "--why", waiting)

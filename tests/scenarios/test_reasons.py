@@ -174,7 +174,7 @@ def test_every_filter_that_turned_something_away_is_counted():
     reason = Scenario([node(gpus=cards)], [waiting], [running(1, "n1:6")]).outcome().reasons[9]
     assert reason.facts["rejected"] == {
         "GPU booked": 1,
-        "GPU in foreign use": 1,
+        "GPU used without a booking": 1,
         "GPU lost": 1,
         "GPU not available": 1,
         "GPU of another type": 1,

@@ -19,6 +19,7 @@ from gpusched.api.sight import Viewer
 from gpusched.daemon.access import Caller
 from gpusched.daemon.reserving import Reserve
 from gpusched.errors import TooMany
+from gpusched.model.job import Alerting
 from gpusched.model.settings import AccessSettings
 from gpusched.testing import request
 
@@ -102,6 +103,37 @@ def test_a_reservation_of_others_has_no_name_where_reservations_are_private() ->
             text = f"needs 1 GPU; {name} begins in about 60 min, and the job's time limit is longer"
             assert viewer.text(reason.text) == text
             assert ("reservation" in viewer.facts(dict(reason.facts))) is (caller is not BOB)
+    finally:
+        service.thinker.shutdown()
+
+
+def test_jobs_of_others_have_no_number_where_they_use_gpus_without_a_booking() -> None:
+    lab = Lab(gpus=2, access=AccessSettings(private_data=("jobs",)))
+    astray = lab.submit(request=request(gpus=1))
+    (answer,) = lab.ask(lab.submission(BOB, request=request(gpus=1), alerting=Alerting(on=("gpu_intruder",))))
+    booker = int(answer["ids"][0])
+    lab.turn(1)
+    lab.held[f"{astray}.1"] = (1, 20480)
+    for _ in range(3):
+        lab.turn(1)
+    (answer,) = lab.ask(lab.submission(BOB, request=request(gpus=1, vram_mib=70000)))
+    waits = int(answer["ids"][0])
+    reason = lab.scheduler.reason_for(lab.job(waits))
+    (alert,) = lab.scheduler.alerts.rows.values()
+    assert reason is not None
+    assert "another job, which did not book GPU 1," in str(dict(alert.facts)["message"])
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    try:
+        for caller, name in ((ANN, f"job {astray}"), (ROOT, f"job {astray}"), (BOB, "another job")):
+            viewer = Viewer(service, caller)
+            assert viewer.job_of(f"{astray}.1") == ("-" if caller is BOB else str(astray))
+            (text,) = [event.text for event in lab.store.events(booker) if event.kind == "intruder"]
+            assert viewer.text(text) == f"{name}, which did not book GPU 1, holds 20G of it; its owner is told"
+        found = Viewer(service, BOB).job_json(lab.job(booker), service.facts_of([lab.job(booker)])(lab.job(booker)))
+        assert [(one["index"], one["job"], one["vram_mib"]) for one in found["intruders"]] == [(1, "-", 20480)]
+        facts = {"unavailable": [{"why": f"GPU 1: unbooked use of 20G: job {astray}, which did not book it"}]}
+        shown = Viewer(service, BOB).facts(facts)["unavailable"]
+        assert shown == [{"why": "GPU 1: unbooked use of 20G: another job, which did not book it"}]
     finally:
         service.thinker.shutdown()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,35 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_choice_that_makes_no_sense(settings: GpuSettings, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         choose(settings, {})
+
+
+def test_a_file_may_name_jobs_in_place_of_processes(tmp_path: Path) -> None:
+    path, socket = tmp_path / "g.json", str(tmp_path / "api.sock")
+    entry = {"vram": "24GiB", "processes": [{"job": 123456, "vram": "3GiB"}, {"pid": 8, "vram": "1GiB", "user": "eva"}]}
+    source = SimulatedSource(write(path, {"gpus": [entry]}), socket=socket)
+
+    def pids() -> list[int]:
+        (gpu,) = source.read().gpus
+        assert gpu.vram_used_mib == 1024 * (1 if len(gpu.processes or ()) == 1 else 4)
+        return [process.pid for process in gpu.processes or ()]
+
+    assert pids() == [8]
+    env = {**os.environ, "GPUSCHED_JOB_ID": "123456"}
+    with (
+        subprocess.Popen(["sleep", "1000"], env={**env, "GPUSCHED_SOCKET": "/of/another"}) as other,
+        subprocess.Popen(["sleep", "1000"], env={**env, "GPUSCHED_SOCKET": socket}) as job,
+    ):
+        try:
+            assert pids() == [job.pid, 8]
+        finally:
+            other.kill()
+            job.kill()
+    assert pids() == [8]
+
+
+@pytest.mark.parametrize(
+    ("process", "what"), [({"vram": 1}, "has no pid"), ({"pid": 7, "job": 1}, "has both pid and job")]
+)
+def test_a_process_has_a_pid_or_a_job(tmp_path: Path, process: dict[str, int], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        SimulatedSource(write(tmp_path / "g.json", {"gpus": [{"vram": 100, "processes": [process]}]}))

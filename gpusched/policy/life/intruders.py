@@ -130,6 +130,11 @@ def unbooked_text(intruder: Intruder, booked: Sequence[GpuShare], settings: GpuS
     return text
 
 
+def in_words(intruder: Intruder) -> str:
+    """Unbooked use, as of now: `uses GPU 2 (20G), which it did not book`."""
+    return f"uses GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
+
+
 def intruder_mark(intruder: Intruder, name_of: Callable[[str], str]) -> str:
     """How the sentence begins that tells of an intruder; each intruder on each GPU has its own."""
     label = gpu_label(intruder.index)
@@ -166,7 +171,7 @@ def end(job: Job, intruder: Intruder, now: float) -> tuple[Job, tuple[JobEvent, 
     """Have the run ended; the job is COMPLETING until it has. One that is being ended already is left alone."""
     if job.state is JobState.COMPLETING:
         return job, ()
-    text = f"used GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
+    text = in_words(intruder).replace("uses", "used", 1)
     job = evolve(completing(job), reason=ReasonCode.GPU_UNBOOKED_USE, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
