@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpusched.errors import UsageError, UserError
 from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 from gpusched.simulate.tables import rows_of
 from gpusched.simulate.trace import whole
@@ -79,6 +80,8 @@ def read_nodes(path: Path) -> tuple[NodeView, ...]:
 def _read_json(path: Path) -> tuple[NodeView, ...]:
     try:
         listed = json.loads(path.read_text("utf-8"))
+        for one in listed:
+            _check_names(path, one)
         return tuple(
             _node(one["name"], float(one["cpus"]), int(one["mem_mib"]), int(one.get("gpus", 0)), one.get("model", ""))
             for one in listed
@@ -89,6 +92,17 @@ def _read_json(path: Path) -> tuple[NodeView, ...]:
         raise UserError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"ls -l {path}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is no list of nodes: {error}", _EXAMPLE) from None
+
+
+_OF_NODE = ("name", "cpus", "mem_mib", "gpus", "model")
+
+
+def _check_names(path: Path, one: object) -> None:
+    for name in one if isinstance(one, dict) else ():
+        if name not in _OF_NODE:
+            near = closest(name, _OF_NODE)
+            hint = f"did you mean {near}?" if near else f"a node has {', '.join(_OF_NODE)}"
+            raise UserError(f"{path}: {printable(name, 40)!r} says nothing of a node", hint)
 
 
 def _read_table(path: Path) -> tuple[NodeView, ...]:

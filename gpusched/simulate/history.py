@@ -63,6 +63,8 @@ def read_machine(path: str, settings: Settings) -> NodeView:
         cpus=float(host.cpus) if node.cpus is None else node.cpus,
         mem_mib=host.mem_total_mib if node.mem_mib is None else node.mem_mib,
         gpus=tuple(GpuView(uuid, index, name, total_mib) for uuid, index, name, total_mib in cards),
+        labels=tuple(sorted(set(node.labels))),
+        resources=tuple(sorted(node.resources.items())),
     )
 
 

@@ -12,12 +12,23 @@ from collections.abc import Iterator, Mapping
 from csv import Error, reader
 from pathlib import Path
 
+from gpusched.model.spelling import closest
+from gpusched.model.units import printable
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of, whole
 
 Row = Mapping[str, str]
 
+_JOB_COLUMNS = frozenset(
+    {
+        *("job_id", "name", "submit_s", "duration_s", "duration_v100_s", "jct_tiresias_s", "num_gpus", "workload"),
+        *("model", "job_type", "application", "user", "queue", "vc", "deadline_s"),
+    }
+)
+_OF_OTHERS = frozenset({"steps", "batch_size", "jct_optimus_s", "jct_pollux_s"})
+"""Columns of the published tables that say nothing of a schedule."""
 _RUN_TIMES = ("duration_s", "duration_v100_s", "jct_tiresias_s")
 _PODS = {"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"}
+_POD_COLUMNS = frozenset({*_PODS, "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time"})
 
 
 def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int, Row]]:
@@ -33,6 +44,9 @@ def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int
             raise BadTrace(f"{path} line {number} is no row of a table: {error}", f"sed -n {number}p {path}") from None
         if not names:
             names = cells
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise BadTrace(f"{path} has two columns {printable(twice, 40)!r}", f"head -1 {path}")
             missing = sorted(wanted - set(names))
             if missing:
                 text = f"{path} has no column {', '.join(missing)}; it has {', '.join(names) or 'none'}"
@@ -44,16 +58,40 @@ def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int
             yield number, dict(zip(names, cells, strict=True))
 
 
+def columns_of(path: Path, known: frozenset[str]) -> tuple[list[str], list[str]]:
+    """The names in the first line of a table, and those of them that are not known.
+
+    Raises: BadTrace for one that is a slip of a known column, which would be missing without a word.
+    """
+    line = next((line for _, line in lines_of(path)), "")
+    names = next(reader([line]), [])
+    unknown = [name for name in names if name not in known]
+    for name in unknown:
+        near = closest(name, sorted(known - set(names)))
+        if near is not None:
+            raise BadTrace(
+                f"{path} has a column {printable(name, 40)!r}, which is not known; did you mean {near}?",
+                f"rename it in the first line: head -1 {path}",
+            )
+    return names, unknown
+
+
+def _note_unknown(trace: Trace, unknown: list[str]) -> None:
+    if unknown:
+        trace.notes.append(f"columns that are not read: {', '.join(printable(name, 40) for name in unknown)}")
+
+
 def read_table(path: Path, workload: int = 1) -> Trace:
     """The jobs of a table, by submission; of several workloads in one table the one with this number.
 
     Raises: NotFound, BadTrace.
     """
     first = next((line for _, line in lines_of(path)), "")
-    names = first.split(",")
-    if set(names) >= _PODS:
+    if set(first.split(",")) >= _PODS:
         return read_pods(path)
+    names, unknown = columns_of(path, _JOB_COLUMNS | _OF_OTHERS)
     trace = Trace(path.name, [])
+    _note_unknown(trace, unknown)
     run_time = next((name for name in _RUN_TIMES if name in names), _RUN_TIMES[0])
     for number, row in rows_of(path, {"submit_s", run_time, "num_gpus"}):
         if "workload" in row and row["workload"] != str(workload):
@@ -93,6 +131,7 @@ def read_pods(path: Path) -> Trace:
     Raises: NotFound, BadTrace.
     """
     trace = Trace(path.name, [])
+    _note_unknown(trace, columns_of(path, _POD_COLUMNS)[1])
     for number, row in rows_of(path, _PODS):
         gpus, gpu_milli, cpu_milli, mem_mib = (
             whole(row[name], name, path, number) for name in ("num_gpu", "gpu_milli", "cpu_milli", "memory_mib")

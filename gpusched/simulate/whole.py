@@ -140,7 +140,14 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
     needs_ceilings = max(over.cpus, over.mem, over.vram) > 1
     return replace(
         settings,
-        node=replace(settings.node, name=node.name, cpus=node.cpus, mem_mib=node.mem_mib),
+        node=replace(
+            settings.node,
+            name=node.name,
+            cpus=node.cpus,
+            mem_mib=node.mem_mib,
+            labels=node.labels or settings.node.labels,
+            resources=dict(node.resources) or settings.node.resources,
+        ),
         ceiling=CeilingSettings(cpu_fraction=inf, mem_fraction=inf, gpu_fraction=inf)
         if needs_ceilings
         else CeilingSettings(),

@@ -47,6 +47,31 @@ BAD = {
         "job_id,submit_s,num_gpus\na,0,1\n",
         "a.csv has no column duration_s; it has job_id",
     ),
+    "a column is misspelt": (
+        "a.csv",
+        "job_id,submit_s,duration_s,num_gpus,usr\na,0,5,1,ann\n",
+        "a.csv has a column 'usr', which is not known; did you mean user",
+    ),
+    "a column has a blank": (
+        "a.csv",
+        "job_id,submit_s,duration_s,num_gpus, queue\na,0,5,1,q\n",
+        "a.csv has a column ' queue', which is not known; did you mean queue",
+    ),
+    "a wanted column is misspelt": (
+        "a.csv",
+        "job_id,submit_s,durations,num_gpus\na,0,5,1\n",
+        "a.csv has a column 'durations', which is not known; did you mean duration_s",
+    ),
+    "a column of pods is misspelt": (
+        "pods.csv",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_specs\na,1000,1,1,1000,A100\n",
+        "pods.csv has a column 'gpu_specs', which is not known; did you mean gpu_spec",
+    ),
+    "two columns of one name": (
+        "a.csv",
+        "job_id,submit_s,duration_s,num_gpus,user,user\na,0,5,1,ann,bob\n",
+        "a.csv has two columns 'user'",
+    ),
     "a row is short": ("a.csv", HEAD + "a,0,5\n", "a.csv line 2 has 3 columns, its first line 4"),
     "SWF is short": ("a.swf", "1 0 -1 5\n", "a.swf line 1 has 4 columns, a line of SWF has 18"),
     "sacct is short": ("a.txt", "JobID|Submit|Start|End\n1|2\n", "a.txt line 2 has 2 columns, its first line 4"),
@@ -122,6 +147,28 @@ def test_what_is_left_out_is_counted_and_named_and_the_rest_replayed(typed):
     code, out, err = typed("a.csv", None, "--nodes", "2x4")
     assert code == 0
     assert "gpusched: left out, asks for more than the 8 GPUs of the cluster: 1 (wide)" in err
+
+
+def test_columns_that_are_not_read_are_named(typed):
+    head = "job_id,submit_s,duration_s,num_gpus,mem_gib,colour\n"
+    code, out, err = typed("a.csv", head + "a,0,5,1,16,red\n", "--nodes", "2x4", "--json")
+    assert code == 0
+    assert json.loads(out)["notes"] == ["columns that are not read: mem_gib, colour"]
+    code, _, err = typed("a.csv", None, "--nodes", "2x4")
+    assert err == ["gpusched: columns that are not read: mem_gib, colour"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("gpu", "did you mean gpus?"), ("colour", "a node has name, cpus, mem_mib, gpus, model")]
+)
+def test_a_key_of_a_node_that_is_not_known_is_refused(typed, tmp_path, name, hint):
+    (tmp_path / "nodes.json").write_text(json.dumps([{"name": "n1", "cpus": 8, "mem_mib": 1024, name: 4}]))
+    code, _, err = typed("a.csv", HEAD + "a,0,5,1\n", "--cluster", "nodes.json")
+    assert code == 1
+    assert err == [
+        f"gpusched: error: nodes.json: {name!r} says nothing of a node",
+        f"gpusched: hint: {hint}",
+    ]
 
 
 def test_jobs_that_no_node_could_ever_hold_are_counted_and_named(typed):

@@ -16,7 +16,7 @@ from gpusched.model.states import JobState
 from gpusched.simulate.history import read_history, read_machine
 from gpusched.simulate.trace import BadTrace
 from gpusched.store.look import open_to_read
-from gpusched.testing import spec
+from gpusched.testing import request, spec
 
 
 @pytest.fixture
@@ -110,6 +110,13 @@ def test_the_machine_is_this_one_with_the_cards_that_were_seen_last(path, lab):
     assert [(card.index, card.name, card.vram_total_mib) for card in node.gpus] == [
         (index, "A100", 81920) for index in range(4)
     ]
+
+
+def test_the_machine_has_the_labels_and_resources_of_its_node(path, lab):
+    settings = NodeSettings(name="n1", labels=("nvlink", "a100", "nvlink"), resources={"scratch": 2, "fpga": 1})
+    node = read_machine(str(path), Settings(node=settings))
+    assert node.labels == ("a100", "nvlink")
+    assert node.resources == (("fpga", 1), ("scratch", 2))
 
 
 def test_the_table_is_only_read(path, lab):
@@ -206,6 +213,19 @@ def test_the_settings_in_force_are_what_is_replayed_when_nothing_else_is_named(t
     made = json.loads(out)
     assert [one["policy"] for one in made["policies"]] == ["present"]
     assert made["policies"][0]["jobs"] == 8
+
+
+def test_jobs_that_asked_for_labels_and_resources_are_replayed(typed, lab, tmp_path):
+    lab.ran(0, 100.0, request=request(gpus=1, constraint="nvlink", nodelist=("lab1",)))
+    lab.ran(10, 100.0, request=request(gpus=1, resources=(("scratch", 1),), prefer="a100"))
+    node = '[node]\nname = "lab1"\nlabels = ["nvlink", "a100"]\nresources = { scratch = 1 }\n'
+    (tmp_path / "home" / "config.toml").write_text(node + CONFIG)
+    # What one would change says nothing of the machine.
+    (tmp_path / "new.toml").write_text(CONFIG)
+    code, out, err = typed("--from-history", "--config", "new.toml", "--json")
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    assert (made["dropped"], [one["jobs"] for one in made["policies"]]) == ({}, [2, 2])
 
 
 def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, tmp_path):
