@@ -240,15 +240,25 @@ class HostSource(Protocol):
 class Engine(Protocol):
     """Starts runs, ends them and says what became of them.
 
-    Every run that `start` accepted yields exactly one of RunEnded, RunLost or RunNeverStarted through
+    Every run that it was told of yields exactly one of RunEnded, RunLost or RunNeverStarted through
     `events` until it is forgotten, also over restarts of the daemon (by `adopt`): an event that was
     handed out but not followed by `forget` is handed out again after a restart.
+
+    The daemon has the engine brought in line with the table by `adopt` once and `reconcile` after every commit.
     """
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        """Take over runs recorded before a restart. Each will yield an event, RunStarted if alive.
+        """Take over all runs recorded before a restart. Each will yield an event, RunStarted if alive.
 
-        Whether a run stands still afterwards is said by its pending order, whatever it did before.
+        Files of runs that are not among them are cleared away, and what lives of those is stopped.
+        """
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        """Bring these runs in line with the table; idempotent, so that what an exception cut short is made up for.
+
+        One that is not known yet is started by its ticket. Without a ticket it is taken over as by `adopt`. Orders
+        that a run lacks are given, those that it was given are not repeated. RunStarted of a living run is handed
+        out again when the table does not know its supervisor. The ends of `ended` are recorded: they are forgotten.
         """
 
     def start(self, tickets: Sequence[Ticket]) -> None:

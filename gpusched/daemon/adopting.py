@@ -257,7 +257,6 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
     where = ",".join(gpu_label(share.index) for share in shares)
     turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
-    turn.adopted.append((job, run))
     turn.changes.payloads.update(command.payloads)
     if caller.uid != found.uid:
         turn.deeds.append(Deed(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))

@@ -15,7 +15,7 @@ from typing import Any
 from gpusched.errors import Forbidden, Refused
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.cluster import SUSPECT, Clearance
-from gpusched.model.execution import LimitOrder, SignalOrder
+from gpusched.model.execution import SignalOrder
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
@@ -217,7 +217,7 @@ def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
         elif job.state in (JobState.RUNNING, JobState.SUSPENDED):
             answer["signalled"].append(job.shown_id)
             if not command.dry_run:
-                turn.order(turn.run_of(job).id, SignalOrder(command.signal, command.main_only))
+                turn.signal(turn.run_of(job).id, SignalOrder(command.signal, command.main_only))
         elif len(selection.ids) == 1:
             raise Refused(
                 f"job {job.shown_id} is {job.state} and has no process to signal",
@@ -260,7 +260,7 @@ def _signal_tasks(command: Cancel, array: Job, turn: Turn, signalled: list[str],
         if task.state is JobState.RUNNING and command.signal is not None:
             signalled.append(task.shown_id)
             if not command.dry_run:
-                turn.order(turn.run_of(task).id, SignalOrder(command.signal, command.main_only))
+                turn.signal(turn.run_of(task).id, SignalOrder(command.signal, command.main_only))
     if not signalled and is_alone:
         raise Refused(
             f"no task of array {array.id} is running, so there is no process to signal",
@@ -402,9 +402,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in command.changes:
-            run = turn.run_of(before)
-            turn.order(run.id, LimitOrder(after.spec.time_limit_s))
-            turn.world.put_run(run)
+            turn.world.put_run(turn.run_of(before))
     answer: dict[str, Any] = {"changed": [job.shown_id for job in jobs]}
     if command.changes.get("dependency"):
         found = ((after, never_starts(after.spec, turn)) for _, after in updated)

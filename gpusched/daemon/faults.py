@@ -1,7 +1,7 @@
 """Dying on purpose: a test names a step of the tick and the daemon kills itself there, as `kill -9` would.
 
-`GPUSCHED_CRASH_AT=commit:3` dies before the third `commit`, `commit:3,start` after it, before the next `start`. Without
-the variable there is no hook at all.
+`GPUSCHED_CRASH_AT=commit:3` dies before the third `commit`, `commit:3,reconcile` after it, before the next `reconcile`;
+`reply:2:raise` raises an error there instead, as a bug would, and goes on. Without the variable there is no hook.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ VARIABLE = "GPUSCHED_CRASH_AT"
 class _Moment:
     step: str
     left: int
+    raises: bool
 
 
 def crash_step(text: str | None) -> Callable[[str], None]:
@@ -29,19 +30,23 @@ def crash_step(text: str | None) -> Callable[[str], None]:
         return lambda name: None
     moments: list[_Moment] = []
     for part in text.split(","):
-        wanted, _, count = part.partition(":")
-        if wanted not in STEPS or not (count or "1").isdigit():
+        wanted, *how = part.split(":")
+        raises = how[-1:] == ["raise"]
+        count = ":".join(how[: len(how) - raises]) or "1"
+        if wanted not in STEPS or not count.isdigit():
             raise UsageError(f"{VARIABLE}={text!r} is no step", "steps: " + ", ".join(STEPS))
-        moments.append(_Moment(wanted, int(count or 1)))
+        moments.append(_Moment(wanted, int(count), raises))
 
     def step(name: str) -> None:
-        moment = moments[0]
-        if name != moment.step:
+        if not moments or name != moments[0].step:
             return
-        moment.left -= 1
-        if moment.left == 0:
-            del moments[0]
-            if not moments:
-                os.kill(os.getpid(), signal.SIGKILL)
+        moments[0].left -= 1
+        if moments[0].left:
+            return
+        moment = moments.pop(0)
+        if moment.raises:
+            raise RuntimeError(f"{VARIABLE}: {name}")
+        if not moments:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     return step

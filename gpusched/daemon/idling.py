@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpusched.model.cluster import GpuReading, GpuSample
-from gpusched.model.execution import NoteOrder, StopOrder
+from gpusched.model.execution import NoteOrder
 from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -106,7 +106,7 @@ def record_idle(job: Job, run: Run, text: str, turn: Turn, tell: Tell) -> None:
     hint = "; end it with gcancel, or submit with --ignore-idle if that is meant"
     turn.tell(JobEvent(job.id, turn.now, "idle", text + hint, run.number))
     if job.spec.interactive is not None:
-        turn.order(run.id, NoteOrder(f"job {job.shown_id}: {text}; end it if you are done with them"))
+        turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}; end it if you are done with them"))
     _mark(job, run, turn)
     tell(turn, job, text)
 
@@ -117,15 +117,10 @@ def _end(job: Job, run: Run, long: str, turn: Turn) -> None:
     turn.put_run(run)
     if settings.idle.then == "requeue":
         after, story = yielding.requeue_idle(job, turn.now, why)
-        order = "preempt"
     else:
         after, story = yielding.cancel_idle(job, turn.now, why)
-        order = "cancel"
     turn.put_job(after)
     turn.tell(*story)
-    own_s = job.spec.launch.grace_s
-    grace_s = max(settings.idle.notice_s, settings.life.grace_s if own_s is None else own_s)
-    turn.order(run.id, StopOrder(order, grace_s=grace_s))
 
 
 def _mark(job: Job, run: Run, turn: Turn) -> None:

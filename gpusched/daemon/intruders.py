@@ -12,7 +12,7 @@ from logging import getLogger
 
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading
-from gpusched.model.execution import NoteOrder, StopOrder
+from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -117,7 +117,6 @@ class IntruderWatch:
             after, story = end(job, one, turn.now)
             turn.put_job(after)
             turn.tell(*story)
-            turn.order(run.id, StopOrder("unbooked_use"))
 
     def _tell_booker(self, run: Run, one: Intruder, turn: Turn, notify: Notify) -> None:
         """Tell the owner of a job of an intruder on its GPU, once each."""
@@ -136,7 +135,7 @@ class IntruderWatch:
         self._stories[run.id].append(event)
         turn.tell(event)
         if job.spec.interactive is not None:
-            turn.order(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
+            turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
         turn.put_job(job)
 
     def _told_at(self, run: Run, kind: str, mark: str, turn: Turn) -> float | None:

@@ -299,7 +299,7 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         # Adopted first: processes of runs that go on are not foreign.
-        adopt_open_runs(scheduler.world, engine)
+        adopt_open_runs(scheduler.world, engine, scheduler.settings)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
         # What has been imported stays for good: the collector need not walk it again and again.

@@ -14,7 +14,7 @@ from logging import getLogger
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, ShareUse
-from gpusched.model.execution import NoteOrder, StopOrder
+from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -129,7 +129,6 @@ class OveruseWatch:
                 after, story = overuse.end(job, seen.worst, turn.now)
                 turn.put_job(after)
                 turn.tell(*story)
-                turn.order(run.id, StopOrder("vram_over"))
             self._warn_neighbours(run_id, turn)
 
     def _warn(self, job: Job, run: Run, use: ShareUse, turn: Turn, tell: Tell) -> None:
@@ -140,7 +139,7 @@ class OveruseWatch:
             hint += f"; it is ended if that goes on for {format_duration(turn.settings.gpu.vram_over_grace_s)}"
         turn.tell(JobEvent(job.id, turn.now, OVER, text + hint, run.number))
         if job.spec.interactive is not None:
-            turn.order(run.id, NoteOrder(f"job {job.shown_id}: {text}{hint}"))
+            turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}{hint}"))
         turn.put_job(job)
         tell(turn, job, text + hint)
 

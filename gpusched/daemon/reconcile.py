@@ -1,4 +1,15 @@
-"""After a restart: what is open in the table, handed to the engine, which knows what became of it.
+"""Keeps the engine in line with the table: after a restart all open runs, then those whose rows changed.
+
+What the engine is to do is never remembered, only for which runs something may be left to do. It is read off the
+committed rows each time, so neither a crash nor an exception between the commit and the engine loses any of it:
+
+    STARTING, unknown to the engine     its ticket
+    COMPLETING by a cancel, ...         the stop that the row stands for, see `yielding.pending_order`
+    SUSPENDED, or RUNNING again         the suspension, or the resumption
+    another time limit                  the limit
+    no row of an open run any more      the engine may forget it
+
+After a restart the engine tells what became of open runs (`Engine.adopt`), and the tick applies what it says:
 
     alive                          adopted: RunStarted, later its end
     result file in the spool       RunEnded, as if it had just happened
@@ -6,36 +17,165 @@
     supervisor gone, no result     what it left is ended: RunLost, the requeue rule decides
     another boot of the machine    nothing can be alive: RunLost
 
-The engine tells these apart (`Engine.adopt`); the tick applies what it says. Ended runs whose GPUs
-were not proven clean before the crash are watched again by the scheduler itself.
+Ended runs whose GPUs were not proven clean before the crash are watched again by the scheduler itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from logging import getLogger
 
+from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.world import World
 from gpusched.daemon.yielding import pending_order
-from gpusched.model.execution import OpenRun
-from gpusched.ports import Engine
+from gpusched.model.execution import EngineEvent, LimitOrder, OpenRun, RunEnded, RunNeverStarted, Ticket
+from gpusched.model.job import Job, Run, run_id
+from gpusched.model.settings import Settings
+from gpusched.model.states import RunState
+from gpusched.ports import Changes, Engine
 
 log = getLogger("gpusched.daemon")
 
+TICKET_PATIENCE_S = 10.0
+"""A run whose ticket could not be made for this long is given up: its job must not look as if it ran."""
 
-def adopt_open_runs(world: World, engine: Engine) -> None:
+
+class CannotStart(Exception):
+    """A run can never be started, and why."""
+
+
+def adopt_open_runs(world: World, engine: Engine, settings: Settings | None = None) -> None:
     """Hand every open run to the engine, with the stop or suspension that was recorded for it, if any."""
-    open_runs = [
-        OpenRun(
-            run=run.id,
-            boot_id=run.boot_id,
-            supervisor_pid=run.supervisor_pid,
-            supervisor_start_ticks=run.supervisor_start_ticks,
-            pending_order=pending_order(world.jobs[run.job_id]),
-            adopted=world.jobs[run.job_id].spec.adopted,
-        )
-        for _, run in sorted(world.open_runs.items())
-    ]
-    if open_runs:
-        log.info("adopting %d open runs", len(open_runs))
+    known = settings or Settings()
+    runs = [open_run(world.jobs[run.job_id], run, known) for _, run in sorted(world.open_runs.items())]
+    if runs:
+        log.info("adopting %d open runs", len(runs))
     # Also with none: the engine then clears what no row of the table knows.
-    engine.adopt(open_runs)
+    engine.adopt(runs)
+
+
+def open_run(job: Job, run: Run, settings: Settings, shutdown_grace_s: float | None = None) -> OpenRun:
+    """What an open run is to be, by its rows; `shutdown_grace_s` while the machine goes down."""
+    return OpenRun(
+        run=run.id,
+        boot_id=run.boot_id,
+        supervisor_pid=run.supervisor_pid,
+        supervisor_start_ticks=run.supervisor_start_ticks,
+        pending_order=pending_order(job, settings, shutdown_grace_s),
+        adopted=job.spec.adopted,
+        limit=LimitOrder(job.spec.time_limit_s),
+    )
+
+
+class Reconciler:
+    """Knows which open runs the engine may not be in line with yet.
+
+    Args: make_ticket: raises CannotStart for good, anything else when it may work later.
+    """
+
+    def __init__(self, make_ticket: Callable[[Job, Run], Ticket], failures: StepFailures) -> None:
+        self._make_ticket = make_ticket
+        self._failures = failures
+        self._changed: dict[str, None] = {}
+        self._ended: dict[str, None] = {}
+        self._without_ticket: dict[str, float] = {}
+        """Runs whose ticket could not be made, and since when."""
+        self._hopeless: dict[str, str] = {}
+        """Runs that can never be started, and why."""
+        self.shutdown_grace_s: float | None = None
+        """Set while the machine goes down: every run is to end, with at most so long a grace."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is left to do."""
+        return bool(self._changed or self._ended)
+
+    def committed(self, changes: Changes, ended: Iterable[str], world: World) -> None:
+        """Take note of whose rows a commit changed."""
+        for run in changes.runs.values():
+            if run.state is RunState.STARTING:
+                self._changed[run.id] = None
+        for job in changes.jobs.values():
+            if job.run and (handle := run_id(job.id, job.run)) in world.open_runs:
+                self._changed[handle] = None
+        self._ended.update(dict.fromkeys(ended))
+
+    def look_at_all(self, world: World) -> None:
+        """Every open run may be out of line: the memory was read anew, or what all are to be has changed."""
+        self._changed.update(dict.fromkeys(sorted(world.open_runs)))
+
+    def carry_out(self, engine: Engine, world: World, settings: Settings, now: float) -> None:
+        """Bring the engine in line, as far as it can be; the rest stays for the next time."""
+        if not self.is_behind:
+            return
+        wanted: list[OpenRun] = []
+        for handle in list(self._changed):
+            run = world.open_runs.get(handle)
+            if run is None:
+                self._settle(handle)
+                continue
+            job = world.jobs[run.job_id]
+            known = open_run(job, run, settings, self.shutdown_grace_s)
+            # A run that is to end before it was started is not started for that.
+            if run.state is RunState.STARTING and known.pending_order is None:
+                try:
+                    known = replace(known, ticket=self._make_ticket(job, run))
+                except Exception as error:
+                    why = self._why_hopeless(handle, error, now)
+                    if why is None:
+                        continue
+                    # Without a ticket it is given back, unless it was started after all.
+                    self._hopeless[handle] = why
+            wanted.append(known)
+        self._reconcile(engine, wanted)
+
+    def judge(self, event: EngineEvent) -> EngineEvent:
+        """The event, as a failed launch where a run was given back that can never be started."""
+        why = self._hopeless.pop(event.run, None)
+        if why is None or not isinstance(event, RunNeverStarted):
+            return event
+        return RunEnded(event.run, None, event.at, launch_error=why)
+
+    def _why_hopeless(self, handle: str, error: Exception, now: float) -> str | None:
+        """The sentence about a run whose ticket cannot be made; None while it may yet be."""
+        if isinstance(error, CannotStart):
+            return str(error)
+        self._failures.note("ticket", error)
+        if now - self._without_ticket.setdefault(handle, now) < TICKET_PATIENCE_S:
+            return None
+        return f"its start could not be prepared: {type(error).__name__}: {error}"
+
+    def _reconcile(self, engine: Engine, wanted: list[OpenRun]) -> None:
+        ended = tuple(self._ended)
+        try:
+            engine.reconcile(wanted, ended)
+        except Exception as error:
+            self._failures.note("engine", error)
+        else:
+            self._failures.recovered("engine")
+            for known in wanted:
+                self._settle(known.run)
+            self._ended.clear()
+            return
+        # One by one: what is wrong with one run must not keep the others from starting and ending.
+        for known in wanted:
+            try:
+                engine.reconcile([known])
+            except Exception as error:
+                self._failures.note("engine", error)
+            else:
+                self._settle(known.run)
+        for handle in ended:
+            try:
+                engine.reconcile((), [handle])
+            except Exception as error:
+                self._failures.note("engine", error)
+            else:
+                del self._ended[handle]
+        if not self.is_behind:
+            self._failures.recovered("engine")
+
+    def _settle(self, handle: str) -> None:
+        del self._changed[handle]
+        self._without_ticket.pop(handle, None)

@@ -18,12 +18,11 @@ from gpusched.model.execution import (
     RunStarted,
     RunStopping,
     RunSuspended,
-    StopOrder,
 )
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.units import gpu_label
 from gpusched.policy.life import lifecycle
 
-from . import yielding
 from .accounting import charge
 from .gpu_faults import GpuFaults
 from .growing import grow
@@ -54,8 +53,6 @@ class RunEvents:
         self._overuse = overuse
         self._intruders = intruders
         self._boot_id = boot_id
-        self._stopped: set[str] = set()
-        """Runs that were told to end because of their GPU; told again after a restart."""
 
     def apply(self, turn: Turn, event: EngineEvent) -> None:
         """Record one event; that of a run whose end is in the table already is left to the engine to forget."""
@@ -68,8 +65,6 @@ class RunEvents:
         job = turn.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
             turn.put(*lifecycle.run_started(job, run, event))
-            if (order := yielding.pending_order(job)) is not None:
-                turn.order(run.id, order)
         elif isinstance(event, RunStopping):
             turn.put(*lifecycle.run_stopping(job, run, event))
         elif isinstance(event, RunSuspended):
@@ -95,7 +90,6 @@ class RunEvents:
 
     def _close_run(self, turn: Turn, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; with clean cards it holds nothing any more."""
-        self._stopped.discard(run.id)
         turn.charge(charge(turn.world.usage, job, run, turn.layout(), turn.settings, turn.now))
         turn.tell(*story)
         self._history.learn(job, run)
@@ -147,12 +141,15 @@ class RunEvents:
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
 
     def stop_runs_of_lost_gpus(self, turn: Turn) -> None:
-        """Have the runs ended whose card the driver has lost; each is told once."""
+        """Have the runs ended whose card the driver has lost."""
         lost = {gpu.uuid for gpu, _ in self._tracker.lost()}
-        for run in turn.world.open_runs.values():
-            if run.id in self._stopped or not run.gpus:
+        for run in list(turn.world.open_runs.values()):
+            shares = [share for share in run.gpus if share.uuid in lost or self._tracker.is_gone(share.uuid)]
+            if not shares:
                 continue
-            if any(share.uuid in lost or self._tracker.is_gone(share.uuid) for share in run.gpus):
-                log.error("run %s is ended: it lost a GPU", run.id)
-                self._stopped.add(run.id)
-                turn.order(run.id, StopOrder("gpu_lost"))
+            what = "GPU " + ", ".join(gpu_label(share.index) for share in shares)
+            after, story = lifecycle.lose_gpu(turn.world.jobs[run.job_id], turn.now, what)
+            if story:
+                log.error("run %s is ended: it lost %s", run.id, what)
+                turn.put_job(after)
+                turn.tell(*story)

@@ -5,13 +5,15 @@
     decide     the policy's plan; every start becomes a recorded intent
     commit     all of it in one durable transaction
     reply      clients get their answers
-    start      tickets to the engine
-    orders     stops and signals to the engine
-    forget     the engine may drop what is recorded now
+    reconcile  the engine is brought in line with the committed rows: what is to start, to stop, to stand
+               still, and what it may forget, see `reconcile`
+    signal     signals and notes that somebody sent go to their runs, at most once
 
 A crash between any two steps loses nothing: before `commit` nothing was promised, and after it the
-table and the engine's spool together say what is left to do. `step` is called with each name before
-the step, so that a test can kill the process exactly there.
+table and the engine's spool together say what is left to do. An exception before the commit drops the
+turn: the memory is read anew. One behind it costs the step that raised and no other, and what the
+engine lacks it gets from the next tick. `step` is called with each name before the step, so that a
+test can kill the process exactly there.
 """
 
 from __future__ import annotations
@@ -27,12 +29,7 @@ from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
-from gpusched.model.execution import (
-    EngineEvent,
-    RunEnded,
-    StopOrder,
-    Ticket,
-)
+from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import PendingJob, Plan, Reason, Snapshot
@@ -43,7 +40,7 @@ from gpusched.policy.caging import describe
 from gpusched.policy.cycle import Cycle, decide
 from gpusched.policy.life import lifecycle
 from gpusched.policy.ordering import Ranking, ranked_at
-from gpusched.ports import Changes, Clock, Engine, Store
+from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
 
 from . import commands, yielding
 from .alerting import Alerts
@@ -60,6 +57,7 @@ from .meters import Meters
 from .overuse import OveruseWatch
 from .past import past_environment
 from .payloads import PayloadCache
+from .reconcile import CannotStart, Reconciler
 from .reloading import Reload, reread
 from .run_events import RunEvents
 from .settling import end_what_is_too_late, settle_dependencies
@@ -70,9 +68,11 @@ from .world import Rules, World
 
 log = getLogger("gpusched.daemon")
 
-STEPS = ("collect", "apply", "decide", "commit", "reply", "start", "orders", "forget")
+STEPS = ("collect", "apply", "decide", "commit", "reply", "reconcile", "signal")
 
 Reply = Callable[[dict[str, Any] | GpuschedError], None]
+Asked = tuple[commands.Command, Reply]
+Answer = tuple[Reply, dict[str, Any] | GpuschedError]
 
 _PLANS_PER_TICK = 64
 _NO_PLAN = Plan()
@@ -131,6 +131,11 @@ class Scheduler:
         self._read_settings = read_settings
         self._queue: deque[tuple[commands.Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
+        self._culprit: object = None
+        """The event or the reply of the command that a turn broke off at."""
+        self._is_behind = False
+        """The memory may not be what is in the table, and could not be read anew."""
+        self._reconciler = Reconciler(self._ticket, self.failures)
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
@@ -168,13 +173,13 @@ class Scheduler:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether events wait to be recorded again, after a commit that failed."""
-        return bool(self._backlog)
+        """Whether something waits for another try: events or commands of a turn that failed, or the engine."""
+        return bool(self._backlog or self._queue or self._is_behind or self._reconciler.is_behind)
 
     @property
     def is_quiet(self) -> bool:
         """Whether the memory and the table say the same, and nobody waits for a tick."""
-        return not (self._queue or self._backlog or self._carried or self.trouble)
+        return not (self.has_backlog or self._carried or self.trouble)
 
     def observe_gpus(self, reading: GpuReading) -> None:
         """Take in one reading of the GPUs."""
@@ -214,14 +219,14 @@ class Scheduler:
         Args: grace_s: longest time that a run gets, however long its own grace is.
         """
         self.is_going_down = self._look_again = True
-        for run_id, run in sorted(self.world.open_runs.items()):
-            own_s = self.world.jobs[run.job_id].spec.launch.grace_s
-            own_s = self.settings.life.grace_s if own_s is None else own_s
-            self.engine.order(run_id, StopOrder("shutdown", grace_s=min(own_s, grace_s)))
+        self._reconciler.shutdown_grace_s = grace_s
+        self._reconciler.look_at_all(self.world)
+        self.failures.run("reconcile", self._reconcile)
 
     def stay_up(self) -> None:
         """The machine is not going down after all."""
         self.is_going_down, self._look_again = False, True
+        self._reconciler.shutdown_grace_s = None
 
     def files_of(self, run: str) -> tuple[str, ...]:
         """Logs of an open run, where it keeps its work, and what is dated by what somebody types."""
@@ -327,29 +332,70 @@ class Scheduler:
 
     def tick(self) -> None:
         """Turn once. A full or broken disk raises nothing: that is answered and retried."""
-        began = perf_counter()
-        self._step("collect")
-        now = self._clock.now()
-        news = self.engine.events()
-        self.meters.heard(news)
-        events, self._backlog = self._backlog + news, []
-        queue = self._take_commands()
-        turn = Turn(self.world, self.store, self.settings, lambda: self.nodes(now), now)
-        turn.changes, self._carried = self._carried, Changes()
+        began, now = perf_counter(), self._clock.now()
+        failure: Exception | None = None
+        turn: Turn | None = None
         try:
-            self._turn(turn, events, queue)
+            turn, answers = self._record(now)
         except NotReady as error:
             log.error("cannot record: %s", error.message)
             self.trouble = error.message
-            self.meters.tick_failures += 1
-            self._give_up(events, queue, error)
-        except Exception:
-            self.meters.tick_failures += 1
-            self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", "see its log"))
-            raise
+        except Exception as error:
+            failure = error
+        else:
+            # From here on everything is recorded: what raises is that one step's own trouble.
+            self._enter("reply")
+            self._answer(turn, answers)
+            self._tell_of(turn)
+        self._enter("reconcile")
+        self.failures.run("reconcile", self._reconcile)
+        self._enter("signal")
+        for run_id, order in turn.signals if turn is not None else ():
+            self.failures.run("signal", self.engine.order, run_id, order)
+        if failure is not None:
+            raise failure
         self.ticks += 1
         self.recent_tick_s.append(perf_counter() - began)
         self.meters.ticked(self.recent_tick_s[-1], now)
+
+    def _enter(self, step: str) -> None:
+        """Before a step behind the commit; those to come are run whatever a test has raised here."""
+        self.failures.run(step, self._step, step)
+
+    def _record(self, now: float) -> tuple[Turn, list[Answer]]:
+        """All up to the commit. When it raises, nothing was recorded and the memory is as the table."""
+        events: list[EngineEvent] = []
+        queue: list[Asked] = []
+        self._culprit = None
+        try:
+            if self._is_behind:
+                self.reload()
+            self._step("collect")
+            self.failures.run("engine events", self._hear)
+            events, self._backlog = self._backlog, []
+            queue = self._take_commands()
+            turn = Turn(self.world, self.store, self.settings, lambda: self.nodes(now), now)
+            turn.changes, self._carried = self._carried, Changes()
+            answers = self._prepare(turn, events, queue)
+            self._commit(turn, answers)
+        except NotReady as error:
+            self._give_up(events, queue, error)
+            raise
+        except Exception:
+            hint = "see its log, and with gq what is recorded"
+            self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", hint))
+            raise
+        return turn, answers
+
+    def _hear(self) -> None:
+        news = self.engine.events()
+        self._backlog += [self._reconciler.judge(event) for event in news]
+        self.meters.heard(news)
+
+    def _reconcile(self) -> None:
+        # Only what is committed counts, and a memory that could not be read anew may be ahead of that.
+        if not self._is_behind:
+            self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
 
     def _tells_of_shutdown(self, event: EngineEvent) -> bool:
         """Whether a run of this boot was ended because the machine is going down."""
@@ -357,13 +403,13 @@ class Scheduler:
         run = self.world.open_runs.get(event.run)
         return why == "shutdown" and run is not None and run.boot_id == self._boot_id
 
-    def _take_commands(self) -> list[tuple[commands.Command, Reply]]:
+    def _take_commands(self) -> list[Asked]:
         """The commands of this turn; new settings are put in place before it begins."""
         taken, self._queue = self._queue, deque()
-        queue: list[tuple[commands.Command, Reply]] = []
+        queue: list[Asked] = []
         for command, reply in taken:
             if isinstance(command, Reload):
-                reply(self._reload_settings(command))
+                self.failures.run("reply", reply, self._reload_settings(command))
             else:
                 queue.append((command, reply))
         return queue
@@ -376,37 +422,53 @@ class Scheduler:
                 # That one is in the record of refusals, where nobody can drown out what the log says.
                 log.error("the settings were not reloaded: %s", error.message)
             return error
-        self.witness(Deed(command.caller, "reload", "the settings"))
+        except Exception as error:
+            self.failures.note("settings", error)
+            return BrokenInvariant("the daemon met an error of its own; the settings are as before", "see its log")
         self.settings = reloaded.settings
-        self.world.adopt(Rules.of(self.settings, self.history.predict, self.history.guess))
-        self.tracker.adopt(self.settings.gpu, max(self.settings.daemon.poll_s, self.settings.daemon.idle_poll_s))
-        for listener in self.settings_listeners:
-            listener(self.settings)
-        self.world.touch_dependencies()
-        self.alerts.adopt(self.world, self.settings)
         self._look_again = True
+        self.failures.run("audit", self.witness, Deed(command.caller, "reload", "the settings"))
+        if not self.failures.run("settings", self._adopt_settings):
+            # Whatever was kept by the old ones is made anew by these.
+            self._is_behind = True
+        for listener in self.settings_listeners:
+            self.failures.run(_name_of(listener), listener, self.settings)
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
             log.warning("these settings count after a restart only: %s", ", ".join(reloaded.fixed))
         return reloaded.answer()
 
-    def _turn(self, turn: Turn, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]]) -> None:
+    def _adopt_settings(self) -> None:
+        settings = self.settings
+        self.world.adopt(Rules.of(settings, self.history.predict, self.history.guess))
+        self.tracker.adopt(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
+        self.world.touch_dependencies()
+        self.alerts.adopt(self.world, settings)
+
+    def _prepare(self, turn: Turn, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
+        """Events, commands and time, then the plan: all that this turn has to record, and what clients are answered."""
         self._step("apply")
         if any(self._tells_of_shutdown(event) for event in events):
             # The first process ends runs by itself, before it ends this daemon.
             self.is_going_down = self._look_again = True
         for event in events:
+            self._culprit = event
             try:
                 self._run_events.apply(turn, event)
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
+        self._culprit = None
         self.gpu_faults.carry_out(turn)
         self._run_events.finish_releases(turn)
         self._run_events.stop_runs_of_lost_gpus(turn)
         # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
         follow_failures(turn)
-        answers = [(reply, self._apply_command(turn, command)) for command, reply in queue]
+        answers: list[Answer] = []
+        for command, reply in queue:
+            self._culprit = reply
+            answers.append((reply, self._apply_command(turn, command)))
+        self._culprit = None
         if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
             self._look_again = True
         if self.world.rethink(self.history.news(ranked_at(turn.now, self.settings))):
@@ -420,71 +482,93 @@ class Scheduler:
         self.alerts.ring(turn, self.plan)
 
         self._step("decide")
-        launches: list[tuple[Job, Run]] = []
         if self._look_again or turn.changes.jobs or turn.changes.drains or turn.changes.reservations:
             # A confirmed start alone changes nothing that the last plan was made of.
-            launches = self._plan(turn)
+            has_starts = self._plan(turn)
             # A start lets those go that waited for it alone.
-            while launches and settle_dependencies(turn):
-                if not (more := self._plan(turn)):
-                    break
-                launches += more
+            while has_starts and settle_dependencies(turn):
+                has_starts = self._plan(turn)
             self._look_again = False
-        launches = turn.adopted + launches
         self.alerts.collect(turn)
-        if launches or answers or turn.orders or turn.forgettable or self._must_record(turn.changes):
-            self._step("commit")
-            if turn.changes:
-                with self.meters.commit():
-                    self.store.commit(turn.changes)
-                self.trouble = None
-                self._count(turn)
-                self.alerts.committed(turn.changes, self.world, self.settings)
-        else:
+        return answers
+
+    def _commit(self, turn: Turn, answers: list[Answer]) -> None:
+        if not (answers or turn.signals or turn.forgettable or self._must_record(turn.changes)):
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
+            return
+        self._step("commit")
+        if turn.changes:
+            try:
+                with self.meters.commit():
+                    self.store.commit(turn.changes)
+            except NotReady:
+                raise
+            except Exception as error:
+                if not self._is_recorded(turn):
+                    raise
+                self.failures.note("commit", error)
+            self.trouble = None
+        self._reconciler.committed(turn.changes, turn.forgettable, self.world)
+        if not turn.changes:
+            return
+        self.failures.run("meters", self._count, turn)
+        if not self.failures.run("alerts", self.alerts.committed, turn.changes, self.world, self.settings):
+            self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
 
-        self._step("reply")
+    def _is_recorded(self, turn: Turn) -> bool:
+        """Whether a commit that raised was made all the same. It is all or nothing, so one changed row tells."""
+        for job_id, job in turn.changes.jobs.items():
+            if job != turn.before.get(job_id):
+                return self.store.jobs(JobFilter(ids=frozenset({job_id}))) == [job]
+        drains = self.store.load_drains() if turn.changes.drains else {}
+        return any(drains.get(name) == message for name, message in turn.changes.drains.items())
+
+    # --- behind the commit ----------------------------------------------------------------------
+
+    def _answer(self, turn: Turn, answers: Iterable[Answer]) -> None:
         for deed in turn.deeds:
-            self.witness(deed)
+            self.failures.run("audit", self.witness, deed)
         for reply, answer in answers:
-            reply(answer)
+            self.failures.run("reply", reply, answer)
+
+    def _tell_of(self, turn: Turn) -> None:
         # A start that is confirmed changes the run alone, and who follows the job waits for just that.
         of_runs = {run.job_id for run in turn.changes.runs.values()} & self.world.jobs.keys()
         told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | turn.changes.jobs
-        if told:
-            for listener in self.listeners:
-                listener(told)
-            if self.plugins.names:
-                for job_id, job in turn.changes.jobs.items():
-                    self.plugins.job_changed(turn.before.get(job_id), job)
-        self._step("start")
-        if launches:
-            self.engine.start([ticket for job, run in launches if (ticket := self._ticket(job, run))])
-        self._step("orders")
-        for run_id, order in turn.orders:
-            self.engine.order(run_id, order)
-        self._step("forget")
-        if turn.forgettable:
-            self.engine.forget(turn.forgettable)
+        if not told:
+            return
+        for listener in self.listeners:
+            self.failures.run(_name_of(listener), listener, told)
+        if self.plugins.names:
+            for job_id, job in turn.changes.jobs.items():
+                self.failures.run("plug-ins", self.plugins.job_changed, turn.before.get(job_id), job)
 
     def _count(self, turn: Turn) -> None:
         self.meters.recorded(turn.before, turn.changes.jobs, turn.waited)
         if turn.changes.jobs or turn.changes.runs:
             self.meters.gpus.hold(turn.now, self.world.holds.values(), turn.nodes)
 
-    def _give_up(
-        self, events: list[EngineEvent], queue: Iterable[tuple[commands.Command, Reply]], error: GpuschedError
-    ) -> None:
+    def _give_up(self, events: list[EngineEvent], queue: list[Asked], error: GpuschedError) -> None:
         """Nothing of this turn was recorded: the memory is ahead of the table, so it is read anew.
 
         The events come again, their results stay in the spool, and no client is told that anything
-        was recorded.
+        was recorded. Where it is one event or command that raises, the others are not kept up by it.
         """
-        self._backlog = events
-        for _, reply in queue:
-            reply(error)
-        self.reload()
+        self.meters.tick_failures += 1
+        culprit = self._culprit
+        self._backlog = [event for event in events if event is not culprit] + self._backlog
+        if len(self._backlog) < len(events):
+            log.error("event %s is left out: it cannot be applied; a restart hands it out again", culprit)
+        refused = [asked for asked in queue if asked[1] is culprit] if culprit is not None else [*queue, *self._queue]
+        if culprit is None:
+            self._queue.clear()
+        else:
+            self._queue.extendleft(asked for asked in reversed(queue) if asked[1] is not culprit)
+        for _, reply in refused:
+            self.failures.run("reply", reply, error)
+        self._is_behind = True
+        self.failures.run("table", self.reload)
 
     def flush(self) -> None:
         """Record what was carried over; called at each poll and at the end."""
@@ -495,8 +579,8 @@ class Scheduler:
 
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""
+        self._is_behind = self._look_again = True
         self._carried = Changes()
-        self._look_again = True
         self.estimates.forget()
         self.world = World.load(
             self.store, self._clock.now(), Rules.of(self.settings, self.history.predict, self.history.guess)
@@ -504,6 +588,8 @@ class Scheduler:
         self.alerts.reload(self.store, self.world, self.settings)
         self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
         self._run_events.resume_releases(self.world, self._clock.now())
+        self._reconciler.look_at_all(self.world)
+        self._is_behind = False
 
     @staticmethod
     def _must_record(changes: Changes) -> bool:
@@ -532,8 +618,9 @@ class Scheduler:
 
     # --- decide ---------------------------------------------------------------------------------
 
-    def _plan(self, turn: Turn) -> list[tuple[Job, Run]]:
-        launches: list[tuple[Job, Run]] = []
+    def _plan(self, turn: Turn) -> bool:
+        """Plan until nothing more comes of it; whether anything is to start."""
+        has_starts = False
         for _ in range(_PLANS_PER_TICK):
             snapshot = self.snapshot(turn.now, turn.nodes)
             if not snapshot.pending and not any(held.is_suspended for held in snapshot.allocations):
@@ -554,7 +641,7 @@ class Scheduler:
                 placement = with_limit(start.placement, self._reading, self.settings)
                 job, run, story = lifecycle.start_run(job, placement, self._boot_id, turn.now, stdout_path, stderr_path)
                 turn.put(job, run, (*story, *self._kept_to(job, run)))
-                launches.append((job, run))
+                has_starts = True
                 self.history.began(job)
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:
                     turn.changes.estimates[job.id] = estimate
@@ -564,7 +651,7 @@ class Scheduler:
             if self.awaits_reading:
                 # It would be planned once more, and the rest as well, when the reading comes in.
                 break
-        return launches
+        return has_starts
 
     def _is_reading_old(self, now: float) -> bool:
         """Whether the GPUs were read so long ago, while nothing ran or waited, that others may use them by now."""
@@ -578,16 +665,14 @@ class Scheduler:
             return ()
         return (JobEvent(job.id, self._clock.now(), "note", describe(cage), run.number),)
 
-    def _ticket(self, job: Job, run: Run) -> Ticket | None:
+    def _ticket(self, job: Job, run: Run) -> Ticket:
         launch = job.spec.launch
         index_of = {gpu.uuid: gpu.index for gpu in (self._reading.gpus if self._reading else ())}
         try:
             script = None if launch.script_sha is None else self._payloads.get(launch.script_sha)
             environment = self._payloads.get(launch.env_sha)
         except KeyError:
-            text = "its script or environment is missing from the database"
-            self._backlog.append(RunEnded(run.id, None, self._clock.now(), launch_error=text))
-            return None
+            raise CannotStart("its script or environment is missing from the database") from None
         past = past_environment(job, run, self.store)
         cage = self.cager.known(run.id)
         return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past, cage)
@@ -606,3 +691,8 @@ class Scheduler:
         if key is None:
             return 0
         return self.world.position_in_class(job)
+
+
+def _name_of(listener: Callable[..., object]) -> str:
+    """For the account of failures."""
+    return f"listener {getattr(listener, '__qualname__', type(listener).__qualname__)}"

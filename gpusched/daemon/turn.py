@@ -1,4 +1,4 @@
-"""What one tick has gathered so far: rows to commit, tickets and orders to carry out afterwards."""
+"""What one tick has gathered so far: rows to commit, and signals to send afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.errors import NotFound
 from gpusched.model.cluster import Clearance, NodeView
-from gpusched.model.execution import Order, StopOrder
+from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
@@ -20,6 +20,9 @@ from gpusched.ports import Changes, JobFilter, Store
 
 from .access import Act, Caller
 from .world import World
+
+Signal = SignalOrder | NoteOrder | StopOrder
+"""What is sent to a run and over then; of stops, one that repeats what is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Turn:
         """None once something has happened to a GPU or a node since they were viewed."""
         self._layout: Layout | None = None
         self.changes = Changes()
-        self.orders: list[tuple[str, Order]] = []
+        self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
         self.before: dict[int, Job | None] = {}
@@ -69,8 +72,6 @@ class Turn:
         self.deeds: list[Deed] = []
         self.news: list[News] = []
         """For the administrator, with this commit."""
-        self.adopted: list[tuple[Job, Run]] = []
-        """Runs that no plan has started, for the engine to take over after the commit."""
 
     def note(self, caller: Caller, act: Act, job: Job) -> None:
         """Have it recorded, with the commit, that this was done to another's job."""
@@ -157,9 +158,12 @@ class Turn:
             self._layout = Layout(self.nodes, self.settings)
         return self._layout
 
-    def order(self, run: str, order: Order) -> None:
-        """Carry this out after the commit."""
-        self.orders.append((run, order))
+    def signal(self, run: str, order: Signal) -> None:
+        """Send this after the commit, at most once: a daemon that is killed in between has not sent it.
+
+        Whatever lasts (a stop, a suspension, a time limit) is recorded with the job instead, see `reconcile`.
+        """
+        self.signals.append((run, order))
 
     def run_of(self, job: Job) -> Run:
         """The open run of a job that is RUNNING or COMPLETING."""
@@ -193,10 +197,11 @@ class Turn:
                 self.cancel(one, by)
             return
         after, events = lifecycle.cancel(job, self.now, by)
+        if after is job and run_id(job.id, job.run) in self.world.open_runs:
+            # Cancelled before, and told so; this person is impatient.
+            self.signal(run_id(job.id, job.run), StopOrder("cancel"))
         self.put_job(after)
         self.tell(*events)
-        if after.state is JobState.COMPLETING and run_id(job.id, job.run) in self.world.open_runs:
-            self.order(run_id(job.id, job.run), StopOrder("cancel"))
 
     def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
         """Give up the tasks that have no row; the others are left alone. It ends when those have."""

@@ -1,7 +1,6 @@
 """Runs that make room or stand still: what the plan says of them, and what their owners ask for.
 
-Each is recorded first and ordered after the commit; what a crash keeps from being ordered is ordered on
-adoption, from the record.
+Each is recorded. `reconcile` brings the engine in line with the record after the commit, and again after a crash.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.errors import Refused
-from gpusched.model.execution import ResumeOrder, StopOrder, SuspendOrder
+from gpusched.model.execution import StopOrder, SuspendOrder
 from gpusched.model.job import Job
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.policy.life import lifecycle, yielding
@@ -153,7 +153,6 @@ def _requeue(jobs: list[Job], command: Requeue, turn: Turn) -> dict[str, Any]:
             story = (*story, held)
         turn.put_job(after)
         turn.tell(*story)
-        turn.order(turn.run_of(job).id, StopOrder("preempt"))
     return {"changed": [job.shown_id for job in jobs]}
 
 
@@ -162,7 +161,7 @@ def _instead(job: Job, while_pending: str) -> str:
 
 
 def carry_out(plan: Plan, turn: Turn) -> bool:
-    """Record what the plan says of runs, to be ordered after the commit. Whether it freed or took anything at once."""
+    """Record what the plan says of runs. Whether it freed or took anything at once."""
     moved = False
     for resume in plan.resumes:
         job = turn.world.jobs[resume.job_id]
@@ -187,7 +186,6 @@ def _preempt(preempt: Preempt, turn: Turn) -> bool:
     after, story = yielding.preempt(job, turn.now, preempt.text)
     turn.put_job(after)
     turn.tell(*story)
-    turn.order(turn.run_of(job).id, StopOrder("preempt"))
     return False
 
 
@@ -195,7 +193,6 @@ def _stand_still(job: Job, by: str, text: str, turn: Turn) -> None:
     after, story = yielding.suspend(job, turn.now, by, text)
     turn.put_job(after)
     turn.tell(*story)
-    turn.order(turn.run_of(job).id, SuspendOrder())
 
 
 def _go_on(job: Job, text: str, turn: Turn) -> None:
@@ -203,17 +200,45 @@ def _go_on(job: Job, text: str, turn: Turn) -> None:
     turn.put_job(after)
     turn.put_run(run)
     turn.tell(*story)
-    turn.order(run.id, ResumeOrder())
 
 
-def pending_order(job: Job) -> StopOrder | SuspendOrder | None:
-    """The order that a recorded cancel, preemption or suspension stands for, sent again after a restart."""
+def pending_order(
+    job: Job, settings: Settings, shutdown_grace_s: float | None = None
+) -> StopOrder | SuspendOrder | None:
+    """The lasting order that the row of a job with an open run stands for; None: its run is to move.
+
+    Args: shutdown_grace_s: while the machine goes down, the longest grace of any run.
+    """
+    order = _recorded_order(job, settings)
+    if shutdown_grace_s is None:
+        return order
+    # What is to be cancelled must not come back, as what ends with the machine does.
+    is_cancelled = isinstance(order, StopOrder) and order.why == "cancel"
+    grace_s = min(_grace_s(job, settings), shutdown_grace_s)
+    return StopOrder("cancel" if is_cancelled else "shutdown", grace_s=grace_s)
+
+
+def _recorded_order(job: Job, settings: Settings) -> StopOrder | SuspendOrder | None:
+    grace_s = None
+    if job.reason is ReasonCode.GPU_IDLE:
+        grace_s = max(settings.idle.notice_s, _grace_s(job, settings))
     if job.cancel_at is not None:
-        return StopOrder("cancel")
+        return StopOrder("cancel", grace_s=grace_s)
     if job.preempt_at is not None:
-        return StopOrder("preempt")
-    if job.state is JobState.COMPLETING and job.reason is ReasonCode.GPU_MEMORY_OVER:
-        return StopOrder("vram_over")
-    if job.state is JobState.COMPLETING and job.reason is ReasonCode.GPU_UNBOOKED_USE:
-        return StopOrder("unbooked_use")
+        return StopOrder("preempt", grace_s=grace_s)
+    if job.state is JobState.COMPLETING and job.reason in _STOPPED_FOR:
+        return StopOrder(_STOPPED_FOR[job.reason])
     return SuspendOrder() if job.state is JobState.SUSPENDED else None
+
+
+_STOPPED_FOR = {
+    ReasonCode.GPU_MEMORY_OVER: "vram_over",
+    ReasonCode.GPU_UNBOOKED_USE: "unbooked_use",
+    ReasonCode.GPU_FAILED: "gpu_lost",
+}
+"""Why a run is ended that is neither cancelled nor makes room."""
+
+
+def _grace_s(job: Job, settings: Settings) -> float:
+    own_s = job.spec.launch.grace_s
+    return settings.life.grace_s if own_s is None else own_s

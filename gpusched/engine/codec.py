@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -92,6 +93,26 @@ def order_line(order: Order) -> str:
         return f"note {' '.join(order.text.split())} ."
     assert isinstance(order, LimitOrder)
     return f"limit {'-' if order.time_limit_s is None else order.time_limit_s} ."
+
+
+def orders_from(lines: Iterable[str]) -> Iterator[StopOrder | LimitOrder | SuspendOrder | ResumeOrder]:
+    """The lasting orders among lines of an order file; those torn by a crash are left out, as by supervisors."""
+    for line in lines:
+        words = line.split(" ")
+        try:
+            if words[-1] != ".":
+                continue
+            if words[0] == "stop":
+                number = None if words[2] == "-" else int(words[2])
+                yield StopOrder(words[1], number, None if words[3] == "-" else float(words[3]))
+            elif words[0] == "limit":
+                yield LimitOrder(None if words[1] == "-" else float(words[1]))
+            elif line == SUSPEND_LINE:
+                yield SuspendOrder()
+            elif words[0] == "resume":
+                yield ResumeOrder()
+        except (ValueError, IndexError):
+            continue
 
 
 def event_from(facts: dict[str, Any]) -> RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded:

@@ -27,7 +27,7 @@ from gpusched.engine.cage import leaf_of
 from gpusched.engine.cgroup import is_populated
 from gpusched.engine.cgroup import kill as kill_leaf
 from gpusched.engine.cgroup import remove as remove_leaf
-from gpusched.engine.codec import event_from, order_line, ticket_facts
+from gpusched.engine.codec import event_from, order_line, orders_from, ticket_facts
 from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import ForkServer, Launcher
@@ -36,9 +36,9 @@ from gpusched.engine.waking import Waker
 from gpusched.engine.watched import ALIVE, Phase, Watched, Watchlist
 from gpusched.model.execution import (
     EngineEvent,
+    LimitOrder,
     OpenRun,
     Order,
-    ResumeOrder,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -116,29 +116,46 @@ class LocalEngine:
     # --- the protocol -------------------------------------------------------------------------------
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        """See `ports.Engine`. Files of runs that nobody asks for are cleared away; live ones are stopped."""
-        now = time.monotonic()
-        fresh = [known for known in runs if known.run not in self._runs]
-        for known in fresh:
-            watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
-            watched.start_ticks = known.supervisor_start_ticks or 0
-            watched.adopted = known.adopted
-            self._runs.add(watched)
-            if known.boot_id != self._boot_id:
-                self._settle_other_boot(watched)
-                continue
-            self._settle(watched, "it was not started before the daemon ended")
-            if known.pending_order is not None:
-                self.order(known.run, known.pending_order)
-            elif files.was_suspended(self._spool, known.run):
-                # Its order to go on may never have been written.
-                self.order(known.run, ResumeOrder())
+        """See `ports.Engine`."""
+        self._take_over(runs, "it was not started before the daemon ended")
         for run in sorted(files.runs_in(self._spool)):
             if run not in self._runs:
                 self._sweep(run)
         if self._events:
             self._waker.ring()
         self._waker.rearm()
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        """See `ports.Engine`."""
+        self.forget(ended)
+        tickets = [known.ticket for known in runs if known.ticket is not None]
+        if tickets:
+            self.start(tickets)
+        self._take_over(runs, "it was to end before it was started")
+        if self._events:
+            self._waker.ring()
+        self._waker.rearm()
+
+    def _take_over(self, runs: Sequence[OpenRun], detail: str) -> None:
+        """Answer for these runs, and give each the orders that it lacks. `detail`: of one that nobody claimed."""
+        now = time.monotonic()
+        for known in runs:
+            watched = self._runs.get(known.run)
+            if watched is None:
+                watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
+                watched.start_ticks = known.supervisor_start_ticks or 0
+                watched.adopted = known.adopted
+                self._runs.add(watched)
+                if known.boot_id != self._boot_id:
+                    self._settle_other_boot(watched)
+                    continue
+                for given in orders_from(files.read_orders(self._spool, known.run, 0)[0]):
+                    watched.given.add(given)
+                self._settle(watched, detail)
+            elif known.supervisor_pid is None and watched.phase is Phase.RUNNING:
+                self._hand_out_start_again(watched)
+            for order in watched.given.missing(known):
+                self.order(known.run, order)
 
     def start(self, tickets: Sequence[Ticket]) -> None:
         """See `ports.Engine`."""
@@ -151,11 +168,14 @@ class LocalEngine:
         self._may_sweep = False
         for ticket in tickets:
             if ticket.run not in self._runs:
+                # Made first: a ticket that cannot be written down leaves nothing behind, and may come again.
+                facts = ticket_facts(ticket, self._spool, self._pam, self._cages)
+                server.send(ticket, facts)
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 watched.adopted = ticket.adopt
+                watched.given.limit = LimitOrder(ticket.time_limit_s)
                 self._runs.add(watched)
-                server.send(ticket, ticket_facts(ticket, self._spool, self._pam, self._cages))
         self._flush(server)
         self._take_refusals(server)
         self._waker.alarm_within(CHECK_S)
@@ -177,10 +197,20 @@ class LocalEngine:
                 pass
             else:
                 self._runs.poke(watched)
+        watched.given.add(order)
         self._waker.rearm()
 
     def events(self) -> list[EngineEvent]:
         """See `ports.Engine`."""
+        try:
+            self._look()
+        finally:
+            # Also after an error: else nothing would ever wake the daemon again.
+            self._waker.rearm()
+        events, self._events = self._events, []
+        return events
+
+    def _look(self) -> None:
         ready = self._waker.ready()
         if ready:
             # Looked up before the pipe is read, which closes and opens pidfds: a number may change its meaning.
@@ -197,17 +227,14 @@ class LocalEngine:
                 self._flush(server)
         if self._waker.take_alarm():
             self._look_by_clock()
-        self._waker.rearm()
-        events, self._events = self._events, []
-        return events
 
     def forget(self, runs: Iterable[str]) -> None:
         """See `ports.Engine`."""
         for run in runs:
             watched = self._runs.get(run)
             if watched is not None and watched.phase is Phase.ENDED:
-                self._runs.remove(watched)
                 self._remove(watched)
+                self._runs.remove(watched)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """See `ports.Engine`."""
@@ -389,6 +416,13 @@ class LocalEngine:
             RunStarted(watched.run, record.start_at, record.pid, record.start_ticks, record.job_pid),
         )
 
+    def _hand_out_start_again(self, watched: Watched) -> None:
+        """The table has lost the start, with a commit that failed."""
+        record = self._read(watched)
+        if record is not None and record.job_pid is not None and record.pid is not None and record.start_at is not None:
+            at, ticks = record.start_at, record.start_ticks
+            self._hand_out(watched, RunStarted(watched.run, at, record.pid, ticks, record.job_pid))
+
     def _take_result(self, watched: Watched) -> bool:
         record = self._read(watched)
         if record is None or record.result is None:
@@ -453,7 +487,11 @@ class LocalEngine:
                 break
             *lines, self._partial = (self._partial + data).split(b"\n")
             for line in lines:
-                self._take_line(line, started)
+                try:
+                    self._take_line(line, started)
+                except (ValueError, KeyError, TypeError):
+                    # The spool says the same; the lines behind it must not be lost as well.
+                    log.exception("no event of a run: %r", line[:200])
         for watched in started:
             # Most short runs have ended within the same batch and need no watching.
             if watched.phase is Phase.RUNNING:

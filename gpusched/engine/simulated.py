@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpusched.engine.orders import GivenOrders
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
@@ -85,6 +86,7 @@ class SimulatedRun:
     """Since when it stands still; nothing of its own happens meanwhile."""
     suspended_s: float = 0.0
     end: EngineEvent | None = None
+    given: GivenOrders = field(default_factory=GivenOrders)
 
     def due_at(self) -> float:
         """When something happens next if nobody interferes."""
@@ -115,6 +117,8 @@ class SimulatedEngine:
     """CPU time that runs have used, for tests to say."""
     _runs: dict[str, SimulatedRun] = field(default_factory=dict)
     _revoked: set[str] = field(default_factory=set)
+    _given_back: set[str] = field(default_factory=set)
+    """Runs that `reconcile` told of and could not find, until they are forgotten."""
     _events: list[EngineEvent] = field(default_factory=list)
     _due: list[tuple[float, int, str]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
@@ -135,11 +139,30 @@ class SimulatedEngine:
                 self._events.append(run.end)
             else:
                 self._events.append(self._started(run))
-                if known.pending_order is not None:
-                    self.order(known.run, known.pending_order)
-                else:
-                    self.order(known.run, ResumeOrder())
+                self._bring_in_line(run, known)
         self._ring()
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        """See `ports.Engine`."""
+        self.forget(ended)
+        lost = [known.run for known in runs if known.supervisor_pid is None and known.run in self._runs]
+        fresh = [known.ticket for known in runs if known.ticket is not None and known.run not in self._given_back]
+        self.start(fresh)
+        for known in runs:
+            run = self._runs.get(known.run)
+            if run is None:
+                if known.run not in self._given_back:
+                    self._given_back.add(known.run)
+                    self._events.append(self._missing(known))
+            elif run.end is None:
+                if known.run in lost:
+                    self._events.append(self._started(run))
+                self._bring_in_line(run, known)
+        self._ring()
+
+    def _bring_in_line(self, run: SimulatedRun, wanted: OpenRun) -> None:
+        for order in run.given.missing(wanted):
+            self.order(run.ticket.run, order)
 
     def start(self, tickets: Sequence[Ticket]) -> None:
         """See `ports.Engine`."""
@@ -150,6 +173,7 @@ class SimulatedEngine:
                 continue
             outcome = self.outcome(ticket)
             run = SimulatedRun(ticket, outcome, next(self._pids), start_at=now)
+            run.given.limit = LimitOrder(ticket.time_limit_s)
             self._runs[ticket.run] = run
             if outcome.never_starts or ticket.run in self._revoked:
                 self._revoked.add(ticket.run)
@@ -191,6 +215,7 @@ class SimulatedEngine:
                 self._resume(found, now)
                 found.finish_at = now
                 found.outcome = Outcome(signal=signal.SIGKILL)
+        found.given.add(order)
         self._schedule(found)
         self._ring()
 
@@ -203,6 +228,7 @@ class SimulatedEngine:
     def forget(self, runs: Iterable[str]) -> None:
         """See `ports.Engine`."""
         for run in runs:
+            self._given_back.discard(run)
             found = self._runs.get(run)
             if found is not None and found.end is not None:
                 del self._runs[run]

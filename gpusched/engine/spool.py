@@ -237,11 +237,6 @@ def has_orders(spool: str, run: str) -> bool:
     return os.path.exists(order_path(spool, run))
 
 
-def was_suspended(spool: str, run: str) -> bool:
-    """Whether a suspension was ever ordered; whether it lasts is for the supervisor to know."""
-    return SUSPEND_LINE in read_orders(spool, run, 0)[0]
-
-
 def checkpoint_at(spool: str, run: str) -> float | None:
     """When the run last said that it has saved its work; None if never."""
     try:

@@ -526,6 +526,9 @@ class Supervisor:
             self.session.warn(" ".join(words[1:-1]))
         elif words[0] == "limit":
             limit_s = None if words[1] == "-" else float(words[1])
+            if limit_s == self.ticket["time_limit_s"]:
+                # Sent again by a new daemon; a notice that was given is not given twice.
+                return
             self.ticket["time_limit_s"] = limit_s
             if self.start_at is not None and self.status is None and self.stopping is None:
                 self.set_limit(limit_s)

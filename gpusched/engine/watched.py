@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpusched.engine import proctree
+from gpusched.engine.orders import GivenOrders
 from gpusched.engine.proctree import Process
 from gpusched.engine.waking import Waker
 from gpusched.model.job import AdoptedProcess
@@ -47,6 +48,7 @@ class Watched:
     pidfd: int | None = None
     witnessed: bool = False
     """Whether its supervisor's end was seen as it happened."""
+    given: GivenOrders = field(default_factory=GivenOrders)
     poke: bool = False
     """An order was written that the supervisor may not have seen."""
     unsent: list[str] = field(default_factory=list)

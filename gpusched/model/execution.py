@@ -222,13 +222,17 @@ EngineEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded | 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """What the store knows of a run that has no end yet; handed to the engine for adoption."""
+    """A run that has no end in the table yet, and what it is to be; the engine is brought in line with it."""
 
     run: str
     boot_id: str
     supervisor_pid: int | None
     supervisor_start_ticks: int | None
     pending_order: StopOrder | SuspendOrder | None = None
-    """A stop or suspension that was recorded, to be sent again. None: the run is to move, also if it stands still."""
+    """Whether it is to end, or to stand still. None: it is to move, also if it stands still."""
     adopted: AdoptedProcess | None = None
     """As in its ticket."""
+    limit: LimitOrder | None = None
+    """The time limit that it is to have; None leaves it alone."""
+    ticket: Ticket | None = None
+    """Starts it, if the engine has not heard of it. Without one, a run that no process has claimed is given back."""

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, StandInBench, UnitBench, open_run
@@ -15,6 +16,7 @@ from support import wait_until
 from gpusched.model.execution import (
     LimitOrder,
     NoteOrder,
+    OpenRun,
     ResumeOrder,
     RunEnded,
     RunLost,
@@ -379,6 +381,111 @@ def test_orders_to_unknown_and_ended_runs_are_ignored(bench: Bench) -> None:
     bench.end_of("2.1")
     assert bench.of("1.1")[-1] is end
     assert bench.of("9.1") == []
+
+
+# --- brought in line with the table ------------------------------------------------------------------------
+
+
+def wanted(bench: Bench, run: str, does: Does | None = None, **parts: Any) -> OpenRun:
+    """What the table says of a run; with its ticket when it says what it does."""
+    ticket = None if does is None else bench.ticket(run, does, **parts.pop("of_ticket", {}))
+    return replace(open_run(run), ticket=ticket, **parts)
+
+
+def test_reconcile_starts_a_run_once_however_often_it_is_called(bench: Bench) -> None:
+    runs = [wanted(bench, f"{job}.1", Does(exit_code=job)) for job in (1, 2, 3)]
+    bench.engine.reconcile(runs[:2])
+    bench.engine.reconcile(runs)
+    bench.engine.reconcile(runs)
+    assert [bench.end_of(known.run).exit_code for known in runs] == [1, 2, 3]
+    for known in runs:
+        assert len([event for event in bench.of(known.run) if isinstance(event, RunEnded)]) == 1
+
+
+def test_reconcile_stops_a_run_and_never_takes_that_back(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, grace_s=0.5)
+    started = bench.ready("1.1")
+    known = open_run("1.1", started, order=StopOrder("preempt"))
+    for _ in range(3):
+        bench.engine.reconcile([known])
+    bench.engine.reconcile([open_run("1.1", started)])
+    end = bench.end_of("1.1")
+    assert end.stopped_by == "preempt"
+    assert end.end_at - bench.until("1.1", RunStopping).at >= 0.5
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunStopping, RunEnded]
+
+
+def test_reconcile_lets_a_run_stand_still_and_move_as_the_table_says(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    moving = open_run("1.1", bench.ready("1.1"))
+    for _ in range(2):
+        bench.engine.reconcile([moving])
+        bench.engine.reconcile([replace(moving, pending_order=SuspendOrder())])
+    bench.until("1.1", RunSuspended)
+    bench.engine.reconcile([replace(moving, pending_order=SuspendOrder())])
+    bench.engine.reconcile([moving])
+    bench.until("1.1", RunResumed)
+    bench.engine.reconcile([replace(moving, pending_order=StopOrder("cancel"))])
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
+def test_reconcile_sets_and_lifts_a_time_limit(bench: Bench) -> None:
+    known = wanted(bench, "1.1", SLEEPS, limit=LimitOrder(None))
+    other = wanted(bench, "2.1", Does(lasts_s=1.0, exit_code=3), of_ticket={"time_limit_s": 0.5}, limit=LimitOrder(0.5))
+    bench.engine.reconcile([known, other])
+    for _ in range(2):
+        bench.engine.reconcile([replace(known, limit=LimitOrder(0.2)), replace(other, limit=LimitOrder(None))])
+    assert bench.end_of("1.1").stopped_by == "timeout"
+    assert (bench.end_of("2.1").exit_code, bench.end_of("2.1").stopped_by) == (3, None)
+
+
+def test_reconcile_gives_back_a_run_that_nobody_started(bench: Bench) -> None:
+    for _ in range(2):
+        bench.engine.reconcile([wanted(bench, "1.1", pending_order=StopOrder("cancel"))])
+    end = bench.until("1.1", *ENDS)
+    assert isinstance(end, RunNeverStarted)
+    assert bench.of("1.1") == [end]
+    bench.engine.reconcile([wanted(bench, "1.1", Does())])
+    bench.let_pass(0.5)
+    assert bench.of("1.1") == [end]
+
+
+def test_reconcile_forgets_ends_and_is_told_twice_without_harm(bench: Bench) -> None:
+    bench.start("1.1", Does(exit_code=4))
+    bench.end_of("1.1")
+    bench.start("2.1", SLEEPS)
+    bench.ready("2.1")
+    for _ in range(2):
+        bench.engine.reconcile([], ["1.1", "2.1", "9.1"])
+    bench.restart()
+    bench.seen.clear()
+    # The one lives and was not ended by that; the other has left nothing.
+    bench.engine.adopt([open_run("2.1")])
+    assert bench.until("2.1", RunStarted)
+    bench.engine.reconcile([wanted(bench, "2.1", pending_order=StopOrder("cancel", grace_s=0))])
+    assert bench.end_of("2.1").stopped_by == "cancel"
+    assert bench.of("1.1") == []
+
+
+def test_reconcile_tells_of_a_start_that_the_table_has_lost(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    first = bench.ready("1.1")
+    bench.seen.clear()
+    bench.engine.reconcile([open_run("1.1", first)])
+    bench.let_pass(0.1)
+    assert bench.of("1.1") == []
+    bench.engine.reconcile([wanted(bench, "1.1", SLEEPS)])
+    assert bench.until("1.1", RunStarted) == first
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+
+
+def test_a_time_limit_is_set_on_adoption(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    first = bench.ready("1.1")
+    bench.restart()
+    bench.engine.adopt([replace(open_run("1.1", first), limit=LimitOrder(0.2))])
+    assert bench.end_of("1.1").stopped_by == "timeout"
 
 
 # --- restarts of the daemon ------------------------------------------------------------------------------

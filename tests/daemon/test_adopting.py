@@ -312,7 +312,7 @@ def test_a_new_daemon_finds_it_again(lab: Daemon, strangers: Strangers) -> None:
     assert lab.wait(job)[0]["reason"] == "ExitUnknown"
 
 
-@pytest.mark.parametrize("step", ["commit", "reply", "start", "orders"])
+@pytest.mark.parametrize("step", ["commit", "reply", "reconcile", "signal"])
 def test_a_daemon_that_dies_while_it_adopts_leaves_no_half_job(
     make_daemon: Callable[..., Daemon], strangers: Strangers, step: str
 ) -> None:
@@ -328,13 +328,13 @@ def test_a_daemon_that_dies_while_it_adopts_leaves_no_half_job(
     jobs = daemon.call("GET", "/v1/jobs?states=all")["jobs"]
     assert process.poll() is None
     assert len(jobs) == (step != "commit")
-    if step == "orders":
+    if step == "signal":
         # Its supervisor was asked for already.
         be_watched(daemon, "1", process.pid)
     elif jobs:
         daemon.wait_state("1", "FAILED")
         assert daemon.job("1")["reason"] == "JobLaunchFailure"
-    job = "1" if step == "orders" else adopt_soon(daemon, process.pid)
+    job = "1" if step == "signal" else adopt_soon(daemon, process.pid)
     be_watched(daemon, job, process.pid)
     end(process, strangers)
     assert daemon.wait(job)[0]["state"] == "COMPLETED"

@@ -7,15 +7,19 @@ import signal
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from engine_bench import FOREVER, Does, LocalBench
+from engine_bench import FOREVER, Does, LocalBench, open_run
 from support import wait_until
 
+from gpusched.engine import local as local_module
 from gpusched.engine import proctree
+from gpusched.engine.codec import ticket_facts
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
-from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder
+from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder, Ticket
 from gpusched.model.job import Notice
 
 SLEEPS = Does(lasts_s=FOREVER)
@@ -502,3 +506,56 @@ def test_idle_supervisors_and_the_server_end(bench: LocalBench) -> None:
         assert pid is not None
         wait_until(lambda pid=pid: (found := proctree.read_process(pid)) is None or not found.is_alive)
     bench.engine = bench.make()
+
+
+# --- brought in line with the table ----------------------------------------------------------------------
+
+
+def test_an_order_is_written_once_however_often_it_is_wanted(bench: LocalBench) -> None:
+    bench.start("1.1", Does(lasts_s=FOREVER, ignores_stop=True), grace_s=600)
+    wanted = open_run("1.1", bench.ready("1.1"), order=StopOrder("cancel"))
+    for _ in range(3):
+        bench.engine.reconcile([wanted])
+    bench.restart()
+    # The next daemon's engine knows from the file what the run was told.
+    bench.engine.adopt([wanted])
+    bench.engine.reconcile([wanted])
+    lines = (bench.spool / "1.1.order").read_text().split()
+    assert lines.count("stop") == 1
+
+
+def test_a_notice_is_not_given_again_with_the_limit_that_a_run_has(bench: LocalBench) -> None:
+    text = "trap 'echo noticed' USR1; echo ready; while :; do sleep 0.02; done"
+    # Two seconds after the start, which is long enough to set a trap.
+    notice = Notice(signal.SIGUSR1, 598, main_only=True)
+    bench.engine.start([bench.ticket("1.1", argv=("bash", "-c", text), time_limit_s=600.0, notice=notice)])
+    started = bench.until("1.1", RunStarted)
+    bench.wait(lambda: "noticed" in bench.output("1.1"))
+    bench.restart()
+    bench.engine.adopt([replace(open_run("1.1", started), limit=LimitOrder(600.0))])
+    assert "limit 600.0 ." in (bench.spool / "1.1.order").read_text()
+    bench.engine.order("1.1", SignalOrder(signal.SIGWINCH))
+    bench.let_pass(0.3)
+    assert bench.output("1.1").count("noticed") == 1
+
+
+def test_a_ticket_that_cannot_be_written_down_leaves_nothing_behind(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = {job: bench.ticket(f"{job}.1", Does(exit_code=job)) for job in (1, 2, 3)}
+    runs = [replace(open_run(ticket.run), ticket=ticket) for ticket in tickets.values()]
+
+    def facts(ticket: Ticket, *arguments: Any) -> dict[str, Any]:
+        if ticket.run == "2.1":
+            raise RuntimeError("a bug")
+        return ticket_facts(ticket, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_module, "ticket_facts", facts)
+        with pytest.raises(RuntimeError):
+            bench.engine.reconcile(runs)
+        bench.engine.reconcile(runs[:1])
+        bench.engine.reconcile(runs[2:])
+        assert [bench.end_of(f"{job}.1").exit_code for job in (1, 3)] == [1, 3]
+    bench.engine.reconcile(runs)
+    assert bench.end_of("2.1").exit_code == 2

@@ -109,6 +109,44 @@ def test_killed_before_each_step_of_a_tick(make_daemon: Callable[..., Daemon], s
         check_usage(daemon)
 
 
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_error_at_any_step_loses_no_job_and_tells_nobody_what_is_not_so(
+    make_daemon: Callable[..., Daemon], step: str, nth: int
+) -> None:
+    daemon = make_daemon(start=False, fake_gpus="2x24GiB")
+    daemon.start(GPUSCHED_CRASH_AT=f"{step}:{nth}:raise")
+    accepted: dict[str, int] = {}
+    refused = 0
+    for number in range(6):
+        try:
+            accepted[submit_witness(daemon, 0.01, number % 3, gpus=number % 2)] = number % 3
+        except GpuschedError:
+            refused += 1
+    # Who was refused has no job, who was not has one, and all of them run.
+    known = {job["id"] for job in daemon.call("GET", "/v1/jobs?states=all")["jobs"]}
+    assert known == set(accepted)
+    assert refused <= (STEPS.index(step) <= STEPS.index("commit"))
+    check_witness(daemon, accepted)
+    assert daemon.process is not None
+    assert daemon.process.poll() is None
+    long = daemon.submit("/bin/sleep", "1000")
+    daemon.wait_state(long, "RUNNING")
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [long]})
+    assert daemon.wait(long)[0]["state"] == "CANCELLED"
+    check_usage(daemon)
+
+
+def test_a_cancel_meets_an_error_behind_the_commit_and_is_carried_out(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(start=False)
+    # The first goes by as the job starts.
+    daemon.start(GPUSCHED_CRASH_AT=",".join(["reconcile:raise"] * 50))
+    job_id = daemon.submit("/bin/sleep", "1000")
+    daemon.wait_state(job_id, "RUNNING")
+    assert daemon.call("POST", "/v1/jobs/cancel", {"ids": [job_id]})["cancelled"] == [job_id]
+    assert daemon.wait(job_id)[0]["state"] == "CANCELLED"
+
+
 def run_under_kills(daemon: Daemon, kills: int, seed: int) -> None:
     """Submit jobs while the daemon is killed at random times; check everything at the end."""
     dice = random.Random(seed)
@@ -148,7 +186,7 @@ def test_a_cancel_that_was_recorded_is_carried_out_after_the_crash(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(start=False)
-    daemon.start(GPUSCHED_CRASH_AT="orders:4")
+    daemon.start(GPUSCHED_CRASH_AT="reconcile:4")
     job_id = daemon.submit("/bin/sleep", "1000")
     daemon.wait_state(job_id, "RUNNING")
     with pytest.raises((GpuschedError, OSError)):

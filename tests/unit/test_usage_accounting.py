@@ -10,6 +10,7 @@ from lab import ANN, BOB, Lab
 from gpusched.daemon.accounting import charge
 from gpusched.daemon.commands import Cancel, Selection
 from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome
 from gpusched.model.job import Job, Run
 from gpusched.model.resources import Resources
@@ -172,11 +173,11 @@ def test_a_commit_that_fails_charges_nothing_and_the_next_one_charges_once() -> 
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
-class Crash(Exception):
-    """The process dies here."""
+class Crash(BaseException):
+    """The process dies here: nobody catches it."""
 
 
-@pytest.mark.parametrize("step", ["apply", "decide", "commit", "reply", "start", "orders", "forget"])
+@pytest.mark.parametrize("step", STEPS[1:])
 def test_a_crash_before_any_step_neither_loses_nor_doubles_the_charge(step: str) -> None:
     lab = Lab(gpus=1, priority=SLOW)
     lab.submit(request=request(gpus=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.yielding import Requeue, Resume, Suspend, carry_out, pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
-from gpusched.model.execution import Order, StopOrder, SuspendOrder
+from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AccountSettings, PreemptSettings, QosSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
@@ -57,10 +58,10 @@ class Deaf:
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self.engine = engine
-        self.orders: list[tuple[str, Order]] = []
+        self.orders: list[tuple[str, Order | None]] = []
 
-    def order(self, run: str, order: Order) -> None:
-        self.orders.append((run, order))
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        self.orders += [(known.run, known.pending_order) for known in runs]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -404,10 +405,10 @@ def test_what_is_recorded_says_what_is_ordered_again() -> None:
     ids = [one.submit() for _ in range(4)]
     one.turn()
     one.ask(Cancel(ANN, Selection(ids=(ids[0],))), Requeue(ANN, (ids[1],)), Suspend(ANN, (ids[2],)))
-    found = [pending_order(one.job(job_id)) for job_id in ids]
+    found = [pending_order(one.job(job_id), one.settings) for job_id in ids]
     assert found == [StopOrder("cancel"), StopOrder("preempt"), SuspendOrder(), None]
     one.ask(Cancel(ANN, Selection(ids=(ids[1],))))
-    assert pending_order(one.job(ids[1])) == StopOrder("cancel")
+    assert pending_order(one.job(ids[1]), one.settings) == StopOrder("cancel")
 
 
 def test_what_a_run_has_saved_is_known_to_the_policy_and_forgotten_with_the_run() -> None:

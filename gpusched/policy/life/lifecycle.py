@@ -190,7 +190,8 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     if event.stopped_by == "shutdown" and event.exit_code != 0:
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
     if event.stopped_by == "gpu_lost":
-        return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"
+        text = job.reason_text if job.reason is ReasonCode.GPU_FAILED else None
+        return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, text or "a GPU of the run was lost"
     if event.stopped_by == "vram_over":
         is_told = job.reason is ReasonCode.GPU_MEMORY_OVER and job.reason_text is not None
         text = job.reason_text if is_told else None
@@ -385,6 +386,15 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
         job = completing(job)
     job = evolve(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
+
+
+def lose_gpu(job: Job, now: float, lost: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Have a run ended whose GPU was lost; `lost` names it. One that is being ended already is left alone."""
+    if job.state not in LIVE:
+        return job, ()
+    text = f"lost {lost}"
+    job = evolve(completing(job), reason=ReasonCode.GPU_FAILED, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
 
 def ends_unsatisfied(spec: JobSpec, settings: Settings, *, is_spared: bool = False) -> bool:

@@ -1,0 +1,551 @@
+"""What was committed is carried out, whatever raises behind the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lab import ANN, BOB, ROOT, Lab
+
+from gpusched.daemon import commands
+from gpusched.daemon.commands import Cancel, Drain, Hold, Selection, Update
+from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
+from gpusched.daemon.reloading import Reload
+from gpusched.daemon.tick import STEPS
+from gpusched.daemon.yielding import Requeue, Resume, Suspend
+from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
+from gpusched.model.execution import OpenRun, RunEnded, SignalOrder, StopOrder
+from gpusched.model.settings import GpuSettings, IdleSettings
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.policy.life.yielding import requeue_idle
+from gpusched.ports import Changes
+from gpusched.testing import launch, request
+
+SLOW = Outcome(runs_s=1000, stop_takes_s=5)
+
+
+def fail(*arguments: Any, **named: Any) -> Any:
+    raise RuntimeError("a bug")
+
+
+class Engine:
+    """A simulated engine whose calls raise when they are told to: before anything is done, or half-way."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self.engine = engine
+        self.fails = 0
+        """So many more calls of `reconcile` raise."""
+        self.poison: str | None = None
+        """The run that every call of `reconcile` raises at."""
+        self.calls: list[list[str]] = []
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        self.calls.append([known.run for known in runs])
+        if self.fails:
+            self.fails -= 1
+            # The first of them is dealt with, the others are not.
+            self.engine.reconcile(runs[:1])
+            fail()
+        for known in runs:
+            if known.run == self.poison:
+                fail()
+            self.engine.reconcile([known])
+        self.engine.reconcile((), ended)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def a_lab(**sections: Any) -> Lab:
+    sections.setdefault("outcome", SLOW)
+    return Lab(**sections)
+
+
+def with_engine(lab: Lab) -> Engine:
+    lab.scheduler.engine = engine = Engine(lab.engine)
+    return engine
+
+
+def alive(lab: Lab) -> set[str]:
+    """Runs of which there is a process."""
+    return {name for name, run in lab.engine._runs.items() if run.end is None}
+
+
+def check(lab: Lab) -> None:
+    """Memory, table and engine say the same."""
+    _, open_runs = lab.store.load_active()
+    assert {run.id for run in open_runs} == set(lab.scheduler.world.open_runs) == alive(lab)
+    assert not lab.scheduler._reconciler.is_behind
+
+
+# --- every step ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_exception_at_any_step_leaves_memory_table_and_engine_in_line(step: str) -> None:
+    lab = a_lab()
+    kept, cancelled, stood = lab.submit(), lab.submit(), lab.submit()
+    lab.turn()
+
+    def raising(name: str) -> None:
+        if name == step:
+            fail()
+
+    lab.scheduler._step = raising
+    answers: list[Any] = []
+    for command in (lab.submission(), Cancel(ANN, Selection(ids=(cancelled,))), Suspend(ANN, (stood,))):
+        lab.scheduler.submit(command, answers.append)
+    is_recorded = STEPS.index(step) > STEPS.index("commit")
+    if is_recorded:
+        lab.scheduler.tick()
+        assert answers[0]["ids"] == [4]
+        assert not any(isinstance(answer, Exception) for answer in answers)
+    else:
+        with pytest.raises(RuntimeError):
+            lab.scheduler.tick()
+        assert [type(answer) for answer in answers] == [BrokenInvariant] * 3
+    lab.scheduler._step = lambda name: None
+    lab.turn()
+    lab.turn(6)
+    check(lab)
+    assert lab.job(kept).state is JobState.RUNNING
+    assert lab.job(cancelled).state is (JobState.CANCELLED if is_recorded else JobState.RUNNING)
+    assert lab.job(stood).state is (JobState.SUSPENDED if is_recorded else JobState.RUNNING)
+    assert (lab.engine._runs[f"{stood}.1"].still_since is not None) is is_recorded
+    # The submission took the place of the cancelled job.
+    assert len(alive(lab)) == 3
+
+
+def test_a_commit_that_raises_when_it_is_made_is_answered_and_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    commit = lab.store.commit
+
+    def made(changes: Changes) -> None:
+        commit(changes)
+        fail()
+
+    monkeypatch.setattr(lab.store, "commit", made)
+    (answer,) = lab.ask(lab.submission())
+    assert answer["ids"] == [1]
+    assert alive(lab) == {"1.1"}
+    (answer,) = lab.ask(Drain(ROOT, ("0",), "is smoking"))
+    assert answer["changed"] == ["GPU-0"]
+    monkeypatch.undo()
+    lab.turn()
+    check(lab)
+
+
+def test_a_commit_that_raises_before_it_is_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    monkeypatch.setattr(lab.store, "commit", fail)
+    with pytest.raises(RuntimeError):
+        lab.ask(lab.submission(), Drain(ROOT, ("0",), "is smoking"))
+    monkeypatch.undo()
+    lab.turn()
+    assert not lab.scheduler.world.jobs
+    assert not lab.scheduler.world.drains
+    check(lab)
+
+
+# --- replies, listeners, plug-ins ----------------------------------------------------------------------
+
+
+def test_an_answer_that_raises_keeps_no_other_client_waiting() -> None:
+    lab = a_lab()
+    answers: list[Any] = []
+    for reply in (fail, answers.append, fail, answers.append):
+        lab.scheduler.submit(lab.submission(), reply)
+    lab.turn()
+    assert [answer["ids"] for answer in answers] == [[2], [4]]
+    assert alive(lab) == {"1.1", "2.1", "3.1", "4.1"}
+    assert lab.scheduler.failures.counts["reply"] == 2
+
+
+def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
+    lab = a_lab()
+    told: list[list[int]] = []
+    lab.scheduler.listeners[:] = [fail, lambda jobs: told.append(list(jobs)), fail]
+    lab.scheduler.witness = fail
+    lab.submit()
+    assert told == [[1]]
+    lab.ask(Hold(ROOT, (1,)))
+    assert lab.job(1).hold == "admin"
+    lab.turn()
+    check(lab)
+    assert {failure.step for failure in lab.scheduler.failures.failing} == {"listener fail", "audit"}
+
+
+class Site:
+    """Plug-ins whose guard is broken."""
+
+    names = ("site",)
+    job_changed = staticmethod(fail)
+
+
+def test_plugins_meters_and_alerts_that_raise_are_their_own_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    lab.scheduler.plugins = Site()  # type: ignore[assignment]
+    monkeypatch.setattr(lab.scheduler.meters, "recorded", fail)
+    monkeypatch.setattr(lab.scheduler.alerts, "committed", fail)
+    lab.submit()
+    lab.turn()
+    check(lab)
+    assert alive(lab) == {"1.1"}
+    assert {"plug-ins", "meters", "alerts"} <= set(lab.scheduler.failures.counts)
+
+
+# --- the engine ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3, 7])
+def test_an_engine_that_raises_half_way_gets_the_rest_with_the_next_tick(fails: int) -> None:
+    lab = a_lab()
+    cancelled, requeued, stood, limited = (lab.submit() for _ in range(4))
+    lab.turn()
+    engine = with_engine(lab)
+    engine.fails = fails
+    answers = lab.ask(
+        lab.submission(),
+        lab.submission(),
+        Cancel(ANN, Selection(ids=(cancelled,))),
+        Requeue(ANN, (requeued,)),
+        Suspend(ANN, (stood,)),
+        Update(ANN, (limited,), {"time_limit_s": 60}),
+    )
+    assert not any(isinstance(answer, Exception) for answer in answers)
+    for _ in range(fails):
+        lab.turn()
+    runs = lab.engine._runs
+    assert {"5.1", "6.1"} <= alive(lab)
+    assert (runs["1.1"].stopped_by, runs["2.1"].stopped_by) == ("cancel", "preempt")
+    assert runs["3.1"].still_since is not None
+    assert runs["4.1"].limit_at == runs["4.1"].start_at + 60
+    lab.turn(6)
+    lab.turn()
+    assert (lab.job(cancelled).state, lab.job(requeued).run) == (JobState.CANCELLED, 2)
+    check(lab)
+    assert lab.scheduler.failures.failing == ()
+
+
+def test_a_run_that_the_engine_cannot_deal_with_keeps_no_other_from_starting() -> None:
+    lab = a_lab()
+    engine = with_engine(lab)
+    engine.poison = "2.1"
+    for _ in range(3):
+        lab.submit()
+    assert alive(lab) == {"1.1", "3.1"}
+    assert lab.scheduler.has_backlog, "so that the loop tries again"
+    lab.turn()
+    engine.poison = None
+    lab.turn()
+    lab.turn()
+    check(lab)
+    assert [run.number for run in lab.store.runs([2])] == [1]
+
+
+def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab(outcome=Outcome(runs_s=10))
+    lab.submit()
+    lab.turn()
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedEngine, "forget", fail)
+        lab.turn(10)
+    assert lab.job(1).state is JobState.COMPLETED
+    assert "1.1" in lab.engine._runs
+    lab.turn()
+    assert not lab.engine._runs
+    check(lab)
+
+
+def test_the_engine_is_asked_only_about_runs_whose_rows_changed() -> None:
+    lab = a_lab(cpus=100)
+    for _ in range(20):
+        lab.submit()
+    lab.turn()
+    engine = with_engine(lab)
+    lab.turn(1)
+    assert engine.calls == []
+    lab.ask(Suspend(ANN, (7,)))
+    assert engine.calls == [["7.1"]]
+    lab.turn(1)
+    assert engine.calls == [["7.1"]]
+
+
+def test_events_that_the_engine_cannot_tell_are_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab(outcome=Outcome(runs_s=10))
+    lab.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedEngine, "events", fail)
+        lab.clock.advance(10)
+        (answer,) = lab.ask(lab.submission())
+    assert answer["ids"] == [2]
+    lab.turn()
+    assert lab.job(1).state is JobState.COMPLETED
+
+
+# --- tickets -------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_that_cannot_be_made_at_first_keeps_no_other_run_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = a_lab()
+    usual = lab.scheduler._reconciler._make_ticket
+    monkeypatch.setattr(
+        lab.scheduler._reconciler, "_make_ticket", lambda job, run: fail() if job.id == 1 else usual(job, run)
+    )
+    lab.ask(lab.submission(), lab.submission())
+    assert alive(lab) == {"2.1"}
+    monkeypatch.undo()
+    lab.turn()
+    assert alive(lab) == {"1.1", "2.1"}
+    lab.turn()
+    check(lab)
+
+
+def test_a_job_whose_ticket_can_never_be_made_does_not_look_as_if_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    monkeypatch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
+    job_id = lab.submit(request=request(gpus=1))
+    lab.turn(TICKET_PATIENCE_S + 1)
+    lab.turn()
+    job = lab.job(job_id)
+    assert (job.state, job.reason) == (JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE)
+    assert job.reason_text == "its start could not be prepared: RuntimeError: a bug"
+    check(lab)
+
+
+def test_a_run_that_was_started_is_not_given_up_for_a_ticket_that_cannot_be_made_again() -> None:
+    """After a commit that failed the table does not know that it runs."""
+    lab = a_lab()
+    job_id = lab.submit()
+    del lab.store._payloads["e"]
+    lab.scheduler._payloads._kept.clear()
+    lab.scheduler.reload()
+    for _ in range(3):
+        lab.turn()
+    assert lab.job(job_id).state is JobState.RUNNING
+    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    check(lab)
+
+
+def test_a_cancel_before_the_start_reached_the_engine_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
+        job_id = lab.submit()
+        lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
+    lab.turn()
+    assert lab.job(job_id).state is JobState.CANCELLED
+    assert not alive(lab)
+    assert lab.store.runs([job_id])[0].start_at is None
+    check(lab)
+
+
+# --- what used to live in memory alone --------------------------------------------------------------------
+
+
+def swallow(lab: Lab, *asked: Any) -> list[Any]:
+    """Commit these while nothing reaches the engine, and let a new daemon take over."""
+    engine = with_engine(lab)
+    engine.reconcile = lambda runs, ended=(): None  # type: ignore[method-assign]
+    answers = lab.ask(*asked)
+    lab.restart()
+    adopt_open_runs(lab.scheduler.world, lab.engine, lab.settings)
+    return answers
+
+
+def test_a_time_limit_that_a_crash_kept_from_a_run_is_set_on_adoption() -> None:
+    lab = a_lab()
+    lab.submit()
+    lab.turn()
+    swallow(lab, Update(ANN, (1,), {"time_limit_s": 60}))
+    assert lab.engine._runs["1.1"].limit_at == lab.engine._runs["1.1"].start_at + 60
+
+
+def test_the_grace_of_an_idle_run_outlasts_a_crash() -> None:
+    idle = IdleSettings(after_s=10, then="requeue", notice_s=300)
+    lab = a_lab(idle=idle)
+    lab.submit(request=request(gpus=1))
+    lab.turn()
+    job, run = lab.scheduler.world.jobs[1], lab.scheduler.world.open_runs["1.1"]
+    after, _ = requeue_idle(job, lab.clock.now(), "its GPUs do nothing")
+    assert open_run(after, run, lab.settings).pending_order == StopOrder("preempt", grace_s=300)
+
+
+def test_the_end_of_a_run_that_lost_its_card_is_recorded_and_ordered_again() -> None:
+    lab = a_lab(gpus=2)
+    lab.submit(request=request(gpus=1))
+    lab.turn()
+    engine = with_engine(lab)
+    engine.reconcile = lambda runs, ended=(): None  # type: ignore[method-assign]
+    lab.lost.add(0)
+    lab.turn(1)
+    job = lab.job(1)
+    assert (job.state, job.reason, job.reason_text) == (JobState.COMPLETING, ReasonCode.GPU_FAILED, "lost GPU 0")
+    lab.lost.clear()
+    lab.restart()
+    adopt_open_runs(lab.scheduler.world, lab.engine, lab.settings)
+    assert lab.engine._runs["1.1"].stopped_by == "gpu_lost"
+    lab.turn(6)
+    lab.turn(1)
+    assert lab.store.runs([1])[0].reason_text == "lost GPU 0"
+    assert lab.store.runs([1])[0].outcome is JobState.NODE_FAIL
+
+
+def test_a_signal_is_sent_at_most_once_and_one_that_raises_keeps_no_other() -> None:
+    lab = a_lab()
+    first, second = lab.submit(), lab.submit()
+    lab.turn()
+    engine = with_engine(lab)
+    order = lab.engine.order
+    engine.order = lambda run, one: fail() if run == f"{first}.1" else order(run, one)  # type: ignore[attr-defined]
+    lab.ask(Cancel(ANN, Selection(ids=(first, second)), signal=10))
+    lab.turn()
+    assert lab.engine.signals == [(f"{second}.1", SignalOrder(10))]
+
+
+def test_a_second_cancel_tells_the_run_once_more() -> None:
+    lab = a_lab(outcome=Outcome(runs_s=1000, stop_takes_s=float("inf")))
+    job_id = lab.submit(launch=launch("true", env_sha="e", grace_s=100.0))
+    lab.turn()
+    for _ in range(2):
+        lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
+    assert lab.engine._runs["1.1"].kill_at == lab.engine._runs["1.1"].start_at + 100
+    assert lab.job(job_id).state is JobState.COMPLETING
+
+
+# --- turns that break off ------------------------------------------------------------------------------------
+
+
+def test_a_start_that_a_failed_commit_took_back_is_learned_again() -> None:
+    lab = a_lab()
+    job_id = lab.submit()
+    lab.turn()
+    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    lab.store.is_full = True
+    (answer,) = lab.ask(lab.submission())
+    assert isinstance(answer, StoreFull)
+    lab.store.is_full = False
+    lab.turn()
+    lab.turn()
+    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    lab.submit()
+    lab.scheduler.flush()
+    assert lab.store.runs([job_id])[0].pid is not None
+
+
+def test_a_table_that_cannot_be_read_anew_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is ahead of it: what is in the memory alone must not be built upon."""
+    lab = a_lab()
+    first = lab.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.store, "commit", fail)
+        patch.setattr(lab.store, "load_active", fail)
+        with pytest.raises(RuntimeError):
+            lab.ask(lab.submission())
+        answers: list[Any] = []
+        lab.scheduler.submit(lab.submission(), answers.append)
+        with pytest.raises(RuntimeError):
+            lab.scheduler.tick()
+        assert isinstance(answers[0], BrokenInvariant)
+        assert lab.scheduler.has_backlog
+    lab.turn()
+    assert sorted(lab.scheduler.world.jobs) == [first]
+    assert lab.submit() == first + 1
+    lab.turn()
+    check(lab)
+
+
+def test_a_broken_table_is_answered_and_read_anew_when_it_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    broken = StoreBroken("the table is corrupt", "restore a backup")
+
+    def refuse(*arguments: Any) -> Any:
+        raise broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.store, "commit", refuse)
+        patch.setattr(lab.store, "load_active", refuse)
+        assert lab.ask(lab.submission()) == [broken]
+        assert lab.ask(lab.submission()) == [broken]
+    assert lab.submit() == 1
+    lab.turn()
+    check(lab)
+
+
+def test_a_command_that_cannot_be_applied_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    usual = commands.apply
+
+    def apply(command: Any, turn: Any) -> Any:
+        return fail() if command.caller is BOB else usual(command, turn)
+
+    monkeypatch.setattr(commands, "apply", apply)
+    answers: dict[str, Any] = {}
+
+    def note(name: str) -> Callable[[Any], None]:
+        return lambda answer: answers.__setitem__(name, answer)
+
+    for name, caller in (("one", ANN), ("bad", BOB), ("two", ANN)):
+        lab.scheduler.submit(lab.submission(caller), note(name))
+    with pytest.raises(RuntimeError):
+        lab.scheduler.tick()
+    assert isinstance(answers.pop("bad"), BrokenInvariant)
+    assert answers == {}
+    assert lab.scheduler.has_backlog
+    lab.turn()
+    assert {name: answer["ids"] for name, answer in answers.items()} == {"one": [1], "two": [2]}
+
+
+def test_an_event_that_cannot_be_applied_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab(outcome=Outcome(runs_s=10))
+    lab.submit(), lab.submit()
+    lab.turn()
+    usual = lab.scheduler._run_events.apply
+
+    def apply(turn: Any, event: Any) -> None:
+        if isinstance(event, RunEnded) and event.run == "1.1":
+            fail()
+        usual(turn, event)
+
+    monkeypatch.setattr(lab.scheduler._run_events, "apply", apply)
+    answers: list[Any] = []
+    lab.scheduler.submit(lab.submission(), answers.append)
+    lab.clock.advance(10)
+    with pytest.raises(RuntimeError):
+        lab.scheduler.tick()
+    lab.turn()
+    assert lab.job(2).state is JobState.COMPLETED
+    assert [answer["ids"] for answer in answers] == [[3]]
+
+
+def test_a_listener_to_settings_that_raises_keeps_the_settings_from_nobody() -> None:
+    lab = a_lab()
+    heard: list[Any] = []
+    lab.scheduler.settings_listeners[:] = [fail, heard.append]
+    before = lab.settings
+    lab.config = lambda: replace(before, gpu=GpuSettings(free_polls=1, foreign_mib=777))
+    (answer,) = lab.ask(Reload(ROOT))
+    assert not isinstance(answer, Exception)
+    assert heard == [lab.scheduler.settings]
+    assert heard[0].gpu.foreign_mib == 777
+
+
+def test_settings_that_cannot_be_adopted_midway_are_in_force_after_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = a_lab()
+    lab.submit()
+    before = lab.settings
+    lab.config = lambda: replace(before, gpu=GpuSettings(free_polls=1, foreign_mib=777))
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.scheduler.world, "adopt", fail)
+        lab.ask(Reload(ROOT))
+    lab.turn()
+    check(lab)
+    lab.ask(Resume(ANN, (1,)))
+    assert lab.scheduler.settings.gpu.foreign_mib == 777
