@@ -93,12 +93,17 @@ class Client:
         fresh = self._socket is None
         try:
             return self._exchange(head.encode() + content, timeout_s)
+        except errors.DaemonUnreachable:
+            # Its other end was closed, and nobody listens: nothing was sent yet.
+            if fresh:
+                raise
         except (ConnectionResetError, BrokenPipeError):
             self.close()
+            # The daemon was restarted since the last request, or before it took this one; reading again is safe.
             if fresh or method != "GET":
                 raise
-            # The daemon was restarted since the last request; reading again is safe.
-            return self._exchange(head.encode() + content, timeout_s)
+        _await_system(self)
+        return self._exchange(head.encode() + content, timeout_s)
 
     def close(self) -> None:
         """Drop the connection; the next call makes a new one."""

@@ -13,6 +13,7 @@ from gpusched.cli.guard import app as guard_app
 from gpusched.cli.system_files import Site, commands_folder
 from gpusched.cli.system_plan import Service, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
+from gpusched.model.units import printable
 
 app = typer.Typer(
     help="The scheduler for everybody on this machine, under systemd.", no_args_is_help=True, rich_markup_mode=None
@@ -28,7 +29,7 @@ Root = Annotated[
 
 _NEXT = """\
 The scheduler of this machine runs. Everybody on it can use it:
-    gsub -g 1 -- nvidia-smi
+    {example}
     gq
 Settings:   {config}   then: sudo systemctl reload gpusched
 Log:        journalctl -u gpusched
@@ -61,7 +62,8 @@ def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
     notes = ["No users or groups are made. systemd makes /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
     notes += [] if below else _personal_daemons()
     if _carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
-        sys.stdout.write(_NEXT.format(config=f"{paths.SYSTEM_CONFIG}/config.toml"))
+        config = f"{paths.SYSTEM_CONFIG}/config.toml"
+        sys.stdout.write(_NEXT.format(config=config, example=example_for(_ask("/v1/cluster"))))
 
 
 @app.command()
@@ -173,6 +175,19 @@ def _site(folder: str, below: str) -> Site:
     return Site(folder, below, settings.daemon.launcher, checkpoints)
 
 
+def example_for(cluster: dict[str, Any] | None) -> str:
+    """A first job that can run here, and why it is without a GPU where that may surprise."""
+    if cluster is None:
+        return "gsub -- hostname"
+    if not cluster["gpus"]:
+        error = next((node["gpu_error"] for node in cluster["nodes"] if node["gpu_error"]), None)
+        why = f"no GPU answers: {printable(error, 200)}" if error else "no GPU was found on this machine"
+        return f"gsub -- hostname        # {why}"
+    if any(node["gpu_source"] == "nvml" for node in cluster["nodes"]):
+        return "gsub -g 1 -- nvidia-smi"
+    return "gsub -g 1 --wrap 'echo $CUDA_VISIBLE_DEVICES'        # the GPUs are simulated"
+
+
 def _running_version() -> str | None:
     status = _status()
     return None if status is None else str(status["version"])
@@ -202,11 +217,17 @@ def _held_runs(spool: str) -> int:
 
 
 def _status() -> dict[str, Any] | None:
+    answer = _ask("/v1/status")
+    return None if answer is None else dict(answer["daemon"])
+
+
+def _ask(path: str) -> dict[str, Any] | None:
+    """What the daemon of the machine answers; None when none does."""
     from gpusched.client import Client
 
     try:
         with Client(paths.SYSTEM_SOCKET) as client:
-            return dict(client.call("GET", "/v1/status", timeout_s=30.0)["daemon"])
+            return client.call("GET", path, timeout_s=30.0)
     except (DaemonUnreachable, GpuschedError, OSError):
         return None
 

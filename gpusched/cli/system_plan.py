@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gpusched import __version__, paths
 from gpusched.cli.guard import lift
 from gpusched.cli.system_files import GUARD, METRICS, UNIT, UNITS, Site, source, unit_text
+from gpusched.engine.properties import Names
 from gpusched.errors import NotReady
 
 COMMANDS = (
@@ -24,6 +25,7 @@ FORK_CONF = f"{UNITS}/{UNIT}.d/10-fork.conf"
 PAM = "/etc/pam.d/gpusched"
 CONFIG = f"{paths.SYSTEM_CONFIG}/config.toml"
 LINKS = "/usr/local/bin"
+SLICE = Names().slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Service:
     is_active: bool = False
     version: str | None = None
     """Of the daemon that answers; None when none does."""
+    slice_tasks: int | None = None
+    """Processes and threads in the slice of all runs, which systemd keeps when the last run has ended; None without
+    one, or where systemd does not count them."""
 
 
 def install_plan(site: Site, service: Service) -> list[Step]:
@@ -125,6 +130,10 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
         steps.append(_command("systemctl", "stop", UNIT, why="jobs go on"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
         steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", lift))
+    if service.slice_tasks:
+        steps.append(Step("keep", SLICE, "jobs run in it; it is gone with the next start of the machine"))
+    elif service.slice_tasks is not None:
+        steps.append(_command("systemctl", "stop", SLICE, why="no job is in it"))
     steps += [_removal(site, path, "") for path in units]
     if _read(site.at(PAM)) == source("pam.d-gpusched"):
         steps.append(_removal(site, PAM, ""))
@@ -145,13 +154,17 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
 def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Service:
     """Ask systemd, and the daemon for its version."""
 
-    def says(*words: str) -> str:
-        done = subprocess.run(["systemctl", *words, UNIT], capture_output=True, text=True, check=False, env=environ)
+    def says(*words: str, unit: str = UNIT) -> str:
+        done = subprocess.run(["systemctl", *words, unit], capture_output=True, text=True, check=False, env=environ)
         return done.stdout.strip()
 
     # One that is about to be started, perhaps in vain, with the unit as it was: that is not to be joined.
     is_active = says("is-active") in ("active", "reloading", "activating")
-    return Service(says("is-enabled") == "enabled", is_active, version() if is_active else None)
+    tasks = says("show", "--property=TasksCurrent", "--value", unit=SLICE)
+    # systemd says so of any name: one that holds nothing may not be there at all.
+    has_slice = says("is-active", unit=SLICE) == "active" and tasks.isdigit()
+    version_now = version() if is_active else None
+    return Service(says("is-enabled") == "enabled", is_active, version_now, int(tasks) if has_slice else None)
 
 
 def _removal(site: Site, path: str, why: str) -> Step:

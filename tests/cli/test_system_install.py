@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab import Lab
@@ -122,3 +123,28 @@ def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(system, "commands_folder", lambda: "/opt/my tools")
     with pytest.raises(Refused, match="systemd would not read"):
         system.install(root=None)
+
+
+NODE = {"gpu_error": None, "gpu_source": "nvml"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "wanted"),
+    [
+        (None, "gsub -- hostname"),
+        ({"nodes": [NODE], "gpus": [{}]}, "gsub -g 1 -- nvidia-smi"),
+        ({"nodes": [NODE], "gpus": []}, "gsub -- hostname        # no GPU was found on this machine"),
+        (
+            {"nodes": [{**NODE, "gpu_error": "the driver does not answer"}], "gpus": []},
+            "gsub -- hostname        # no GPU answers: the driver does not answer",
+        ),
+        (
+            {"nodes": [{**NODE, "gpu_source": "simulated"}], "gpus": [{}]},
+            "gsub -g 1 --wrap 'echo $CUDA_VISIBLE_DEVICES'        # the GPUs are simulated",
+        ),
+    ],
+    ids=["no answer", "GPUs", "no GPU", "a driver that fails", "simulated GPUs"],
+)
+def test_the_first_job_that_is_proposed_can_run_here(cluster: dict[str, Any] | None, wanted: str) -> None:
+    assert system.example_for(cluster) == wanted
+    assert f"    {wanted}\n    gq\n" in system._NEXT.format(example=wanted, config="x")

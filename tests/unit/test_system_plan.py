@@ -184,11 +184,38 @@ def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
 ) -> None:
     """`systemctl start` would wait for a start that began before the unit was mended, and fail with it."""
     program = tmp_path / "systemctl"
-    program.write_text(f"#!/bin/sh\ncase $1 in is-active) echo {state};; *) echo enabled;; esac\n")
+    program.write_text(
+        f"#!/bin/sh\ncase $* in is-active*) echo {state};; is-enabled*) echo enabled;; *) echo '[not set]';; esac\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = look(os.environ, lambda: None)
     assert found == Service(is_enabled=True, is_active=is_active, version=None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ("0", ["systemctl stop gpusched.slice"]),
+        ("7", []),
+        ("[not set]", []),
+    ],
+    ids=["it is empty", "jobs run in it", "nobody counts"],
+)
+def test_the_slice_of_the_runs_goes_when_no_job_is_in_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, wanted: list[str]
+) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text(
+        "#!/bin/sh\ncase $* in 'is-active gpusched.slice') echo active;; is-active*) echo inactive;; "
+        f"show*gpusched.slice) echo '{answer}';; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    steps = uninstall_plan(with_systemd(site), look(os.environ, lambda: None), purge=True)
+    assert [step.target for step in steps if step.word == "run" and "slice" in step.target] == wanted
+    kept = [step.target for step in steps if step.word == "keep"]
+    assert ("gpusched.slice" in kept) is (answer == "7")
 
 
 def test_with_the_fork_launcher_there_is_no_sandbox(site: Site) -> None:

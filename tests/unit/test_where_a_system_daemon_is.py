@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,51 @@ def test_one_that_restarts_is_waited_for(
     monkeypatch.setattr(client.Client, "open", open_)
     with client.connect() as found:
         assert found.call("GET", "/") == {"who": "system"}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_one_that_goes_before_it_is_asked_is_waited_for(
+    away: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A connection that waited in the old daemon's queue is reset; then nobody listens until the new one does."""
+    away.mkdir()
+    path = Path(paths.SYSTEM_SOCKET)
+    old = socket.socket(socket.AF_UNIX)
+    old.bind(str(path))
+    old.listen()
+    refused = []
+    opened = client.Client.open
+
+    def open_(self: client.Client) -> None:
+        try:
+            opened(self)
+        except errors.DaemonUnreachable as error:
+            refused.append(error.message)
+            if len(refused) == 3:
+                path.unlink()
+                start(lambda *_: {"who": "new"}, path)
+            raise
+
+    monkeypatch.setattr(client.Client, "open", open_)
+    with client.connect() as found:
+        old.close()
+        assert found.call(method, "/") == {"who": "new"}
+    assert refused == [f"no daemon answers on {path}: Connection refused"] * 3
+
+
+def test_one_that_is_stopped_before_it_is_asked_is_not_waited_for(away: Path) -> None:
+    away.mkdir()
+    path = Path(paths.SYSTEM_SOCKET)
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+        old.listen()
+        found = client.connect()
+    path.unlink()
+    away.rmdir()
+    began = time.monotonic()
+    with pytest.raises(errors.DaemonUnreachable):
+        found.call("GET", "/")
+    assert time.monotonic() - began < 20
 
 
 def test_one_that_does_not_come_back_is_given_up(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
