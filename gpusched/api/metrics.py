@@ -24,6 +24,7 @@ from gpusched.model.history import part_of_card
 from gpusched.model.job import GpuShare
 from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.model.units import gpu_label, printable
+from gpusched.policy.draft import Layout
 
 _MIB = 1 << 20
 _GPU_STATES = tuple(word for name, word in vars(GpuState).items() if name.isupper())
@@ -148,7 +149,8 @@ def _node(found: Page, scheduler: Scheduler) -> None:
     found.put(series.NODE_CPUS, node.cpus, node.name)
     found.put(series.NODE_CPUS_BOOKED, sum(held.cpus for held in holds), node.name)
     found.put(series.NODE_MEMORY, node.mem_mib * _MIB, node.name)
-    found.put(series.NODE_MEMORY_BOOKED, sum(held.mem_mib for held in holds) * _MIB, node.name)
+    booked_mib = sum(map(Layout((node,), scheduler.settings).node_mem_mib, holds))
+    found.put(series.NODE_MEMORY_BOOKED, booked_mib * _MIB, node.name)
     if reading is not None:
         found.put(series.GPU_READING, reading.at, node.name)
         found.put(series.GPU_DRIVER, float(reading.error is None), node.name)

@@ -26,9 +26,10 @@ from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
-from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, GpuView
+from gpusched.model.cluster import Enforcement, GpuReading, GpuSample
 from gpusched.model.recording import Recording, encode
 from gpusched.model.units import printable
+from gpusched.policy.draft import Card, Layout
 from gpusched.policy.life.blame import is_hardware
 
 _SHOWN_FAULTS = 20
@@ -43,6 +44,7 @@ async def cluster(request: web.Request) -> web.Response:
     now = scheduler.now()
     (node,) = scheduler.nodes(now)
     holds = scheduler.world.holds.values()
+    layout = Layout((node,), scheduler.settings)
     load = scheduler.host
     reading = scheduler.reading
     nodes = [
@@ -53,7 +55,7 @@ async def cluster(request: web.Request) -> web.Response:
             "cpus": node.cpus,
             "cpus_booked": sum(hold.cpus for hold in holds),
             "mem_mib": node.mem_mib,
-            "mem_booked_mib": sum(hold.mem_mib for hold in holds),
+            "mem_booked_mib": sum(map(layout.node_mem_mib, holds)),
             "mem_available_mib": load.mem_available_mib,
             "cpu_fraction": load.cpu_fraction,
             "disk_mib_s": load.disk_mib_s,
@@ -68,7 +70,7 @@ async def cluster(request: web.Request) -> web.Response:
     queues, loans = queues_and_loans(viewer)
     return respond(
         nodes=nodes,
-        gpus=[_gpu(viewer, node.name, view) for view in node.gpus],
+        gpus=[_gpu(viewer, node.name, card) for card in layout.cards],
         queues=queues,
         loans=loans,
         reservations=reservations(viewer),
@@ -89,8 +91,9 @@ def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tu
     return enforcement(sample, viewer.service.settings.gpu, limit)
 
 
-def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
+def _gpu(viewer: Viewer, node: str, card: Card) -> dict[str, Any]:
     scheduler = viewer.service.scheduler
+    view = card.view
     world = scheduler.world
     runs = [
         (run, share)
@@ -101,7 +104,7 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
     status = scheduler.tracker.status(view.uuid, [share for _, share in runs], scheduler.now())
     sample = status.sample
     whole = any(share.is_whole for _, share in runs)
-    booked = view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
+    booked = card.host_mib or view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
     if whole and view.vram_total_mib is None:
         booked = None
     held = {use.run: use.used_mib for use in scheduler.tracker.shares().get(view.uuid, ())}
@@ -117,6 +120,7 @@ def _gpu(viewer: Viewer, node: str, view: GpuView) -> dict[str, Any]:
         "vram_total_mib": sample.vram_total_mib if sample else None,
         "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,
+        "unified_memory": view.has_host_memory,
         "vram_over_mib": view.over_mib,
         "enforcement": word,
         "enforcement_why": enforcement_why,

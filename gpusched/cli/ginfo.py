@@ -100,6 +100,10 @@ def _print(cluster: dict[str, Any]) -> None:
         sys.stdout.write("".join(f"GPU {row[0]} {row[2]}: {row[-1]}\n" for row in gpus if row[-1]))
     else:
         tables.print_table(titles, gpus, right=right)
+    of_host = [gpu_label(gpu["index"]) for gpu in cluster["gpus"] if gpu["unified_memory"]]
+    if of_host:
+        which = f"GPU {of_host[0]} uses" if len(of_host) == 1 else f"GPUs {', '.join(of_host)} use"
+        sys.stdout.write(f"{which} the host's memory: what jobs book of it counts as memory of the node\n")
     _print_shared(cluster["gpus"])
     _print_faults(cluster["gpus"])
     if not any(gpu["foreign"] for gpu in cluster["gpus"]):

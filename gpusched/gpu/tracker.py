@@ -216,6 +216,7 @@ class GpuTracker:
             why_not_whole=card.intrusion(now),
             foreign_limit_mib=card.foreign_limit_mib,
             is_foreign_busy=card.is_foreign_busy,
+            has_host_memory=card.sample.unified_memory,
             can_share=card.can_share,
             utilisation=card.sample.utilisation,
             is_present=not card.is_lost and not card.sample.mig_enabled,

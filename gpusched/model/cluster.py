@@ -205,6 +205,8 @@ class GpuView:
     """The threshold."""
     is_foreign_busy: bool = False
     """Foreign processes, or runs that did not book it, have it work, whatever memory they hold."""
+    has_host_memory: bool = False
+    """It has no memory of its own: what is booked of it is booked of the node's memory."""
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     is_present: bool = True

@@ -13,7 +13,7 @@ from gpusched.model.units import format_size_mib
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.conditions import refuse_conditions
 from gpusched.policy.draft import Card, Draft, Layout
-from gpusched.policy.filters import largest_slice_mib
+from gpusched.policy.filters import largest_slice_mib, node_mem_mib
 from gpusched.policy.placement import Need, fits, hosts, pool
 from gpusched.policy.refusal import Refusal
 from gpusched.policy.topology import largest_group
@@ -213,6 +213,15 @@ def _refuse_rest(need: Need, layout: Layout) -> Refusal:
             f"{most}",
             f"ask for less: -m {most}",
         )
+    if request.gpus and layout.has_host_memory:
+        needed_mib = min((node_mem_mib(need, card) for card in _cards(need, layout)), default=0)
+        if needed_mib > mem_mib:
+            most, of_memory = format_size_floor(mem_mib), replace(request, cpus=0.0, resources=(), licenses=())
+            return Refusal(
+                f"asked for {describe(of_memory, full=True)}{_after(limited)}; GPUs here use the host's memory, of "
+                f"which {where} can give {most} in all",
+                f"ask for less with --vram or -m, together at most {most}",
+            )
     there: Counter[str] = Counter()
     for node in nodes:
         there |= Counter(dict(node.resources))

@@ -305,7 +305,9 @@ def _taken_up_again(one: Held) -> Booking:
     """The cores that a suspended job has given up; all else it holds still."""
     booking = one.bookings[0]
     millicpus = round(one.first.suspended_cpus * 1000)
-    return replace(booking, millicpus=millicpus, mem_mib=0, parts=(), resources=(), licenses=(), is_exclusive=False)
+    return replace(
+        booking, millicpus=millicpus, mem_mib=0, gpu_mem_mib=0, parts=(), resources=(), licenses=(), is_exclusive=False
+    )
 
 
 # --- the walk along the line --------------------------------------------------------------------

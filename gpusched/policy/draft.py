@@ -32,6 +32,10 @@ class Card:
     """What all slices together may hold: the total less the headroom; None when the total is unknown."""
     parent_model: str = ""
     """Of a MIG instance: the model of the card that it is a part of."""
+    node: int = 0
+    """Number of its node."""
+    host_mib: int = 0
+    """Memory of the node that is all of this card, which has none of its own; 0 for any other."""
 
     def is_of_type(self, model: str) -> bool:
         """Whether a type that was asked for means this card. That of its parent does not mean an instance."""
@@ -65,6 +69,13 @@ class Booking:
     is_exclusive: bool = False
     others: tuple[Booking, ...] = ()
     """On the further nodes of a gang; these have no others and no licences."""
+    gpu_mem_mib: int = 0
+    """Memory of the node that its cards take beyond `mem_mib`, having none of their own."""
+
+    @property
+    def node_mem_mib(self) -> int:
+        """All that it takes of the node's memory."""
+        return self.mem_mib + self.gpu_mem_mib
 
     def pieces(self) -> tuple[Booking, ...]:
         """This one and the others, one a node."""
@@ -79,6 +90,7 @@ class Layout:
         "_node_numbers",
         "cards",
         "cards_of",
+        "has_host_memory",
         "is_oversubscribed",
         "licenses",
         "mem_mib",
@@ -116,17 +128,24 @@ class Layout:
         headroom_mib = settings.gpu.share_headroom_mib
         for number, node in enumerate(self.nodes):
             first = len(self.cards)
+            # Several cards without memory of their own have equal parts of the node's.
+            host_mib = self.mem_mib[number] // max(1, sum(view.has_host_memory for view in node.gpus))
             for view in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
                 total = None if view.vram_total_mib is None else max(0, view.vram_total_mib - headroom_mib)
-                if total is not None:
+                if view.has_host_memory:
+                    total = max(0, host_mib - headroom_mib)
+                elif total is not None:
                     total = int(total * settings.oversubscribe.vram)
                 self._card_numbers[number, view.uuid] = len(self.cards)
                 parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
-                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total, parent))
+                of_host = host_mib if view.has_host_memory else 0
+                self.cards.append(Card(len(self.cards), view, squeeze(view.name), total, parent, number, of_host))
                 # The headroom is there for contexts; what runs hold beyond it is taken from who comes next.
                 taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
                 self.slice_limits.append(-1 if total is None else total - taken_mib)
             self.cards_of.append(tuple(self.cards[first:]))
+        self.has_host_memory = any(card.host_mib for card in self.cards)
+        """Whether any card takes the memory of its node."""
 
     def node_number(self, name: str) -> int | None:
         """Index of a node by name; None when it is not there."""
@@ -156,7 +175,29 @@ class Layout:
             held.licenses,
             held.is_exclusive,
             others,
+            self.gpu_mem_mib(held.mem_mib, parts),
         )
+
+    def gpu_mem_mib(self, mem_mib: int, parts: Iterable[Part]) -> int:
+        """Memory of the node that these parts take beyond the `mem_mib` that are booked beside them.
+
+        A slice takes what it books. A whole card takes all that is its, and what is booked beside it is a part of that.
+        """
+        if not self.has_host_memory:
+            return 0
+        wholes_mib = slices_mib = 0
+        for part in parts:
+            card = self.cards[part.card]
+            if part.is_whole:
+                wholes_mib += card.host_mib
+            elif card.host_mib:
+                slices_mib += part.vram_mib
+        return max(0, wholes_mib - mem_mib) + slices_mib
+
+    def node_mem_mib(self, held: Allocation | Placement) -> int:
+        """All that an allocation or placement takes of its first node's memory."""
+        booking = self.booking(0, held)
+        return held.mem_mib if booking is None else booking.node_mem_mib
 
     def _part(self, card: int, share: GpuShare) -> Part:
         if share.is_whole:
@@ -317,7 +358,7 @@ class Draft:
     def _apply(self, booking: Booking, sign: int) -> None:
         node = booking.node
         self.free_millicpus[node] -= sign * booking.millicpus
-        self.free_mem_mib[node] -= sign * booking.mem_mib
+        self.free_mem_mib[node] -= sign * booking.node_mem_mib
         self.jobs[node] += sign
         if booking.is_exclusive:
             self.exclusive[node] += sign
@@ -366,7 +407,7 @@ class Draft:
         node = booking.node
         if booking.millicpus and booking.millicpus > self.free_millicpus[node]:
             return False
-        if booking.mem_mib and booking.mem_mib > self.free_mem_mib[node]:
+        if booking.node_mem_mib and booking.node_mem_mib > self.free_mem_mib[node]:
             return False
         if self.exclusive[node] or (booking.is_exclusive and self.jobs[node]):
             return False

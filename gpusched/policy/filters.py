@@ -236,15 +236,49 @@ def slice_of(draft: Draft, need: Need, card: Card) -> tuple[Part | None, int]:
     number = card.number
     if draft.wholes[number] or (draft.slices[number] and draft.owner[number] != need.uid):
         return None, 0
-    vram_mib = need.request.vram_mib
-    if vram_mib is None:
-        vram_mib = (card.slice_total_mib or 0) * need.micros // WHOLE_CARD
-    elif draft.layout.is_oversubscribed and vram_mib > largest_slice_mib(card):
+    vram_mib = slice_mib(need, card)
+    if need.request.vram_mib is not None and draft.layout.is_oversubscribed and vram_mib > largest_slice_mib(card):
         return None, 0
     left_mib = draft.layout.slice_limits[number] - draft.vram_mib[number] - vram_mib
+    if card.host_mib:
+        left_mib = min(left_mib, host_room_of(draft, card) - node_mem_mib(need, card))
     if left_mib < 0 or draft.micros[number] + need.micros > WHOLE_CARD:
         return None, left_mib
     return Part(number, False, vram_mib, need.micros), left_mib
+
+
+def room_of(draft: Draft, need: Need, card: Card) -> int:
+    """VRAM that slices of this need may still book of a card, in MiB; below 0 when there is none."""
+    room_mib = draft.layout.slice_limits[card.number] - draft.vram_mib[card.number]
+    return min(room_mib, host_room_of(draft, card) - need.request.mem_mib) if card.host_mib else room_mib
+
+
+def host_room_of(draft: Draft, card: Card) -> int:
+    """Memory of its node that slices of a card without any of its own may still book: none that foreign use takes."""
+    foreign_mib = (card.slice_total_mib or 0) - draft.layout.slice_limits[card.number]
+    return draft.free_mem_mib[card.node] - foreign_mib
+
+
+def has_host_room(draft: Draft, need: Need, card: Card) -> bool:
+    """Whether the node's memory is enough for as many whole cards like this one as the need asks for."""
+    return not card.host_mib or node_mem_mib(need, card) <= draft.free_mem_mib[card.node]
+
+
+def node_mem_mib(need: Need, card: Card) -> int:
+    """Memory that the need takes of a node if it is given cards like this one there."""
+    request = need.request
+    if not card.host_mib:
+        return request.mem_mib
+    if need.is_slice:
+        return request.mem_mib + request.gpus * slice_mib(need, card)
+    return max(request.mem_mib, request.gpus * card.host_mib)
+
+
+def slice_mib(need: Need, card: Card) -> int:
+    """VRAM that the need's slice of this card books."""
+    if need.request.vram_mib is not None:
+        return need.request.vram_mib
+    return (card.slice_total_mib or 0) * need.micros // WHOLE_CARD
 
 
 def largest_slice_mib(card: Card) -> int:

@@ -193,7 +193,7 @@ class Fragmentation:
             part = parts.get(card.number)
             after.append(state if part is None else self._with(draft, card, part, booking.uid))
         millicpus, mem_mib = draft.free_millicpus[node], draft.free_mem_mib[node]
-        lost = self._amount(node, millicpus - booking.millicpus, mem_mib - booking.mem_mib, after)
+        lost = self._amount(node, millicpus - booking.millicpus, mem_mib - booking.node_mem_mib, after)
         return self._amount(node, millicpus, mem_mib, before) - lost
 
     def amount(self, draft: Draft, node: int) -> float:

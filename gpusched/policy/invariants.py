@@ -40,7 +40,8 @@ def _check_node(node: NodeView, held: list[Allocation], over: OversubscribeSetti
     millicpus = sum(millicpus_of(allocation.cpus) for allocation in held)
     if millicpus > millicpus_of(node.cpus * over.cpus):
         problems.append(f"{millicpus / 1000:g} CPUs are booked on node {node.name}, which has {node.cpus:g}")
-    mem_mib = sum(allocation.mem_mib for allocation in held)
+    views = {view.uuid: view for view in node.gpus}
+    mem_mib = sum(_mem_mib(allocation, views, int(node.mem_mib * over.mem)) for allocation in held)
     if mem_mib > int(node.mem_mib * over.mem):
         problems.append(f"{mem_mib} MiB of memory are booked on node {node.name}, which has {node.mem_mib}")
     booked = _sum_counts(allocation.resources for allocation in held)
@@ -53,7 +54,6 @@ def _check_node(node: NodeView, held: list[Allocation], over: OversubscribeSetti
     jobs = sorted({allocation.job_id for allocation in held})
     if alone and len(jobs) > 1:
         problems.append(f"node {node.name} is held by job {alone[0]} alone and by jobs {', '.join(map(str, jobs))}")
-    views = {view.uuid: view for view in node.gpus}
     shares: dict[str, list[tuple[Allocation, GpuShare]]] = defaultdict(list)
     for allocation in held:
         uuids = [share.uuid for share in allocation.gpus]
@@ -64,6 +64,18 @@ def _check_node(node: NodeView, held: list[Allocation], over: OversubscribeSetti
     for uuid in sorted(shares):
         problems.extend(_check_card(f"GPU {uuid} of node {node.name}", views.get(uuid), shares[uuid], over.vram))
     return problems
+
+
+def _mem_mib(held: Allocation, views: Mapping[str, GpuView], node_mem_mib: int) -> int:
+    """What an allocation takes of its node's memory, with that of cards that have none of their own."""
+    of_host = [view for view in views.values() if view.has_host_memory]
+    wholes_mib = slices_mib = 0
+    for share in held.gpus:
+        if share.uuid in {view.uuid for view in of_host}:
+            each_mib = node_mem_mib // len(of_host)
+            wholes_mib += each_mib if share.is_whole else 0
+            slices_mib += share.vram_mib or 0
+    return max(held.mem_mib, wholes_mib) + slices_mib
 
 
 def _check_card(name: str, view: GpuView | None, booked: list[tuple[Allocation, GpuShare]], factor: float) -> list[str]:

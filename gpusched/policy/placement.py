@@ -17,6 +17,7 @@ from gpusched.policy.filters import (
     Pool,
     Rejection,
     Tally,
+    has_host_room,
     pool,
     reject_card,
     reject_cluster,
@@ -237,6 +238,8 @@ def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
         if draft.free_cards[place.node] < request.gpus:
             return False
         free = [card for card in place.cards if draft.is_unbooked(card.number)]
+        if draft.layout.has_host_memory:
+            free = [card for card in free if has_host_room(draft, need, card)]
     if len(free) < request.gpus:
         return False
     return not request.is_linked or largest_group(draft.layout, place.node, free) >= request.gpus
@@ -301,6 +304,10 @@ class Search:
         free = [card for card in place.cards if not (wholes[card.number] or slices[card.number])]
         if self._tally is not None and len(free) < len(place.cards):
             self._tally[Rejection.CARD_BOOKED] += len(place.cards) - len(free)
+        if draft.layout.has_host_memory:
+            unbooked, free = free, [card for card in free if has_host_room(draft, self._need, card)]
+            if self._tally is not None and len(free) < len(unbooked):
+                self._tally[Rejection.MEMORY] += len(unbooked) - len(free)
         if len(free) < count:
             return Rejection.GPUS
         chosen, split = None, 0
@@ -410,6 +417,7 @@ class Search:
             request.resources,
             request.licenses,
             request.is_exclusive,
+            gpu_mem_mib=self._draft.layout.gpu_mem_mib(request.mem_mib, parts),
         )
         choice = Choice(booking, free, largest_mib, opened, left_mib)
         avoided = sum(part.card in self._avoid for part in parts) if self._avoid else 0

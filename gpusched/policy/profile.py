@@ -52,7 +52,7 @@ def _suspended(one: Ending, at: float) -> Iterator[Ending]:
         yield replace(
             one, end_at=min(one.end_at, at), booking=Booking(booking.node, booking.uid, booking.millicpus, 0, ())
         )
-    if booking.mem_mib or booking.parts or booking.resources or booking.licenses:
+    if booking.node_mem_mib or booking.parts or booking.resources or booking.licenses:
         yield replace(one, end_at=inf, booking=replace(booking, millicpus=0))
 
 

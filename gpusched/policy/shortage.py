@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gpusched.model.units import format_size_mib
 from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Card, Draft
+from gpusched.policy.filters import node_mem_mib, room_of
 from gpusched.policy.placement import Need, hosts, pool, slice_of
 from gpusched.policy.topology import by_group, largest_group
 from gpusched.policy.words import (
@@ -62,19 +63,23 @@ def _lacks_on_one_node(draft: Draft, need: Need, usable: Sequence[int]) -> list[
     if request.is_exclusive and all(draft.jobs[node] for node in usable):
         text = "a node of its own, and other jobs are on " + (f"all {len(usable)}" if len(usable) > 1 else "it")
         found.append(Lack("nodes", 1, 0, len(usable), text))
+    of_gpus: list[Lack] = []
     if request.gpus:
-        of_gpus = _lack_of_slices if need.is_slice else _lack_of_wholes
-        found.extend(of_gpus(draft, need, usable))
+        of_gpus = (_lack_of_slices if need.is_slice else _lack_of_wholes)(draft, need, usable)
+        found.extend(of_gpus)
     free_cpus = [0 if draft.exclusive[node] else max(0, draft.free_millicpus[node]) / 1000 for node in usable]
     if need.millicpus / 1000 > max(free_cpus, default=0):
         total = sum(layout.millicpus[node] for node in usable) / 1000
         noun = plural(request.cpus, "CPU")
         found.append(_lack("cpus", noun, request.cpus, free_cpus, total, "{:g}".format))
     free_mib = [0 if draft.exclusive[node] else max(0, draft.free_mem_mib[node]) for node in usable]
-    if request.mem_mib > max(free_mib, default=0):
+    needed_mib = request.mem_mib if of_gpus else _needed_mib(draft, need, usable)
+    if needed_mib > max(free_mib, default=0):
         total_mib = sum(layout.mem_mib[node] for node in usable)
-        noun = f"{format_size_mib(request.mem_mib)} of memory"
-        found.append(_lack("mem_mib", noun, request.mem_mib, free_mib, total_mib, format_size_mib))
+        noun = f"{format_size_mib(needed_mib)} of memory"
+        if needed_mib > request.mem_mib:
+            noun += " (its GPU uses the host's)" if request.gpus == 1 else " (its GPUs use the host's)"
+        found.append(_lack("mem_mib", noun, needed_mib, free_mib, total_mib, format_size_mib))
     for name, count in request.resources:
         free = [0 if draft.exclusive[node] else max(0, draft.free_resources[node].get(name, 0)) for node in usable]
         if count > max(free, default=0):
@@ -85,6 +90,15 @@ def _lacks_on_one_node(draft: Draft, need: Need, usable: Sequence[int]) -> list[
         text = f"{describe(request, full=True)}, and {where} held by a job that must be alone"
         found.append(Lack("nodes", 1, 0, len(usable), text))
     return found
+
+
+def _needed_mib(draft: Draft, need: Need, usable: Sequence[int]) -> int:
+    """Memory of one node that the need takes, with that of its cards where these have none of their own."""
+    layout = draft.layout
+    if not need.request.gpus or not layout.has_host_memory:
+        return need.request.mem_mib
+    cards_of = pool(layout, need).cards_of
+    return min((node_mem_mib(need, card) for node in usable for card in cards_of[node]), default=need.request.mem_mib)
 
 
 def _lacks_of_licenses(draft: Draft, need: Need) -> list[Lack]:
@@ -173,17 +187,17 @@ def _lack_of_slices(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lac
         text = f"{what}, {max(fitting, default=0)} of {total} cards {'have' if total > 1 else 'has'} room"
         return [Lack("gpus", request.gpus, max(fitting, default=0), total, text)]
     open_cards = [
-        card.number
+        card
         for card in every
         if not draft.wholes[card.number] and (not draft.slices[card.number] or draft.owner[card.number] == need.uid)
     ]
-    room_mib = max((draft.layout.slice_limits[card] - draft.vram_mib[card] for card in open_cards), default=0)
+    room_mib = max((room_of(draft, need, card) for card in open_cards), default=0)
     total_mib = max((card.slice_total_mib or 0 for card in every), default=0)
     if request.vram_mib is not None:
         most = f"the most room on one is {format_size_mib(room_mib)}" if room_mib > 0 else "none has room"
         text = f"{what} on one card, {most}"
         return [Lack("vram_mib", request.vram_mib, max(0, room_mib), total_mib, text)]
-    part = max(((WHOLE_CARD - draft.micros[card]) / WHOLE_CARD for card in open_cards), default=0.0)
+    part = max(((WHOLE_CARD - draft.micros[card.number]) / WHOLE_CARD for card in open_cards), default=0.0)
     if room_mib < total_mib:
         part = min(part, max(0, room_mib) / max(1, total_mib))
     text = f"{what}, the most free on one is {part:.2g}"

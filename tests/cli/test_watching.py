@@ -208,6 +208,17 @@ def test_gshow_tells_the_whole_story(own: Shell) -> None:
     assert own.ok("gshow", "--script", "1") == "sh -c 'exit 0'\n"
 
 
+def test_ginfo_counts_bookings_of_a_gpu_that_uses_the_hosts_memory_once(own: Shell, tmp_path: Path) -> None:
+    cards = tmp_path / "cards.json"
+    cards.write_text(json.dumps({"gpus": [{"name": "GB10", "vram": "24GiB", "unified_memory": True}]}))
+    own.env["GPUSCHED_FAKE_GPUS"] = str(cards)
+    running(own, "--vram", "1G", "-m", "64M")
+    document = json.loads(own.ok("ginfo", "--json"))
+    (node,), (gpu,) = document["nodes"], document["gpus"]
+    assert (gpu["unified_memory"], gpu["vram_booked_mib"], node["mem_booked_mib"]) == (True, 1024, 1024 + 64)
+    assert "GPU 0 uses the host's memory: what jobs book of it counts as memory of the node" in own.ok("ginfo")
+
+
 def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -> None:
     cards = tmp_path / "cards.json"
     stranger = {"pid": 1, "vram": "20GiB", "user": "bob", "name": "python"}

@@ -38,17 +38,20 @@ def gpus(draw: st.DrawFn, node_name: str, index: int) -> GpuView:
 
 @st.composite
 def nodes(draw: st.DrawFn, most: int = 3) -> tuple[NodeView, ...]:
-    """A few nodes with up to four cards each."""
+    """A few nodes with up to four cards each, of some nodes without memory of their own."""
     made = []
     for number in range(draw(st.integers(1, most))):
         name = f"n{number}"
         cards = [draw(gpus(name, index)) for index in range(draw(st.integers(0, 4)))]
+        mem_mib = draw(st.sampled_from([0, 1000, 8192, 32_768]))
+        if draw(st.sampled_from([False, False, False, True])):
+            cards = [replace(card, has_host_memory=True, vram_total_mib=mem_mib) for card in cards]
         made.append(
             testing.node(
                 name,
                 cards,
                 cpus=draw(st.sampled_from([1.0, 4.0, 7.5])),
-                mem_mib=draw(st.sampled_from([0, 1000, 8192])),
+                mem_mib=mem_mib,
                 why_not=draw(st.sampled_from([None, None, None, None, None, "drained"])),
                 gpu_error=draw(st.sampled_from([None, None, None, None, None, "no driver"])),
                 load=draw(st.sampled_from([None, _load(name, 0.1), _load(name, 0.9)])),
@@ -69,9 +72,29 @@ def requests() -> st.SearchStrategy[Request]:
     count = st.integers(1, 4)
     return st.one_of(
         st.builds(Request, cpus=cpus, mem_mib=mem_mib),
-        st.builds(Request, gpus=count, gpu_type=kind, min_vram_mib=st.sampled_from([None, 20_000]), cpus=cpus),
-        st.builds(Request, gpus=count, gpu_type=kind, vram_mib=st.sampled_from([1, 8000, 24_000]), cpus=cpus),
-        st.builds(Request, gpus=st.just(1), gpu_fraction=st.sampled_from([0.1, 0.5, 1 / 3, 0.9]), cpus=cpus),
+        st.builds(
+            Request,
+            gpus=count,
+            gpu_type=kind,
+            min_vram_mib=st.sampled_from([None, 20_000]),
+            cpus=cpus,
+            mem_mib=mem_mib,
+        ),
+        st.builds(
+            Request,
+            gpus=count,
+            gpu_type=kind,
+            vram_mib=st.sampled_from([1, 8000, 24_000]),
+            cpus=cpus,
+            mem_mib=mem_mib,
+        ),
+        st.builds(
+            Request,
+            gpus=st.just(1),
+            gpu_fraction=st.sampled_from([0.1, 0.5, 1 / 3, 0.9]),
+            cpus=cpus,
+            mem_mib=mem_mib,
+        ),
     )
 
 

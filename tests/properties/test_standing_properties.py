@@ -25,6 +25,10 @@ CLUSTERS = {
         node("n2", gpus=4, labels=("big",)),
         node("n3", [gpu_view(0, "n3", name="NVIDIA H100"), gpu_view(1, "n3")]),
     ),
+    "GPUs that use the host's memory": (
+        node("n1", [gpu_view(0, "n1", has_host_memory=True)], cpus=8.0, mem_mib=48 * 1024),
+        node("n2", [gpu_view(index, "n2", has_host_memory=True) for index in range(4)], mem_mib=64 * 1024),
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from gpusched.daemon.commands import Drain, Submit
 from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.job import RetryRule
-from gpusched.model.settings import GpuSettings
+from gpusched.model.settings import GpuSettings, NodeSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
 
@@ -239,3 +239,24 @@ def test_reading_that_took_long_confirms_a_start(idle_lab: AccidentLab) -> None:
     lab.scheduler.observe_gpus(reading)
     tick(lab)
     assert lab.job(1).state is JobState.RUNNING
+
+
+# --- GPUs that use the host's memory ----------------------------------------------------------------------
+
+
+def test_whole_unified_gpu_and_booked_memory_do_not_run_together(accidents: MakeLab) -> None:
+    lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
+    first = lab.submit(request=request(gpus=1))
+    second = lab.submit(request=request(mem_mib=20_000))
+    third = lab.submit(request=request(gpus=1, vram_mib=6_000))
+    assert [lab.job(job_id).state for job_id in (first, second, third)] == [
+        JobState.RUNNING,
+        JobState.PENDING,
+        JobState.PENDING,
+    ]
+    while lab.job(first).state is not JobState.COMPLETED:
+        lab.turn(1)
+    assert [lab.job(job_id).state for job_id in (second, third)] == [JobState.RUNNING, JobState.PENDING]
+    while lab.job(second).state is not JobState.COMPLETED:
+        lab.turn(1)
+    assert lab.job(third).state is JobState.RUNNING

@@ -60,11 +60,11 @@ def _overbooked(
             continue
         there = [(other, theirs) for other in meeting for theirs in other.held if theirs.node == place.node]
         room = (layout.millicpus[number], layout.mem_mib[number])
-        if _fits(room, [place, *(theirs for _, theirs in there)]):
+        if _fits(room, [place, *(theirs for _, theirs in there)], layout):
             continue
         for start_at in _busy_instants(entry, [other for other, _ in there], now):
             running = [(other, theirs) for other, theirs in there if active(other, start_at) is not None]
-            if not _fits(room, [place, *(theirs for _, theirs in running)]):
+            if not _fits(room, [place, *(theirs for _, theirs in running)], layout):
                 names = ", ".join(dict.fromkeys(other.name for other, _ in running))
                 what = f"node {place.node} has not that many cores and that much memory"
                 yield Conflict(f"{what} beside reservation {names}" if names else what, name=names or None)
@@ -82,9 +82,10 @@ def _busy_instants(entry: CalendarEntry, others: Iterable[CalendarEntry], now: f
                 yield start_at
 
 
-def _fits(room: tuple[int, int], places: Iterable[Placement]) -> bool:
+def _fits(room: tuple[int, int], places: Iterable[Placement], layout: Layout) -> bool:
     kept = list(places)
-    return sum(millicpus_of(place.cpus) for place in kept) <= room[0] and sum(p.mem_mib for p in kept) <= room[1]
+    millicpus, mem_mib = sum(millicpus_of(place.cpus) for place in kept), sum(map(layout.node_mem_mib, kept))
+    return millicpus <= room[0] and mem_mib <= room[1]
 
 
 def _jobs_in_the_way(
@@ -103,7 +104,7 @@ def _jobs_in_the_way(
         is_tight = number is not None and not _leaves_room(there, place, layout, number)
         for held in there:
             is_on_card = any(share.uuid in cards for share in held.gpus)
-            takes_room = is_tight and (held.cpus > 0 or held.mem_mib > 0)
+            takes_room = is_tight and (held.cpus > 0 or layout.node_mem_mib(held) > 0)
             if (is_on_card or takes_room or place.is_exclusive) and held.job_id not in named:
                 named.add(held.job_id)
                 yield Conflict(_too_long(held, name_of(held.job_id), window.start_at), job_id=held.job_id)
@@ -113,7 +114,7 @@ def _leaves_room(there: Iterable[Allocation], place: Placement, layout: Layout, 
     held = list(there)
     millicpus = sum(millicpus_of(one.cpus) for one in held) + millicpus_of(place.cpus)
     return millicpus <= layout.millicpus[number] and (
-        sum(one.mem_mib for one in held) + place.mem_mib <= layout.mem_mib[number]
+        sum(map(layout.node_mem_mib, held)) + layout.node_mem_mib(place) <= layout.mem_mib[number]
     )
 
 

@@ -130,6 +130,7 @@ def _booking_of(window: Window, layout: Layout) -> Booking | None:
         first.licenses,
         first.is_exclusive,
         tuple(others),
+        first.gpu_mem_mib,
     )
 
 
@@ -157,7 +158,7 @@ def _draft_inside(window: Window, layout: Layout) -> Draft:
             _close(draft, number)
             continue
         draft.free_millicpus[number] = round(place.cpus * 1000)
-        draft.free_mem_mib[number] = place.mem_mib
+        draft.free_mem_mib[number] = layout.node_mem_mib(place)
         # Where only part of a node is kept, others use the rest: nobody inside can have the node alone.
         draft.jobs[number] = int(not place.is_exclusive)
         if not place.is_exclusive:
