@@ -49,6 +49,10 @@ _BY_CODE = {
 }
 
 
+warnings: set[bytes] = set()
+"""What daemons want said to whoever types commands, percent-encoded, each once."""
+
+
 class Client:
     """One kept connection to one daemon. Not for several threads at once."""
 
@@ -152,6 +156,8 @@ class Client:
                 name, _, value = line.partition(b":")
                 if name.lower() == b"content-length":
                     length = int(value)
+                elif name.lower() == b"gpusched-warning":
+                    warnings.add(value.strip())
                 elif name.lower() == b"retry-after":
                     self._retry_after_s = min(MAX_WAIT_S, max(0.05, float(value)))
             pieces, have = [self._buffer], len(self._buffer)

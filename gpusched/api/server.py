@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from logging import LogRecord, getLogger
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -19,13 +20,17 @@ from gpusched.api.openapi import build
 from gpusched.api.pace import MAX_BODY, PACE, too_many
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
-from gpusched.daemon.access import Hidden, is_root
+from gpusched.daemon.access import Hidden, is_admin, is_root
+from gpusched.daemon.checks import SETTINGS_HINT
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")
 
 UNREAD_PER_USER = 256 << 20
 """Bytes of answers that are in memory for one user, beside a single one, which may be larger."""
+WARNING = "Gpusched-Warning"
+"""Header with a text, percent-encoded, that commands print on stderr."""
+MOST_WARNING = 1000
 HTTP_LOG = getLogger("gpusched.http")
 """Where aiohttp says what it met."""
 
@@ -41,6 +46,7 @@ def build_app(service: Service) -> web.Application:
     app[DOCUMENT] = build()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
+    app.on_response_prepare.append(_warn)
     app[FEED] = feed = Feed()
     service.scheduler.listeners.append(service.announce)
     service.scheduler.listeners.append(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
@@ -80,6 +86,15 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except Exception:
         log.exception("%s %s", request.method, request.path)
         return _error(BrokenInvariant("the daemon met an error of its own", "the log has it: gpusched daemon status"))
+
+
+async def _warn(request: web.Request, response: web.StreamResponse) -> None:
+    """Say with every answer to those who can mend it that the config file is not in force."""
+    service = service_of(request)
+    problem = service.scheduler.settings_problem()
+    caller = known_caller(request)
+    if problem is not None and caller is not None and is_admin(caller, service.settings):
+        response.headers[WARNING] = quote(f"{problem}; {SETTINGS_HINT}"[:MOST_WARNING])
 
 
 @web.middleware

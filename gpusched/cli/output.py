@@ -27,7 +27,7 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
         return complete(command, asked)
     try:
         try:
-            code = body(words)
+            code = _with_warnings(command, body, words)
             sys.stdout.flush()
         except GpuschedError as error:
             sys.stdout.flush()
@@ -55,6 +55,23 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
             f"{command}: hint: report it with what GPUSCHED_DEBUG=1 {command} ... prints\n"
         )
         return 1
+
+
+def _with_warnings(command: str, body: Callable[[list[str]], int], words: list[str]) -> int:
+    """The body's code; after it, whatever came of it, what the daemon wants said with every command."""
+    try:
+        return body(words)
+    finally:
+        client = sys.modules.get("gpusched.client")
+        if client is not None and client.warnings:
+            from urllib.parse import unquote_to_bytes  # hardly ever
+
+            from gpusched.model.units import printable
+
+            sys.stdout.flush()
+            for text in sorted(client.warnings):
+                shown = printable(unquote_to_bytes(text).decode("utf-8", "replace"), 2000)
+                sys.stderr.write(f"{command}: warning: {shown}\n")
 
 
 def _mend_streams() -> None:

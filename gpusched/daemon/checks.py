@@ -19,6 +19,8 @@ from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 from gpusched.policy.words import plural
 
+SETTINGS_HINT = "mend the config file (gpusched config check says all of it), then: sudo systemctl reload gpusched"
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -41,6 +43,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
         _gpu_faults(scheduler),
         _unbooked_use(scheduler),
         _isolation(scheduler),
+        _settings(scheduler),
         _access(scheduler),
         _checkpoints(scheduler),
         _queues(scheduler),
@@ -97,6 +100,13 @@ def _isolation(scheduler: Scheduler) -> Check:
         hint = "keep logins off the GPUs with: sudo gpusched system guard on   (or leave it, if they may use them)"
         return Check("isolation", True, f"{text}; logins may open every GPU", hint, "warn")
     return Check("isolation", True, text)
+
+
+def _settings(scheduler: Scheduler) -> Check:
+    problem = scheduler.settings_problem()
+    if problem is None:
+        return Check("settings", True, "those of the config file, as it was read last")
+    return Check("settings", False, problem, SETTINGS_HINT)
 
 
 def _access(scheduler: Scheduler) -> Check:

@@ -13,7 +13,6 @@ import os
 import resource
 import sys
 import time
-from dataclasses import replace
 
 from filelock import FileLock, Timeout
 
@@ -21,7 +20,6 @@ from gpusched import __version__, paths
 from gpusched.api.identity import user_name
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
-from gpusched.config import Loaded, load_settings
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.caging import PERSONAL, Cager
@@ -31,7 +29,6 @@ from gpusched.daemon.launch import Site
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.reloading import check_promises
 from gpusched.daemon.service_manager import (
     JournalFormatter,
     LineFormatter,
@@ -40,6 +37,7 @@ from gpusched.daemon.service_manager import (
     journal_command,
     writes_to_journal,
 )
+from gpusched.daemon.settings_file import SettingsFile
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.choice import choose
 from gpusched.engine.isolation import look
@@ -58,7 +56,6 @@ from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
 
-RUNNING_PER_USER = 1000
 _OWN_FILES = 4096
 """Files that the daemon may need beside connections: a few for each run."""
 
@@ -161,15 +158,17 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
             f"another daemon already runs for {paths.state_dir()}", "see it with: gpusched daemon status"
         ) from None
     try:
-        loaded = _read_settings()
-        check_promises(loaded.settings)
+        file = SettingsFile()
+        settings = file.at_start()
         fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
         if os.path.exists(fake):
             # A path relative to where the daemon was started would lead nowhere from the root.
             os.environ["GPUSCHED_FAKE_GPUS"] = os.path.abspath(fake)
-        _start_log(loaded.settings, foreground)
+        _start_log(settings, foreground)
+        if file.problem is not None:
+            log.error("%s", file.problem)
         os.chdir("/")
-        _serve(loaded.settings, report, manager)
+        _serve(settings, file, report, manager)
     finally:
         lock.release()
 
@@ -203,33 +202,6 @@ def _make_folders() -> None:
     os.chmod(paths.checkpoint_dir(), 0o711)
 
 
-def _read_settings() -> Loaded:
-    """The settings as they are in the file now. Raises: SettingsError; NotReady for a file that others may write."""
-    if paths.is_system():
-        _check_trusted(paths.config_file())
-    loaded = load_settings(paths.config_file(), os.environ)
-    limit = loaded.settings.limit
-    if not paths.is_system() or limit.running_per_user is not None:
-        return loaded
-    # Whoever asks for no core could otherwise have a hundred thousand supervisors of root's.
-    limit = replace(limit, running_per_user=RUNNING_PER_USER)
-    return replace(loaded, settings=replace(loaded.settings, limit=limit))
-
-
-def _check_trusted(file: str) -> None:
-    """Refuse settings that somebody other than root may write: what they say runs as root."""
-    for path in (file, os.path.dirname(file)):
-        try:
-            found = os.stat(path)
-        except OSError:
-            continue
-        if found.st_uid != 0 or found.st_mode & 0o022:
-            raise NotReady(
-                f"{path} can be written to by others than root, and the daemon of root does what it says",
-                f"chown root {path} && chmod go-w {path}",
-            )
-
-
 def _start_log(settings: Settings, foreground: bool) -> None:
     level = settings.daemon.log_level.upper()
     if foreground and writes_to_journal():
@@ -255,7 +227,7 @@ def _start_log(settings: Settings, foreground: bool) -> None:
     logging.basicConfig(level=level, handlers=handlers, force=True)
 
 
-def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None:
+def _serve(settings: Settings, file: SettingsFile, report: _Report, manager: ServiceManager) -> None:
     clock = SystemClock()
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
@@ -292,12 +264,14 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
             host=sample,
             # Of a test's own daemon alone: what serves others dies on nobody's word.
             step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
-            read_settings=_read_settings,
+            read_settings=file.read,
             plugins=plugins,
             cager=Cager(isolation, read_processors(), pinned_cpus),
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
+        scheduler.settings_listeners.append(lambda settings: file.accept())
+        scheduler.settings_problem = lambda: file.problem
         # Adopted first: processes of runs that go on are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         _first_readings(worker, scheduler, store)
@@ -306,6 +280,8 @@ def _serve(settings: Settings, report: _Report, manager: ServiceManager) -> None
         gc.collect()
         gc.freeze()
         tell_of_restart(scheduler)
+        if file.problem is None:
+            file.accept()
         asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
         scheduler.flush()
         log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")

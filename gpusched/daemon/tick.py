@@ -125,6 +125,8 @@ class Scheduler:
         """Called after a commit with each thing that was done to what is another's."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
+        self.settings_problem: Callable[[], str | None] = lambda: None
+        """Why the settings in force are not those of the config file; None when they are."""
         self._clock = clock
         self._boot_id = boot_id
         self._step = step
