@@ -32,7 +32,8 @@ async def why(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     job = viewer.read(request.match_info["id"])
     reason = scheduler.reason_for(job)
-    key = scheduler.world.class_of(job.id)
+    # A task that runs is not in the line that its array waits in.
+    key = scheduler.world.class_of(job.id) if job.state is JobState.PENDING else None
     parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)

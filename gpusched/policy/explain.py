@@ -225,11 +225,35 @@ class Explainer:
         if not missing and self._first is not None:
             return self._behind(head, need, facts, None)
         text, code = self._sentence(missing, need), _code(missing)
-        if self._first is None or code is ReasonCode.LICENSES:
+        ahead = next((one for one in self._profile.kept if self._competes(one, need, missing)), None)
+        if ahead is None or ahead.need is None:
             return Reason(code, text, facts)
-        name, wanted = self._name_of(self._first.job.id), _described(self._first.key.request)
+        name, wanted = self._name_of(ahead.job_id), _described(ahead.need.request)
         text = f"{text}; job {name}, which needs {wanted}, goes first"
-        return Reason(ReasonCode.PRIORITY, text, facts | {"behind": name})
+        code = ReasonCode.PRIORITY if code is ReasonCode.RESOURCES else code
+        return Reason(code, text, facts | {"behind": name})
+
+    def _competes(self, kept: Kept, need: Need, missing: Sequence[Lack]) -> bool:
+        """Whether a job with a reservation gets some of what is missing before this one."""
+        if kept.need is None:
+            return False
+        there = pool(self._draft.layout, need)
+        names = {name for name, _ in kept.need.request.resources}
+        users = {name for name, _ in kept.need.request.licenses}
+        nodes = {place.node for place in there.places}.intersection(piece.node for piece in kept.booking.pieces())
+        for lack in missing:
+            kind, _, name = lack.resource.partition(":")
+            if kind == "license":
+                competes = name in users
+            elif kind == "resource":
+                competes = bool(nodes) and name in names
+            elif kind in ("cpus", "mem_mib", "nodes"):
+                competes = bool(nodes)
+            else:
+                competes = any(card.number in kept.cards for cards in there.cards_of for card in cards)
+            if competes:
+                return True
+        return False
 
     def _too_busy(self, need: Need) -> list[str]:
         """What the ceilings say of each place with room; empty when one of them may take the job."""

@@ -59,6 +59,17 @@ def test_the_place_and_the_start_are_said(lab: Shell) -> None:
     assert (one["starts"], one["change"]) == ("now", {"time_limit_s": 6900})
 
 
+def test_a_task_that_runs_while_others_of_its_array_wait_is_running(own: Shell) -> None:
+    array = own.submit("-a", "0-2%1", "-t", "1h", "--", "sleep", "600")
+    deadline = time.monotonic() + 20
+    while "RUNNING" not in own.ok("gq", "-j", f"{array}_0", "-o", "%T"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert own.ok("gq", "--why", f"{array}_0") == f"job {array}_0 is RUNNING\n"
+    why = json.loads(own.ok("gq", "--why", f"{array}_1", "--json"))["why"]
+    assert (why["id"], why["reason"]) == (f"{array}_1", "JobArrayTaskLimit")
+
+
 def test_the_table_of_starts(lab: Shell) -> None:
     lab.submit("-H", "-J", "held", "--", "true")
     titles, *rows = [line.split() for line in lab.ok("gq", "--start").splitlines()]

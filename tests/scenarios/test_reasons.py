@@ -409,6 +409,45 @@ def test_a_job_behind_reservations_is_told_which_job_runs_first():
     assert outcome.text(42) == "needs 2 free GPUs, none of 2 is free; expected in about 2 h, when job 41 ends"
 
 
+APART = {
+    "another resource": (
+        [node("n1", gpus=2, resources=(("scratch", 1),))],
+        [running(1, "n1:0", ends_in=HOUR, resources=(("scratch", 1),))],
+        wants(43, resources=(("scratch", 1),), limit=9 * HOUR),
+        "needs 1 of scratch, none of 1 is free",
+    ),
+    "cards of another type": (
+        [node(gpus=[gpu_view(0), gpu_view(1), gpu_view(2, name="T4")])],
+        [running(1, "n1:0,2", ends_in=HOUR)],
+        wants(43, 1, gpu_type="t4", limit=9 * HOUR),
+        "needs 1 free t4, none of 1 is free",
+    ),
+    "cores of another node": (
+        [node("n1", gpus=2), node("n2")],
+        [running(1, "n1:0", ends_in=HOUR), running(2, "n2", cpus=16, ends_in=HOUR)],
+        wants(43, nodelist=("n2",), limit=9 * HOUR),
+        "needs 1 CPU, none of 16 is free (on node n2)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "held", "waiting", "text"), APART.values(), ids=APART)
+def test_a_job_in_front_that_wants_something_else_is_not_named(nodes, held, waiting, text):
+    outcome = Scenario(nodes, [wants(41, 2, gpu_type="A100", limit=HOUR), waiting], held).outcome()
+    assert outcome.codes == {41: "Resources", 43: "Resources"}
+    assert outcome.text(43) == text
+
+
+def test_a_job_behind_others_for_the_same_license_is_told_who_goes_first():
+    held = [running(7, "n1", licenses=MATLAB, user="ann", ends_in=HOUR)]
+    waiting = [wants(8, licenses=MATLAB, limit=HOUR), wants(9, licenses=MATLAB, limit=2 * HOUR)]
+    outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
+    assert outcome.codes == {8: "Licenses", 9: "Licenses"}
+    assert outcome.text(9).endswith(
+        "(in use by job 7 of ann); job 8, which needs 1 CPU and 1 license matlab, goes first"
+    )
+
+
 # --- preemption that is still forbidden ---------------------------------------------------------------
 
 URGENT = {"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}
