@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance, GpuReading, HostSample
@@ -168,6 +169,12 @@ class Store(Archive, Protocol):
 
     def commit(self, changes: Changes) -> None:
         """Record all of it in one transaction, durably."""
+
+    def lost(self) -> GpuschedError | None:
+        """Why nothing that is committed now would be found again: the table's file was deleted, replaced or emptied.
+
+        Every write raises the same. None while all is well, also again after the file was put back.
+        """
 
     def changed(self) -> bool:
         """Whether somebody else wrote to the table since the last call; the daemon then loads it anew."""

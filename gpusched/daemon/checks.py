@@ -65,6 +65,8 @@ def broken_promises(scheduler: Scheduler) -> list[str]:
 
 
 def _table(scheduler: Scheduler) -> Check:
+    if (lost := scheduler.store.lost()) is not None:
+        return Check("database", False, lost.message, lost.hint)
     try:
         problem = scheduler.store.check()
     except GpuschedError as error:

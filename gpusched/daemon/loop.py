@@ -313,7 +313,7 @@ class Loop:
         return wait_s
 
     def _observe_table(self) -> None:
-        if self._scheduler.store.changed():
+        if self._scheduler.store.lost() is None and self._scheduler.store.changed():
             log.warning("the job table was changed from outside; reading it anew")
             self._scheduler.reload()
 

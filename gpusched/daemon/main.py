@@ -52,6 +52,7 @@ from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
 from gpusched.policy.life.admin_alerting import News
 from gpusched.private import make_private
+from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
@@ -239,6 +240,8 @@ def _serve(settings: Settings, file: SettingsFile, report: _Report, manager: Ser
     plugins = Plugins.load(settings.plugins)
     host = PsutilHost(settings.node)
     sample = host.read()
+    if use_rescued(paths.database()):
+        log.warning("%s was deleted while the last daemon ran; going on with its copy", paths.database())
     store = SqliteStore.open(paths.database())
     worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()})
     engine = dispatcher = None

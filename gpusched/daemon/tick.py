@@ -113,6 +113,7 @@ class Scheduler:
         self.failures = StepFailures(clock.now)
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
+        self._is_table_lost = False
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
         """Called after a commit with all jobs of which a row changed, their own or that of a run, by id."""
         self.history = History(store)
@@ -340,7 +341,9 @@ class Scheduler:
         try:
             turn, answers = self._record(now)
         except NotReady as error:
-            log.error("cannot record: %s", error.message)
+            if self.trouble != error.message:
+                # Once, not with every retry.
+                log.error("cannot record: %s; %s", error.message, error.hint)
             self.trouble = error.message
         except Exception as error:
             failure = error
@@ -369,6 +372,7 @@ class Scheduler:
         events: list[EngineEvent] = []
         queue: list[Asked] = []
         self._culprit = None
+        self._need_table()
         try:
             if self._is_behind:
                 self.reload()
@@ -388,6 +392,25 @@ class Scheduler:
             self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", hint))
             raise
         return turn, answers
+
+    def _need_table(self) -> None:
+        """Accept and start nothing while the table is lost. Raises: NotReady.
+
+        The memory stays as it is, since there is nothing to read it from, and what happens is kept until the table is
+        back. Runs go on; their ends are in the spool too.
+        """
+        lost = self.store.lost()
+        if lost is None:
+            if self._is_table_lost:
+                log.warning("the job table is back; recording goes on")
+                self._is_table_lost, self.trouble, self._look_again = False, None, True
+            return
+        self._is_table_lost = True
+        self.meters.tick_failures += 1
+        self.failures.run("engine events", self._hear)
+        for _, reply in self._take_commands():
+            self.failures.run("reply", reply, lost)
+        raise lost
 
     def _hear(self) -> None:
         news = self.engine.events()
@@ -582,6 +605,9 @@ class Scheduler:
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._is_behind = self._look_again = True
+        if (lost := self.store.lost()) is not None:
+            # What can still be read of it is not what was recorded.
+            raise lost
         self._carried = Changes()
         self.estimates.forget()
         self.world = World.load(

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from json import dumps
 from typing import Any, TypeVar
 
+from gpusched.errors import GpuschedError
 from gpusched.model.job import Job
 from gpusched.store import codec, packing
 from gpusched.store import statements as sql
@@ -26,6 +27,8 @@ class SqliteArchive:
     _rows: Callable[..., list[Any]]
     _transaction: Callable[[], AbstractContextManager[sqlite3.Connection]]
     _explained: Callable[[], AbstractContextManager[None]]
+    _note_write: Callable[[], None]
+    lost: Callable[[], GpuschedError | None]
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
         """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
@@ -57,7 +60,7 @@ class SqliteArchive:
 
     def give_back(self, pages: int) -> bool:
         """Give free pages back to the disk; whether there are more. Never of a table that was not made for it."""
-        if self._pragma("auto_vacuum") != _INCREMENTAL:
+        if self.lost() is not None or self._pragma("auto_vacuum") != _INCREMENTAL:
             return False
         spare = self._pragma("freelist_count") - self._pragma("page_count") // _KEPT_FREE
         if spare <= 0:
@@ -66,6 +69,7 @@ class SqliteArchive:
             # The statement takes a step for each page, and of one without columns `execute` takes only the first. Not
             # durable is as good: a page that is free in the end is given back the next time.
             self._db.executescript(f"PRAGMA incremental_vacuum({min(pages, spare)})")
+            self._note_write()
         return spare > pages
 
     def _pragma(self, name: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpusched.errors import BrokenInvariant
+from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance, GpuReading
@@ -159,6 +159,10 @@ class MemoryStore:
                 return f"an alert about job {alert.job_id}, which is none"
             if not alert.key or alert.state not in ("armed", "waiting", "told"):
                 return f"an alert {alert.key!r} that is {alert.state}"
+        return None
+
+    def lost(self) -> GpuschedError | None:
+        """There is no file to lose."""
         return None
 
     def changed(self) -> bool:

@@ -10,9 +10,10 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from json import dumps
+from logging import getLogger
 from typing import Any, TypeVar
 
-from gpusched.errors import GpuschedError, NotReady
+from gpusched.errors import GpuschedError, NotReady, StoreBroken
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance, GpuReading
@@ -25,7 +26,10 @@ from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures, packing, records
 from gpusched.store import statements as sql
 from gpusched.store.archive import SqliteArchive
+from gpusched.store.database_file import DatabaseFile
 from gpusched.store.migrations import ensure_schema
+
+log = getLogger("gpusched.store")
 
 OLDEST_SQLITE = (3, 37, 0)
 """The first with STRICT tables."""
@@ -42,6 +46,8 @@ class SqliteStore(SqliteArchive):
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._db = connection
         self._path = path
+        self._file: DatabaseFile | None = None
+        """Of one that is written to."""
         self._version = self._data_version()
         self._packed: tuple[JobSpec, tuple[Any, ...]] | None = None
         self._recorded: dict[int, JobSpec] = {}
@@ -59,12 +65,11 @@ class SqliteStore(SqliteArchive):
         connection = None
         try:
             _make_private(path)
-            connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+            connection = _connect(path)
             ensure_schema(connection, path)
-            return cls(connection, path)
+            made = cls(connection, path)
+            made._file = DatabaseFile(path)
+            return made
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -178,6 +183,37 @@ class SqliteStore(SqliteArchive):
         if self._packed is None or self._packed[0] is not spec:
             self._packed = spec, codec.spec_row(spec)
         return self._packed[1]
+
+    def lost(self) -> GpuschedError | None:
+        """What became of the file, if it is not the one any more that is open; a lost write-ahead log is made again."""
+        if self._file is None:
+            return None
+        problem = self._file.problem(self._db)
+        if problem is None and (side_file := self._file.lost_side_file()) is not None:
+            problem = self._reopen(self._file, side_file)
+        return problem
+
+    def _reopen(self, file: DatabaseFile, side_file: str) -> StoreBroken | None:
+        """Bring all that is in the lost file, which is open still, into the database, and begin with a new one."""
+        try:
+            busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if not busy:
+                self._db.close()
+                self._db = _connect(self._path)
+                self._version = self._data_version()
+        except sqlite3.Error as error:
+            busy, log_text = 1, str(error)
+        else:
+            log_text = "another process reads it"
+        if busy:
+            return StoreBroken(
+                f"{side_file} was deleted or replaced while the daemon runs ({log_text}); nothing is recorded",
+                "restart the daemon: gpusched daemon restart",
+            )
+        log.warning("%s was deleted or replaced; nothing is lost, it was made again", side_file)
+        file.forget_side_files()
+        file.note_write()
+        return None
 
     def changed(self) -> bool:
         """Whether somebody else wrote to the table since the last call."""
@@ -306,12 +342,16 @@ class SqliteStore(SqliteArchive):
     def close(self) -> None:
         """Checkpoint and release the file; closing twice does nothing."""
         self._db.close()
+        if self._file is not None:
+            self._file.close()
 
     # --- how --------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing. Raises: StoreFull, StoreBroken, NotReady, BrokenInvariant."""
+        if (problem := self.lost()) is not None:
+            raise problem
         db = self._db
         with self._explained():
             db.execute("BEGIN IMMEDIATE")
@@ -323,6 +363,12 @@ class SqliteStore(SqliteArchive):
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            finally:
+                self._note_write()
+
+    def _note_write(self) -> None:
+        if self._file is not None:
+            self._file.note_write()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -372,6 +418,18 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
             values.append(dumps(words))
     return conditions, values
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:

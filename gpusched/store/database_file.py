@@ -1,0 +1,162 @@
+"""Whether the files that SQLite has open are still those that lie at the database's path.
+
+SQLite goes on with a file that was deleted, replaced or emptied, and its commits are then in nothing that outlives the
+process. A look costs three stats. The file is opened here once and for all: to close any descriptor of it would drop
+the locks of this process's connections.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+
+from gpusched.errors import StoreBroken
+
+RESCUED = ".rescued"
+"""Behind the name of a database that was deleted: a copy of what it held, which the next daemon goes on with."""
+REPLACED = ".replaced"
+"""Behind the name of a database in whose place another file was put: a copy of what it held."""
+SIDE_FILES = ("-wal", "-shm")
+_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\0"
+_CHANGES = slice(24, 28)
+"""Of the header: a count that grows with the changes. Source: section 1.3 of https://sqlite.org/fileformat2.html."""
+
+
+class DatabaseFile:
+    """The file of one open database, and its write-ahead log and index."""
+
+    def __init__(self, path: str) -> None:
+        """Raises: OSError."""
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._fd)
+        self._id = status.st_dev, status.st_ino
+        self._side_ids: dict[str, tuple[int, int]] = {}
+        self._copy: str | None = None
+        """The copy that was made of it since it is gone from its path."""
+        self.note_write()
+
+    def note_write(self) -> None:
+        """This process has written to it, or may have."""
+        status = os.fstat(self._fd)
+        self._written = status.st_mtime_ns, status.st_size
+        self._header = os.pread(self._fd, _HEADER_BYTES, 0)
+
+    def problem(self, connection: sqlite3.Connection) -> StoreBroken | None:
+        """What became of it; None while it is what was opened. A copy is made of one that is gone from its path.
+
+        Args: connection: one that has it open.
+        """
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return self._gone("deleted", RESCUED, connection)
+        except OSError as error:
+            return StoreBroken(
+                f"the database {self.path} cannot be reached any more ({(error.strerror or str(error)).lower()}); "
+                "nothing is recorded",
+                f"look at its folder: ls -ld {os.path.dirname(self.path)}",
+            )
+        if (status.st_dev, status.st_ino) != self._id:
+            return self._gone("replaced by another file", REPLACED, connection)
+        if self._copy is not None:
+            remove_if_there(self._copy)
+            self._copy = None
+        if (status.st_mtime_ns, status.st_size) != self._written and not self._is_grown(status.st_size):
+            done = "overwritten" if status.st_size else "emptied"
+            return StoreBroken(
+                f"the database {self.path} was {done} while the daemon runs; nothing is recorded",
+                "put back the newest backup: gpusched daemon stop; gpusched restore FILE",
+            )
+        return None
+
+    def lost_side_file(self) -> str | None:
+        """The write-ahead log or its index, if it is no longer the file that SQLite has open."""
+        for suffix in SIDE_FILES:
+            try:
+                status = os.stat(self.path + suffix)
+            except OSError:
+                if suffix in self._side_ids:
+                    return self.path + suffix
+                continue
+            found = status.st_dev, status.st_ino
+            if self._side_ids.setdefault(suffix, found) != found:
+                return self.path + suffix
+        return None
+
+    def forget_side_files(self) -> None:
+        """They were made again."""
+        self._side_ids.clear()
+
+    def close(self) -> None:
+        """To be called when the connections of the process are closed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _gone(self, what: str, suffix: str, connection: sqlite3.Connection) -> StoreBroken:
+        text = f"the database {self.path} was {what} while the daemon runs; nothing is recorded"
+        try:
+            if self._copy is None:
+                self._copy = _copy(connection, self.path + suffix)
+        except (OSError, sqlite3.Error) as error:
+            return StoreBroken(f"{text}, and no copy of it can be made ({error})", "put the file back")
+        if suffix == RESCUED:
+            return StoreBroken(text, f"put the file back; or go on with the copy {self._copy}: gpusched daemon restart")
+        return StoreBroken(
+            text, f"put the file back (a copy: {self._copy}); or go on with the new one: gpusched daemon restart"
+        )
+
+    def _is_grown(self, size: int) -> bool:
+        """Whether SQLite can have written this, as another program that has the database open does."""
+        header = os.pread(self._fd, _HEADER_BYTES, 0)
+        if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
+            return False
+        before, after = (int.from_bytes(data[_CHANGES], "big") for data in (self._header, header))
+        if after < before or (after == before and size != self._written[1]):
+            return False
+        self.note_write()
+        return True
+
+
+def use_rescued(path: str) -> bool:
+    """Put the copy of a database that was deleted in its place; whether that was done. Before the database is opened.
+
+    Raises: OSError.
+    """
+    rescued = path + RESCUED
+    if not os.path.exists(rescued):
+        return False
+    if os.path.exists(path):
+        # Put back, or restored from a backup, meanwhile.
+        os.replace(rescued, path + REPLACED)
+        return False
+    for suffix in SIDE_FILES:
+        remove_if_there(path + suffix)
+    os.replace(rescued, path)
+    return True
+
+
+def remove_if_there(path: str) -> None:
+    """Remove a file that may be there. Raises: OSError for any other reason."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _copy(connection: sqlite3.Connection, target: str) -> str:
+    """Copy all that is recorded to a new file, whole or not at all. Raises: OSError, sqlite3.Error."""
+    part = f"{target}.part"
+    remove_if_there(part)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        with closing(sqlite3.connect(part)) as copy:
+            connection.backup(copy)
+        os.replace(part, target)
+    except BaseException:
+        remove_if_there(part)
+        raise
+    return target
