@@ -358,7 +358,7 @@ class Draft:
     def _apply(self, booking: Booking, sign: int) -> None:
         node = booking.node
         self.free_millicpus[node] -= sign * booking.millicpus
-        self.free_mem_mib[node] -= sign * booking.node_mem_mib
+        self.free_mem_mib[node] -= sign * (booking.mem_mib + booking.gpu_mem_mib)
         self.jobs[node] += sign
         if booking.is_exclusive:
             self.exclusive[node] += sign
@@ -407,7 +407,8 @@ class Draft:
         node = booking.node
         if booking.millicpus and booking.millicpus > self.free_millicpus[node]:
             return False
-        if booking.node_mem_mib and booking.node_mem_mib > self.free_mem_mib[node]:
+        mem_mib = booking.mem_mib + booking.gpu_mem_mib
+        if mem_mib and mem_mib > self.free_mem_mib[node]:
             return False
         if self.exclusive[node] or (booking.is_exclusive and self.jobs[node]):
             return False

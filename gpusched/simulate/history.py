@@ -58,11 +58,16 @@ def read_machine(path: str, settings: Settings) -> NodeView:
         store.close()
     host = PsutilHost(settings.node).read()
     node = settings.node
+    gpus = tuple(
+        # The table does not say whose memory it is. One that has all of the host's has none of its own.
+        GpuView(uuid, index, name, total_mib, has_host_memory=total_mib == host.mem_total_mib)
+        for uuid, index, name, total_mib in cards
+    )
     return NodeView(
         name=host.name,
         cpus=float(host.cpus) if node.cpus is None else node.cpus,
         mem_mib=host.mem_total_mib if node.mem_mib is None else node.mem_mib,
-        gpus=tuple(GpuView(uuid, index, name, total_mib) for uuid, index, name, total_mib in cards),
+        gpus=gpus,
         labels=tuple(sorted(set(node.labels))),
         resources=tuple(sorted(node.resources.items())),
     )

@@ -22,10 +22,15 @@ class Lab:
     def __init__(self, path: Path, gpus: int = 4) -> None:
         self._store = SqliteStore.open(path)
         self._next_id = 1
-        cards = tuple(
-            GpuSample(f"GPU-{index}", index, "A100", vram_total_mib=81920, vram_used_mib=0) for index in range(gpus)
+        self.sees(AT, *(81920 for _ in range(gpus)))
+
+    def sees(self, at: float, *totals_mib: int) -> None:
+        """The daemon has read the GPUs: one of each size."""
+        cards = (
+            GpuSample(f"GPU-{index}", index, "A100", vram_total_mib=total_mib, vram_used_mib=0)
+            for index, total_mib in enumerate(totals_mib)
         )
-        self._store.save_gpus("n1", GpuReading(AT, "simulated", cards))
+        self._store.save_gpus("n1", GpuReading(at, "simulated", tuple(cards)))
 
     def ran(
         self, after_s: float, *runs_s: float, ends: tuple[str, ...] = (), wait_s: float = 0.0, gpus: int = 1, **parts

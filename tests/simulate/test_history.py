@@ -11,6 +11,7 @@ from history_builders import AT, Lab
 
 from gpusched.cli.admin import main
 from gpusched.errors import Forbidden, NotFound, NotReady, StoreBroken
+from gpusched.gpu.host import PsutilHost
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.simulate.history import read_history, read_machine
@@ -110,6 +111,13 @@ def test_the_machine_is_this_one_with_the_cards_that_were_seen_last(path, lab):
     assert [(card.index, card.name, card.vram_total_mib) for card in node.gpus] == [
         (index, "A100", 81920) for index in range(4)
     ]
+
+
+def test_gpu_as_large_as_the_host_uses_its_memory(path, lab):
+    host_mib = PsutilHost(NodeSettings()).read().mem_total_mib
+    lab.sees(AT + 1, host_mib, host_mib - 1)
+    node = read_machine(str(path), Settings())
+    assert [card.has_host_memory for card in node.gpus] == [True, False]
 
 
 def test_the_machine_has_the_labels_and_resources_of_its_node(path, lab):
