@@ -11,7 +11,7 @@ from gpusched.cli import output
 from gpusched.cli.readers import size, time_limit
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import gpu_label, parse_duration_s, printable
+from gpusched.model.units import gpu_list, parse_duration_s, printable
 
 _READERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "time": time_limit,
@@ -39,5 +39,5 @@ def adopt_process(pid: str, wishes: dict[str, str | None], as_json: bool) -> Non
     if as_json:
         output.print_json({"adopted": adopted})
         return
-    gpus = ", ".join(map(gpu_label, adopted["gpus"]))
+    gpus = gpu_list(adopted["gpus"])
     typer.echo(f"Adopted process {int(pid)} as job {adopted['id']} (GPU {gpus})")

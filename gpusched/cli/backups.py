@@ -12,7 +12,7 @@ from gpusched.api.identity import user_name
 from gpusched.cli import output
 from gpusched.engine.spool import runs_in
 from gpusched.errors import DaemonBusy, Forbidden
-from gpusched.model.units import printable
+from gpusched.model.units import plural, printable
 from gpusched.policy.words import name_some
 from gpusched.private import make_private
 from gpusched.store.backup import backup, restore
@@ -30,7 +30,9 @@ def make(file: str, as_json: bool) -> None:
         )
         return
     size = f"{made.size_bytes / (1 << 20):.1f} MiB"
-    sys.stdout.write(f"wrote {printable(made.path)}: {made.jobs} jobs, {made.unfinished} unfinished, {size}\n")
+    sys.stdout.write(
+        f"wrote {printable(made.path)}: {plural(made.jobs, 'job')}, {made.unfinished} unfinished, {size}\n"
+    )
 
 
 def put_back(file: str, hold: bool, as_json: bool) -> None:
@@ -68,7 +70,7 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
             }
         )
         return
-    sys.stdout.write(f"restored {found.jobs} jobs; the next one is job {found.next_id}\n")
+    sys.stdout.write(f"restored {plural(found.jobs, 'job')}; the next one is job {found.next_id}\n")
     if found.kept:
         output.note("gpusched", f"the table that was there is kept as {printable(found.kept)}")
     if found.held:

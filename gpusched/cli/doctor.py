@@ -27,6 +27,7 @@ from gpusched.client import connect
 from gpusched.config import load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError
 from gpusched.gpu.choose import choose, nvidia_signs
+from gpusched.model.units import format_size_mib
 
 Check = dict[str, Any]
 
@@ -158,7 +159,7 @@ def _disk() -> Check:
     where = _nearest_existing(paths.state_dir())
     free_mib = shutil.disk_usage(where).free >> 20
     hint = "free some: a full disk stops submissions"
-    return check("disk", free_mib >= _LEAST_FREE_MIB, f"{free_mib} MiB are free in {where}", hint)
+    return check("disk", free_mib >= _LEAST_FREE_MIB, f"{format_size_mib(free_mib)} free in {where}", hint)
 
 
 def _spool_executes() -> Check:

@@ -12,7 +12,7 @@ import time
 
 from gpusched import paths
 from gpusched.gpu.choose import nvidia_signs
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, plural
 from gpusched.store.look import look
 
 TYPE_CHECKING = False
@@ -135,7 +135,9 @@ def judge_service(facts: Mapping[str, str]) -> Check:
     restarts = facts.get("NRestarts", "0")
     if restarts not in ("", "0"):
         hint = "see why: journalctl -u gpusched"
-        return advice("service", False, f"gpusched.service had to be started again {restarts} times", hint)
+        return advice(
+            "service", False, f"gpusched.service had to be started again {plural(int(restarts), 'time')}", hint
+        )
     return check("service", True, "gpusched.service runs, and starts with the machine")
 
 
@@ -174,7 +176,12 @@ def nvml() -> Check:
         return check("nvml", False, "the driver does not answer within 30 s", hint)
     words = done.stdout.split()
     if done.returncode == 0 and len(words) == 2:
-        return check("nvml", words[1] != "0", f"driver {words[0]}, {words[1]} GPUs", "see whether nvidia-smi lists any")
+        return check(
+            "nvml",
+            words[1] != "0",
+            f"driver {words[0]}, {plural(int(words[1]), 'GPU')}",
+            "see whether nvidia-smi lists any",
+        )
     text = (done.stderr.strip().splitlines() or ["it says nothing"])[-1].rpartition(": ")[2]
     hint = "see what nvidia-smi says; after an update of the driver reboot; in a container pass the GPUs in"
     return check("nvml", False, f"NVML does not work: {text}", hint)

@@ -13,7 +13,7 @@ from gpusched.cli.query import COMPACT, query
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _efficiency(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequenc
                 job["id"],
                 printable(job["name"]),
                 format_duration(elapsed_s),
-                f"{job['cpus']:g}",
+                format_amount(job["cpus"]),
                 f"{cpu_s / core_s:.0%}" if core_s else "-",
                 format_size_mib(job["mem_mib"]) if job["mem_mib"] else "-",
                 format_size_mib(_peak(job, "peak_mem_mib")),

@@ -8,7 +8,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.options import ginfo_table
 from gpusched.cli.parse import parse
 from gpusched.client import connect
-from gpusched.model.units import format_size_mib, gpu_label, printable
+from gpusched.model.units import format_amount, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _print(cluster: dict[str, Any]) -> None:
         (
             printable(node["name"]),
             node["state"],
-            f"{node['cpus_booked']:g}/{node['cpus']:g}",
+            f"{format_amount(node['cpus_booked'])}/{format_amount(node['cpus'])}",
             f"{format_size_mib(node['mem_booked_mib'])}/{format_size_mib(node['mem_mib'])}",
             "-" if node["cpu_fraction"] is None else f"{node['cpu_fraction']:.0%}",
             format_size_mib(node["mem_available_mib"]),

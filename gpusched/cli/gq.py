@@ -12,7 +12,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, elapsed, query, quote, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_size_mib, printable
+from gpusched.model.units import format_amount, format_size_mib, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,9 +190,8 @@ def _summary(found: dict[str, Any]) -> str:
     ended = sum(number for state, number in states.items() if state not in active)
     parts += [f"{ended:,} ended"] if ended else []
     gpus = found["gpus"]
-    return ", ".join(
-        [*(parts or ["no jobs"]), *([f"{found['gpus_free']} of {gpus} GPU{'s' * (gpus != 1)} free"] if gpus else [])]
-    )
+    free = [f"{format_amount(found['gpus_free'])} of {plural(gpus, 'GPU')} free"] if gpus else []
+    return ", ".join([*(parts or ["no jobs"]), *free])
 
 
 def _why(client: Client, values: Values) -> int:

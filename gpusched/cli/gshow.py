@@ -11,7 +11,16 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.instants import instant
-from gpusched.model.units import format_duration, format_size_mib, gpu_label, parse_pipeline_id, printable, split_ids
+from gpusched.model.units import (
+    format_duration,
+    format_size_mib,
+    gpu_label,
+    gpu_list,
+    parse_pipeline_id,
+    plural,
+    printable,
+    split_ids,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,7 +197,7 @@ def _has_reason(job: dict[str, Any]) -> bool:
 
 
 def _requested(job: dict[str, Any]) -> str:
-    parts = [f"{job['cpus']:g} CPUs"]
+    parts = [plural(job["cpus"], "CPU")]
     if job["gpu_request"] != "0":
         parts.append(f"GPUs {job['gpu_request']}{' linked' if job['gpus_linked'] else ''}")
     if job["mem_mib"]:
@@ -234,7 +243,7 @@ def _exit(job: dict[str, Any]) -> str:
 def _describe_run(run: dict[str, Any]) -> list[str]:
     head = f"Run {run['run']}: {run['outcome'] or run['state']} on {run['node']}"
     if run["gpus"]:
-        head += f", GPU {','.join(gpu_label(gpu['index']) for gpu in run['gpus'])}"
+        head += f", GPU {gpu_list(gpu['index'] for gpu in run['gpus'])}"
     if run["reason_text"]:
         head += f": {run['reason_text']}"
     times = f"{instant(run['start_at'])} to {instant(run['end_at'])}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.model.units import format_duration, gpu_label
+from gpusched.model.units import format_duration, gpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def elapsed(job: dict[str, Any], now: float) -> str:
 def where(job: dict[str, Any], now: float, sentence: str | None = None) -> str:
     """The node and GPUs of a job that has any, else why it waits or how it ended; with `sentence` also in words."""
     if job["state"] in ("RUNNING", "COMPLETING", "SUSPENDED"):
-        cards = ",".join(gpu_label(gpu["index"]) for gpu in job["gpus"])
+        cards = gpu_list(gpu["index"] for gpu in job["gpus"])
         found = f"{job['node']}:{cards}" if cards else job["node"] or ""
         if job.get("idle_at") is not None:
             found += f" idle {format_duration(max(0.0, now - job['idle_at']))}"

@@ -17,8 +17,8 @@ from gpusched.config.known import SETTINGS
 from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
-from gpusched.model.units import format_duration, gpu_label, printable
-from gpusched.policy.words import about, plural
+from gpusched.model.units import format_duration, gpu_list, plural, printable
+from gpusched.policy.words import about
 from gpusched.simulate.choices import DEFAULT, PRESENT, choices_of
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 
@@ -207,9 +207,7 @@ def _whose(one: Mapping[str, Any]) -> list[str]:
 
 def _where(one: Mapping[str, Any]) -> str:
     places = [one, *one["others"]]
-    return "; ".join(
-        place["node"] + (f" GPU {','.join(map(gpu_label, place['gpus']))}" if place["gpus"] else "") for place in places
-    )
+    return "; ".join(place["node"] + (f" GPU {gpu_list(place['gpus'])}" if place["gpus"] else "") for place in places)
 
 
 def _when(in_s: float | None) -> str:

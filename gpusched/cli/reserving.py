@@ -8,7 +8,7 @@ import time
 from gpusched.cli import output, tables
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_list, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _whom(one: dict[str, Any]) -> str:
 
 
 def keeps(one: dict[str, Any]) -> str:
-    """`node lab1`, or `lab1: GPUs 0,1, 8 cores, 32G`."""
+    """`node lab1`, or `lab1: GPUs 0,1, 8 CPUs, 32G`."""
     return "; ".join(_place(place) for place in one["held"])
 
 
@@ -105,9 +105,9 @@ def _place(place: dict[str, Any]) -> str:
     node = printable(place["node"])
     if place["is_node"]:
         return f"node {node}"
-    indices = ",".join(gpu_label(gpu["index"]) for gpu in place["gpus"])
+    indices = gpu_list(gpu["index"] for gpu in place["gpus"])
     parts = [f"GPU{'s' if len(place['gpus']) > 1 else ''} {indices}"] if indices else []
-    parts.append(f"{place['cpus']:g} cores")
+    parts.append(plural(place["cpus"], "CPU"))
     parts.append(format_size_mib(place["mem_mib"]))
     return f"{node}: {', '.join(parts)}"
 

@@ -6,7 +6,7 @@ import time
 
 from gpusched.cli import tables
 from gpusched.cli.query import COMPACT, elapsed
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Job], object]]] = {
     "x": ("EXC_NODES", lambda job: ",".join(job["exclude"])),
     "h": ("OVER_SUBSCRIBE", lambda job: "NO" if job["exclusive"] else "OK"),
     "D": ("NODES", lambda job: job["nodes"]),
-    "C": ("CPUS", lambda job: f"{job['cpus']:g}"),
+    "C": ("CPUS", lambda job: format_amount(job["cpus"])),
     "m": ("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0"),
     "b": ("TRES_PER_NODE", _gpus),
     "N": ("NODELIST", lambda job: job["node"] or ""),

@@ -7,7 +7,7 @@ import sys
 from gpusched.cli import output, tables
 from gpusched.cli.query import quote
 from gpusched.errors import UsageError
-from gpusched.model.units import format_size_mib, printable
+from gpusched.model.units import format_amount, format_size_mib, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
         (
             "  " * row["depth"] + printable(row["account"] or "(all)", 24),
             printable(row["user"] or "", 16),
-            f"{row['shares']:g}",
+            format_amount(row["shares"]),
             f"{row['norm_shares']:.4f}",
             # With private_data nobody is told what others have used.
             *("-" if row[key] is None else f"{row[key]:{form}}" for key, form in _USED),
@@ -112,12 +112,12 @@ def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> N
     lines = [
         (
             "  " * row["depth"] + printable(row["name"], 24),
-            f"{row['guaranteed_gpus']:g}",
-            f"{row['used_gpus']:g}",
-            f"{row['borrowed_gpus']:g}",
-            f"{row['lent_gpus']:g}",
-            "-" if row["max_gpus"] is None else f"{row['max_gpus']:g}",
-            f"{row['weight']:g}",
+            format_amount(row["guaranteed_gpus"]),
+            format_amount(row["used_gpus"]),
+            format_amount(row["borrowed_gpus"]),
+            format_amount(row["lent_gpus"]),
+            "-" if row["max_gpus"] is None else format_amount(row["max_gpus"]),
+            format_amount(row["weight"]),
             str(row["running"]),
             str(row["pending"]),
         )
@@ -132,9 +132,9 @@ def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> N
 def _amount(loan: dict[str, Any]) -> str:
     parts = []
     if loan["gpus"]:
-        parts.append("1 GPU" if loan["gpus"] == 1 else f"{loan['gpus']:g} GPUs")
+        parts.append(plural(loan["gpus"], "GPU"))
     if loan["cpus"]:
-        parts.append("1 core" if loan["cpus"] == 1 else f"{loan['cpus']:g} cores")
+        parts.append(plural(loan["cpus"], "CPU"))
     if loan["mem_mib"]:
         parts.append(f"{format_size_mib(loan['mem_mib'])} of memory")
     return " and ".join(parts)

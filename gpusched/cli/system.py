@@ -13,7 +13,7 @@ from gpusched.cli.guard import app as guard_app
 from gpusched.cli.system_files import Site, commands_folder
 from gpusched.cli.system_plan import Service, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import plural, printable
 
 app = typer.Typer(
     help="The scheduler for everybody on this machine, under systemd.", no_args_is_help=True, rich_markup_mode=None
@@ -87,7 +87,7 @@ def uninstall(
         running = _running_jobs()
         if running and not force:
             raise Refused(
-                f"{running} jobs run, and nobody would record how they end",
+                f"{plural(running, 'job')} still running, and nobody would record how they end",
                 "wait for them or end them (gq, gcancel); to leave them to themselves: --force",
             )
     site = _site(commands_folder(), below)

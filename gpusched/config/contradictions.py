@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.spelling import closest
+from gpusched.model.units import format_amount, plural
 from gpusched.policy.sharing.quota_problems import problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
@@ -66,12 +67,14 @@ def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradictio
     for kind in ("gpus", "cpus", "mem_mib"):
         guaranteed, most = getattr(queue, f"guaranteed_{kind}"), getattr(queue, f"max_{kind}")
         if most is not None and guaranteed > most:
-            text = f"queue {name} is guaranteed {guaranteed:g} {kind} and may hold {most:g} at most"
+            text = f"queue {name} is guaranteed {format_amount(guaranteed)} {kind} and may hold at most "
+            text += format_amount(most)
             yield ("queue", name, f"guaranteed_{kind}"), text, f"raise max_{kind}, or guarantee less"
     yield from _limits("queue", f"queue {name}", queue)
     yield from _limits_above(queue, settings.queue)
     if queue.cells and queue.max_gpus is not None and _cards(queue) > queue.max_gpus:
-        text = f"the cells of queue {name} are {_cards(queue)} GPUs, but it may hold {queue.max_gpus:g} at most"
+        most = format_amount(queue.max_gpus)
+        text = f"the cells of queue {name} are {plural(_cards(queue), 'GPU')}, but it may hold at most {most}"
         yield ("queue", name, "cells"), text, "raise max_gpus, or promise fewer cells"
     least, most_s = settings.default.time_limit_s, queue.max_time_s
     if name == settings.default.queue and least is not None and most_s is not None and least > most_s:
@@ -95,7 +98,7 @@ def _limits(section: str, who: str, one: QueueSettings | QosSettings) -> Iterato
         value, most = getattr(one, small), getattr(one, large, None)
         if value is not None and most is not None and value > most and small not in told:
             told.add(small)
-            text = f"{small} of {who} is {value:g}, but {large} is {most:g}"
+            text = f"{small} of {who} is {format_amount(value)}, but {large} is {format_amount(most)}"
             yield (section, one.name, small), text, f"leave {small} out, or raise {large}"
 
 
@@ -107,9 +110,10 @@ def _limits_above(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> 
             continue
         for above in _above(queue, queues):
             if above.max_gpus is not None and value > above.max_gpus:
-                text = f"{limit} of queue {queue.name} is {value:g}, but queue {above.name} above it may hold "
+                most = format_amount(above.max_gpus)
+                text = f"{limit} of queue {queue.name} is {format_amount(value)}, but queue {above.name} above "
                 hint = f"leave {limit} out, or raise max_gpus of {above.name}"
-                yield ("queue", queue.name, limit), f"{text}{above.max_gpus:g} at most", hint
+                yield ("queue", queue.name, limit), f"{text}it may hold at most {most}", hint
                 break
 
 

@@ -19,7 +19,7 @@ from gpusched.model.cluster import GpuReading
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.model.units import format_size_mib, gpu_label, printable
+from gpusched.model.units import format_size_mib, gpu_label, gpu_list, printable
 from gpusched.policy.foreign import is_of_the_system
 from gpusched.policy.life import lifecycle
 from gpusched.policy.preemption import held_by_job
@@ -255,7 +255,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}", turn)
     placement = Placement(node.name, shares, 0.0, 0)
     job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
-    where = ",".join(gpu_label(share.index) for share in shares)
+    where = gpu_list(share.index for share in shares)
     turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     turn.changes.payloads.update(command.payloads)
     if caller.uid != found.uid:

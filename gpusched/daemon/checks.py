@@ -10,14 +10,13 @@ from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.users import why_unsafe
 from gpusched.errors import GpuschedError
-from gpusched.model.units import format_duration, gpu_label
+from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.life.intruders import in_words
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
-from gpusched.policy.words import plural
 
 SETTINGS_HINT = "mend the config file (gpusched config check says all of it), then: sudo systemctl reload gpusched"
 
@@ -154,7 +153,7 @@ def _gpus(scheduler: Scheduler) -> Check:
     if broken:
         text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return Check("gpus", False, text, "see ginfo; a mended card returns by itself or with: gctl undrain GPU")
-    return Check("gpus", True, f"{len(reading.gpus)} GPUs answer ({reading.source})")
+    return Check("gpus", True, f"{plural(len(reading.gpus), 'GPU')} answered ({reading.source})")
 
 
 def _gpu_faults(scheduler: Scheduler) -> Check:

@@ -15,7 +15,7 @@ from gpusched.daemon.turn import Turn
 from gpusched.errors import Refused
 from gpusched.model.job import GpuShare, Job, JobSpec
 from gpusched.model.snapshot import ClassKey, Plan
-from gpusched.model.units import format_duration, gpu_label
+from gpusched.model.units import format_duration, gpu_list
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.cycle import decide
 from gpusched.policy.life.dependencies import Never, Satisfied, evaluate, parse_dependency
@@ -91,7 +91,7 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
     for start in plan.starts:
         if start.job_id == job_id:
             place = start.placement
-            cards = ", ".join(gpu_label(share.index) for share in place.gpus)
+            cards = gpu_list(share.index for share in place.gpus)
             text = f"would start now on {place.node}" + (f", GPU {cards}" if cards else "")
             return Forecast("starts_now", text, None, place.node, place.gpus, now, now)
     for reservation in plan.reservations:

@@ -14,7 +14,7 @@ from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
-from gpusched.model.units import format_count, format_duration, gpu_label
+from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.admin_alerting import News
 from gpusched.policy.life.blame import (
@@ -158,7 +158,7 @@ class GpuFaults:
         if held:
             ids = sorted({one.array_id or one.id for one in held})
             some = ", ".join(map(str, ids[:_MOST_NAMED])) + (", ..." if len(ids) > _MOST_NAMED else "")
-            news = f"held {format_count(len(ids), 'job')} of {job.user} ({some}): {text}"
+            news = f"held {plural(len(ids), 'job')} of {job.user} ({some}): {text}"
             log.error("%s", news)
             turn.news.append(News("job_held", news, run.node, job.user))
 

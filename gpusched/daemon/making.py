@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpusched.errors import Refused
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.states import JobState
+from gpusched.model.units import plural
 
 from .access import Caller, is_private, is_root
 from .turn import Turn
@@ -17,7 +18,9 @@ def check_room(jobs: int, caller: Caller, turn: Turn) -> None:
     known, limit = len(turn.world.jobs), turn.settings.limit.jobs
     if jobs > limit - known:
         # How many jobs others have may be nobody's to know.
-        there = "" if is_private("jobs", caller, turn.settings) else f"{known} jobs wait or run already and "
+        there = (
+            "" if is_private("jobs", caller, turn.settings) else f"{plural(known, 'job')} waiting or running already; "
+        )
         raise Refused(
             f"{there}{jobs} more would pass the limit of {limit} jobs that wait or run",
             "wait for jobs to end, or raise [limit] jobs in the config file",
@@ -25,7 +28,8 @@ def check_room(jobs: int, caller: Caller, turn: Turn) -> None:
     own, most = turn.world.jobs_of(caller.uid), turn.settings.limit.jobs_per_user
     if jobs > most - own and not is_root(caller):
         raise Refused(
-            f"{own} jobs of {caller.user} wait or run already and {jobs} more would pass the limit of {most} per user",
+            f"{plural(own, 'job')} of {caller.user} waiting or running already; {jobs} more would pass the limit of "
+            f"{most} per user",
             "wait for jobs to end, submit alike ones as an array (-a 0-999), which counts as one, or ask an admin to "
             "raise [limit] jobs_per_user",
         )

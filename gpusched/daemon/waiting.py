@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, plural
 from gpusched.policy.life.dependencies import Never, Satisfied, as_typed
 from gpusched.policy.life.lifecycle import held_code
 
@@ -42,7 +42,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     ahead = world.position_in_class(job)
     if not ahead or reason.code is ReasonCode.PRIORITY:
         return reason
-    text = f"waits behind {ahead} earlier job{'s' if ahead > 1 else ''} like it; the first of them: {reason.text}"
+    text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
     return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
 
 

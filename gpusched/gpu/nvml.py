@@ -24,6 +24,7 @@ from gpusched.gpu.modes import FUNCTION_NOT_FOUND
 from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.gpu.xids import XidEar
 from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.units import plural
 
 RETRY_S = 10.0
 """Between two attempts to initialise a library that failed."""
@@ -251,6 +252,6 @@ def _refusal(at: float, failure: int | str) -> GpuReading:
 def _limit_note(value: str, chosen: frozenset[int], count: int) -> str:
     kept = ", ".join(str(index) for index in sorted(chosen)) or "none"
     return (
-        f"CUDA_VISIBLE_DEVICES={value!r} in the daemon's environment limits it to these of {count} GPUs, "
+        f"CUDA_VISIBLE_DEVICES={value!r} in the daemon's environment limits it to these of {plural(count, 'GPU')}, "
         f"counted by PCI bus: {kept}"
     )

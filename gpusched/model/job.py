@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.tasks import tasks_of
+from gpusched.model.units import format_amount, plural
 
 NICE_MIN, NICE_MAX = -10_000, 10_000
 
@@ -61,7 +62,8 @@ class Request:
     def contradiction(self) -> str | None:
         """A sentence when the parts do not go together, whatever the machines are."""
         if self.gpu_fraction is not None and self.gpus != 1:
-            return f"a fraction of {self.gpu_fraction:g} is of one card, but {self.gpus} GPUs are asked for"
+            fraction = format_amount(self.gpu_fraction)
+            return f"a fraction of {fraction} is of one card, but {self.gpus} GPUs were asked for"
         if self.gpu_fraction is not None and self.vram_mib is not None:
             return "a fraction of a card and an amount of VRAM were both asked for"
         if not self.gpus:
@@ -97,12 +99,13 @@ def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> in
     if total % nodes:
         low = total - total % nodes
         near = f"{low} or {low + nodes}" if low else str(nodes)
-        word = "GPU" if total == 1 else "GPUs"
-        raise ValueError(f"{total} {word} cannot be spread evenly over {nodes} nodes; the nearest that can: {near}")
+        raise ValueError(
+            f"{plural(total, 'GPU')} cannot be spread evenly over {nodes} nodes; the nearest that can: {near}"
+        )
     each = total // nodes
     if per_node not in (None, each):
         where = f"each of {nodes} nodes" if nodes > 1 else "one node"
-        raise ValueError(f"{total} GPUs in all and {per_node} on {where} do not agree")
+        raise ValueError(f"{plural(total, 'GPU')} in all and {per_node} on {where} do not agree")
     return each
 
 

@@ -6,6 +6,10 @@ that quotes the offending text; the caller knows which option it came from.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 MAX_SECONDS = 10 * 365 * 86400
 MAX_MIB = 1 << 40
 
@@ -114,16 +118,28 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_amount(amount: float) -> str:
-    """Print a number of things, at most to the hundredth: `1`, `0.5`, `1.17`; a smaller one to its first digit."""
-    if 0 < abs(amount) < 0.005:
-        return f"{amount:.1g}"
-    return f"{amount:.2f}".rstrip("0").rstrip(".")
+    """Print a number of things as people read it: `2`, `0.5`, `0.335`; one with many digits as `1.17`."""
+    text = f"{amount:.3f}"
+    if abs(amount - float(text)) > 1e-9:
+        text = f"{amount:.2f}"
+        if text.endswith("00") and abs(amount - float(text)) > 1e-6:
+            text = f"{amount:.4f}"  # would look whole, and is not
+    return text.rstrip("0").rstrip(".")
 
 
-def format_count(amount: float, noun: str) -> str:
+def format_amount_floor(amount: float) -> str:
+    """As `format_amount`, never more than there is: for what a hint proposes to ask for."""
+    return format_amount(int(amount * 100) / 100)
+
+
+def plural(amount: float, noun: str) -> str:
     """Print an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
-    text = format_amount(amount)
-    return f"{text} {noun if text == '1' else noun + 's'}"
+    return f"{format_amount(amount)} {plural_of(amount, noun)}"
+
+
+def plural_of(amount: float, noun: str) -> str:
+    """The noun as it follows this amount."""
+    return noun if format_amount(amount) == "1" else noun + "s"
 
 
 _MIG_FROM, _MIG_SLOTS = 1000, 10
@@ -140,6 +156,21 @@ def gpu_label(index: int) -> str:
         return str(index)
     parent, slot = divmod(index - _MIG_FROM, _MIG_SLOTS)
     return f"{parent}:{slot}"
+
+
+def gpu_list(indices: Iterable[int]) -> str:
+    """Print GPUs as people name them, runs of three and more as a range: `0`, `0,1`, `0-7`, `0-2,5`, `2:0,2:1`."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and index == runs[-1][-1] + 1 and index < _MIG_FROM:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    words = []
+    for run in runs:
+        labels = [gpu_label(index) for index in run]
+        words.extend([f"{labels[0]}-{labels[-1]}"] if len(run) > 2 else labels)
+    return ",".join(words)
 
 
 def card_index(index: int) -> int:

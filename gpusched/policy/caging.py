@@ -8,7 +8,7 @@ from gpusched.model.cluster import GpuSample, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_size_mib, plural
 
 _WEIGHT_PER_CORE = 100
 """What systemd and the kernel give to whoever says nothing."""
@@ -58,7 +58,7 @@ def describe(cage: Cage) -> str:
     if cage.mem_mib is not None:
         parts.append(f"{format_size_mib(cage.mem_mib)} of memory")
     if cage.tasks is not None:
-        parts.append(f"{cage.tasks} tasks")
+        parts.append(plural(cage.tasks, "task"))
     if cage.cpus:
         parts.append(f"CPUs {as_list(cage.cpus)}")
     if cage.gpu_minors is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
 from gpusched.model.settings import Settings
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_amount_floor, format_size_mib, plural
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.conditions import refuse_conditions
 from gpusched.policy.draft import Card, Draft, Layout
@@ -17,7 +17,7 @@ from gpusched.policy.filters import largest_slice_mib, node_mem_mib
 from gpusched.policy.placement import Need, fits, hosts, pool
 from gpusched.policy.refusal import Refusal
 from gpusched.policy.topology import largest_group
-from gpusched.policy.words import describe, describe_part, describe_where, plural
+from gpusched.policy.words import describe, describe_part, describe_where
 
 __all__ = ["Refusal", "format_size_floor", "refusal"]
 
@@ -202,9 +202,10 @@ def _refuse_rest(need: Need, layout: Layout) -> Refusal:
     mem_mib = max((node.mem_mib for node in nodes), default=0)
     where = "any node" if len(layout.nodes) > 1 else "this scheduler"
     if request.cpus > cpus:
+        most = format_amount_floor(cpus)
         return Refusal(
-            f"asked for {plural(request.cpus, 'CPU')}{_after(limited)}; the most {where} can give is {cpus:g}",
-            f"ask for less: -c {cpus:g}",
+            f"asked for {plural(request.cpus, 'CPU')}{_after(limited)}; the most {where} can give is {most}",
+            f"ask for less: -c {most}",
         )
     if request.mem_mib > mem_mib:
         most = format_size_floor(mem_mib)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import ForeignSettings
-from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, gpu_list, plural, printable
 
 FIRST_PERSON_UID = 1000
 """Below are the system's accounts."""
@@ -154,7 +154,7 @@ def messages(step: Tell, ways: Sequence[str], others: frozenset[int], node: str,
             ("at", now),
             ("node", node),
             ("user", stranger.user),
-            ("gpus", ",".join(gpu_label(card.index) for card in stranger.cards)),
+            ("gpus", gpu_list(card.index for card in stranger.cards)),
         ),
     )
     found = [replace(base, targets=direct)] if direct else []
@@ -182,7 +182,7 @@ def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
         f"for {format_duration(now - stranger.since_at)} without a job{rest}.",
     ]
     if step.jobs:
-        lines.append("1 job waits for it." if step.jobs == 1 else f"{step.jobs} jobs wait for it.")
+        lines.append(f"{plural(step.jobs, 'job')} wait{'s' * (step.jobs == 1)} for it.")
     lines.append(f"{how}: gpusched adopt {stranger.pid}")
     lines.append(f"Next time: gsub -g {len(stranger.cards)} -- COMMAND, or grun -g {len(stranger.cards)} for a shell.")
     if step.ends_after_s is not None:

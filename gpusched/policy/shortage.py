@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_amount, format_size_mib, plural, plural_of
 from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.filters import node_mem_mib, room_of
@@ -18,11 +18,9 @@ from gpusched.policy.words import (
     describe_part,
     licenses,
     name_some,
-    plural,
-    plural_of,
 )
 
-__all__ = ["NAMED", "Lack", "about", "describe", "lacks", "name_some", "plural", "plural_of"]
+__all__ = ["NAMED", "Lack", "about", "describe", "lacks", "name_some"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def _lacks_on_one_node(draft: Draft, need: Need, usable: Sequence[int]) -> list[
     if need.millicpus / 1000 > max(free_cpus, default=0):
         total = sum(layout.millicpus[node] for node in usable) / 1000
         noun = plural(request.cpus, "CPU")
-        found.append(_lack("cpus", noun, request.cpus, free_cpus, total, "{:g}".format))
+        found.append(_lack("cpus", noun, request.cpus, free_cpus, total, format_amount))
     free_mib = [0 if draft.exclusive[node] else max(0, draft.free_mem_mib[node]) for node in usable]
     needed_mib = request.mem_mib if of_gpus else _needed_mib(draft, need, usable)
     if needed_mib > max(free_mib, default=0):
@@ -84,7 +82,7 @@ def _lacks_on_one_node(draft: Draft, need: Need, usable: Sequence[int]) -> list[
         free = [0 if draft.exclusive[node] else max(0, draft.free_resources[node].get(name, 0)) for node in usable]
         if count > max(free, default=0):
             total = sum(dict(layout.nodes[node].resources).get(name, 0) for node in usable)
-            found.append(_lack(f"resource:{name}", f"{count} of {name}", count, free, total, "{:g}".format))
+            found.append(_lack(f"resource:{name}", f"{count} of {name}", count, free, total, format_amount))
     if not found and usable and all(draft.exclusive[node] for node in usable):
         where = "the node is" if len(usable) == 1 else "every node is"
         text = f"{describe(request, full=True)}, and {where} held by a job that must be alone"
@@ -156,7 +154,7 @@ def _lack_of_wholes(draft: Draft, need: Need, usable: Sequence[int]) -> list[Lac
         if request.min_vram_mib:
             noun += f" with {format_size_mib(request.min_vram_mib)} or more"
         total = sum(len(cards_of[node]) for node in usable)
-        return [_lack("gpus", noun, request.gpus, free, total, "{:g}".format)]
+        return [_lack("gpus", noun, request.gpus, free, total, format_amount)]
     if not request.is_linked:
         return []
     found = [by_group(draft.layout, node, cards) for node, cards in zip(usable, free_cards, strict=True)]

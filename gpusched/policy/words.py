@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusched.model.job import Request
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_amount, format_size_mib, plural, plural_of
 
 NAMED = 3
 """Jobs, cards or nodes that a sentence names before it says how many more there are."""
@@ -29,7 +29,7 @@ def describe_part(request: Request, *, full: bool = False) -> str:
     words = []
     linked = "linked " if request.is_linked and request.gpus > 1 else ""
     if request.gpu_fraction is not None:
-        words.append(f"{request.gpu_fraction:g} of {_a(request.gpu_type)}")
+        words.append(f"{format_amount(request.gpu_fraction)} of {_a(request.gpu_type)}")
     elif request.vram_mib is not None:
         where = f" on each of {request.gpus} {linked}GPUs" if request.gpus > 1 else ""
         words.append(f"{format_size_mib(request.vram_mib)} of VRAM{where}")
@@ -63,16 +63,6 @@ def licenses(name: str, count: int) -> str:
 
 def _a(gpu_type: str | None) -> str:
     return "a GPU" if gpu_type is None else f"one {gpu_type} GPU"
-
-
-def plural(count: float, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`, `0.5 CPUs`."""
-    return f"{count:g} {plural_of(count, noun)}"
-
-
-def plural_of(count: float, noun: str) -> str:
-    """The noun as it follows this count."""
-    return noun if count == 1 else noun + "s"
 
 
 def name_some(noun: str, names: Sequence[str], named: int = NAMED) -> str:

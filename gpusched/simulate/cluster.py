@@ -10,7 +10,7 @@ from pathlib import Path
 from gpusched.errors import UsageError, UserError
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.spelling import closest
-from gpusched.model.units import printable
+from gpusched.model.units import format_size_mib, plural, printable
 from gpusched.simulate.tables import rows_of
 from gpusched.simulate.trace import whole
 
@@ -126,7 +126,9 @@ def _node(name: str, cpus: float, mem_mib: int, gpus: int, model: str) -> NodeVi
     if not (name and isinstance(name, str) and isinstance(model, str)):
         raise ValueError("a node has no name, or a model that is no word")
     if not (0 <= cpus < inf and mem_mib >= 0 and 0 <= gpus <= _MOST_GPUS):
-        raise ValueError(f"node {printable(name, 40)} has {cpus:g} cores, {mem_mib} MiB and {gpus} GPUs")
+        raise ValueError(
+            f"node {printable(name, 40)} has {plural(cpus, 'CPU')}, {format_size_mib(mem_mib)}, {plural(gpus, 'GPU')}"
+        )
     cards = tuple(GpuView(f"{name}-{index}", index, model, None) for index in range(gpus))
     return NodeView(name, cpus, mem_mib, cards)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Launch
 from gpusched.model.settings import Settings
+from gpusched.model.units import plural
 from gpusched.policy.capacity import refusal
 from gpusched.policy.sharing.admission import Tally, default_account, qos_of, time_limit, why_refused
 from gpusched.simulate.choices import Choice
@@ -68,7 +69,10 @@ def _why_not(choice: Choice, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeV
     found = refusal(spec.request, nodes, choice.settings)
     if found is not None:
         is_gang = job.spec is None and (spec.request.nodes > 1 or spec.request.tail_gpus)
-        return "does not fit", f"asked for {job.gpus} GPUs of nodes that give them together" if is_gang else found.text
+        return (
+            "does not fit",
+            f"asked for {plural(job.gpus, 'GPU')} of nodes that give them together" if is_gang else found.text,
+        )
     if not is_admitted:
         return None
     asked = _completed(spec, job.user, choice.settings)

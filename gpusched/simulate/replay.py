@@ -22,13 +22,13 @@ from gpusched.model.recording import BadRecording, Recording, decode
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import printable
+from gpusched.model.units import plural, printable
 from gpusched.policy.ahead.place import queue_position
 from gpusched.policy.ahead.whatif import alternatives
 from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.ordering import Ranking
-from gpusched.policy.words import describe, describe_where, plural
+from gpusched.policy.words import describe, describe_where
 from gpusched.simulate.rules import rules_of
 
 LARGEST_MIB = 256

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpusched.errors import NotFound, UserError
 from gpusched.model.job import JobSpec
-from gpusched.model.units import printable
+from gpusched.model.units import plural, printable
 
 _MOST = 10**15
 """No number of a trace is larger, be it seconds, cores or MiB."""
@@ -101,7 +101,7 @@ class Trace:
         kept = []
         for job in self.jobs:
             if job.gpus > gpus:
-                self.drop(f"asks for more than the {gpus} GPUs of the cluster", job.id)
+                self.drop(f"asks for more than the {plural(gpus, 'GPU')} of the cluster", job.id)
             elif job.procs > procs:
                 self.drop(f"asks for more than the {procs} processors of the cluster", job.id)
             else:
@@ -162,10 +162,10 @@ def finished(trace: Trace, path: Path) -> Trace:
         raise BadTrace(f"{path} holds no job to replay{f' ({why})' if why else ''}", f"head {path}")
     late = sum(after.submit_s < before.submit_s for before, after in zip(trace.jobs, trace.jobs[1:], strict=False))
     if late:
-        trace.notes.append(f"{late} jobs were submitted before the one above them; each arrives at its own instant")
+        trace.notes.append(f"{plural(late, 'job')} submitted before the one above; each arrives at its own instant")
     twice = len(trace.jobs) - len({job.id for job in trace.jobs})
     if twice:
-        trace.notes.append(f"{twice} jobs have the id of one above them; each line is a job of its own")
+        trace.notes.append(f"{plural(twice, 'job')} with the id of one above; each line is a job of its own")
     return trace
 
 

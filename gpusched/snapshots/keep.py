@@ -15,7 +15,7 @@ from typing import Any
 
 from gpusched import paths
 from gpusched.errors import Refused
-from gpusched.model.units import format_size_mib, printable
+from gpusched.model.units import format_size_mib, plural, printable
 from gpusched.private import make_private
 from gpusched.snapshots.copying import Copied, copy_tree
 from gpusched.snapshots.listing import Listing, changes, list_tree
@@ -148,9 +148,9 @@ def _check_size(listing: Listing, limits: Limits) -> None:
     amount = show_size if too_large else str
     shown = ", ".join(f"{printable(os.fsdecode(path), 80)} ({amount(sums[path])})" for path in largest)
     what = (
-        f"{show_size(total)}, more than the {limits.mib:g} MiB"
+        f"{show_size(total)}, more than the {show_size(round(limits.mib * (1 << 20)))}"
         if too_large
-        else f"{count} files, more than the {limits.files}"
+        else f"{plural(count, 'file')}, more than the {limits.files}"
     )
     raise Refused(
         f"the snapshot would hold {what} of [limit] snapshot_{'mib' if too_large else 'files'}; most is in {shown}",

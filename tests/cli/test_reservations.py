@@ -95,7 +95,7 @@ def test_a_reservation_is_listed_the_same_everywhere(own: Shell) -> None:
     assert own.ok("gctl", "reserve", "--quiet") == "demo\ncourse\n"
     table = own.ok("gctl", "reserve")
     assert table.splitlines()[0].split() == "NAME STATE BEGINS ENDS EVERY KEEPS FOR".split()
-    assert table.splitlines()[2].endswith(f" week  lab1: GPU 0, 4 cores, 32G {ME}, account pupils")
+    assert table.splitlines()[2].endswith(f" week  lab1: GPU 0, 4 CPUs, 32G {ME}, account pupils")
     assert own.ok("ginfo").endswith(f"\nreservations:\n{table}")
 
 

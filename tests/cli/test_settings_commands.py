@@ -83,7 +83,7 @@ def test_check_tells_everything_that_is_wrong_in_the_order_of_the_file(alone: Sh
     errors = [line for line in done.err.splitlines() if "error:" in line]
     assert done.code == 2
     assert errors == [
-        f"gpusched: error: file {path}, line 3: queue default is guaranteed 2 gpus and may hold 1 at most",
+        f"gpusched: error: file {path}, line 3: queue default is guaranteed 2 gpus and may hold at most 1",
         f"gpusched: error: file {path}, line 6: queue.a.factor is 3; it must be at least 0 and at most 1",
     ]
     write(alone, "[queue.default]\n[queue.a]\nparent = 'defualt'\n")
@@ -100,7 +100,7 @@ def test_check_without_a_daemon_knows_what_the_file_says_of_the_node(alone: Shel
     where = f"gpusched: error: file {path}, line 6: "
     assert (done.code, done.err.splitlines()[0]) == (
         1,
-        f"{where}queue vision is guaranteed 6 cores, but the machines have 4",
+        f"{where}queue vision is guaranteed 6 CPUs, but the machines have 4",
     )
     assert alone.type("gpusched", "daemon", "status").code == 1, "the check has started a daemon"
 
@@ -125,4 +125,4 @@ def test_check_compares_promises_with_the_machines_of_the_daemon(running: Shell)
 def test_check_takes_what_the_file_says_of_the_node_before_what_the_daemon_has_read(running: Shell) -> None:
     write(running, f"{QUEUES}[node]\ncpus = 4\n")
     done = running.type("gpusched", "config", "check")
-    assert (done.code, "guaranteed 6 cores, but the machines have 4" in done.err) == (1, True), done
+    assert (done.code, "guaranteed 6 CPUs, but the machines have 4" in done.err) == (1, True), done

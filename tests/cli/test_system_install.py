@@ -92,7 +92,7 @@ def test_it_is_not_removed_under_running_jobs(monkeypatch: pytest.MonkeyPatch) -
     assert counts.keys() >= {"pending", "running", "completing"}
     jobs = {**counts, "pending": 3, "running": 1, "completing": 1}
     monkeypatch.setattr(system, "_status", lambda: {"jobs": jobs})
-    with pytest.raises(Refused, match="2 jobs run, and nobody would record how they end"):
+    with pytest.raises(Refused, match="2 jobs still running, and nobody would record how they end"):
         system.uninstall(root=None, force=False)
 
 

@@ -210,7 +210,7 @@ def test_a_slice_that_would_wait_for_ever_is_refused_with_the_largest_that_would
     (refused,) = lab.ask(lab.submission(request=request(gpus=1, vram_mib=45 * GIB)))
     assert isinstance(refused, Refused)
     assert refused.message.startswith("asked for 45G of VRAM; ")
-    assert refused.message.endswith("; this job needs 0.5625")
+    assert refused.message.endswith("; this job needs 0.56")
     assert refused.hint == "ask for less: --vram 40G, or name another queue or QOS"
     job = lab.submit(request=request(gpus=1, vram_mib=40 * GIB))
     assert lab.job(job).state is JobState.RUNNING

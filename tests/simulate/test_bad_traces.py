@@ -143,7 +143,7 @@ def test_what_is_left_out_is_counted_and_named_and_the_rest_replayed(typed):
         "asks for more than the 8 GPUs of the cluster": ["wide"],
     }
     assert made["policies"][0]["jobs"] == 2
-    assert made["notes"] == ["1 jobs were submitted before the one above them; each arrives at its own instant"]
+    assert made["notes"] == ["1 job submitted before the one above; each arrives at its own instant"]
     code, out, err = typed("a.csv", None, "--nodes", "2x4")
     assert code == 0
     assert "gpusched: left out, asks for more than the 8 GPUs of the cluster: 1 (wide)" in err
@@ -204,7 +204,7 @@ def test_ids_that_come_twice_are_told_of_and_each_line_is_a_job(typed):
     assert code == 0
     made = json.loads(out)
     assert made["policies"][0]["jobs"] == 4
-    assert made["notes"] == ["2 jobs have the id of one above them; each line is a job of its own"]
+    assert made["notes"] == ["2 jobs with the id of one above; each line is a job of its own"]
 
 
 def test_a_table_as_excel_writes_it(typed):
@@ -218,11 +218,11 @@ CLUSTERS = {
     "a number": ("n.json", "7", "n.json is no list of nodes"),
     "of numbers": ("n.json", "[7]", "n.json is no list of nodes"),
     "no node": ("n.json", "[]", "n.json names no node"),
-    "NaN": ("n.json", '[{"name": "a", "cpus": NaN, "mem_mib": 1}]', "n.json is no list of nodes: node a has nan cores"),
+    "NaN": ("n.json", '[{"name": "a", "cpus": NaN, "mem_mib": 1}]', "n.json is no list of nodes: node a has nan CPUs"),
     "negative": (
         "n.json",
         '[{"name": "a", "cpus": 1, "mem_mib": 1, "gpus": -2}]',
-        "node a has 1 cores, 1 MiB and -2 GPUs",
+        "node a has 1 CPU, 1M, -2 GPUs",
     ),
     "twice": (
         "n.json",
@@ -231,7 +231,7 @@ CLUSTERS = {
     ),
     "without a name": ("n.json", '[{"name": "", "cpus": 1, "mem_mib": 1}]', "a node has no name"),
     "a table without columns": ("n.csv", "a,b\n1,2\n", "n.csv has no column"),
-    "a negative table": ("n.csv", "sn,cpu_milli,memory_mib,gpu,model\nx,-1,1,1,A\n", "node x has -0.001 cores"),
+    "a negative table": ("n.csv", "sn,cpu_milli,memory_mib,gpu,model\nx,-1,1,1,A\n", "node x has -0.001 CPUs"),
 }
 
 

@@ -42,7 +42,7 @@ def test_a_log_in_swf(tmp_path, name):
         "submitted before the trace begins": ["5"],
         "asks for no processor": ["6"],
     }
-    assert trace.notes == ["1 jobs were submitted before the one above them; each arrives at its own instant"]
+    assert trace.notes == ["1 job submitted before the one above; each arrives at its own instant"]
 
 
 def test_a_table_of_gpu_jobs(tmp_path):

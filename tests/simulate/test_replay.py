@@ -338,7 +338,7 @@ def test_for_people(file, monkeypatch, capsys):
         "min",
         "n1",
         "GPU",
-        "0,1,2,3",
+        "0-3",
     ] in words
     assert "under fcfs" in lines
     assert "  job 8 does not start now, as it would on n1 GPU 2,3" in lines

@@ -160,7 +160,7 @@ CONTRADICTIONS = {
     "a guarantee above the maximum": (
         "[queue.default]\nguaranteed_gpus = 4\nmax_gpus = 2",
         2,
-        "queue default is guaranteed 4 gpus and may hold 2 at most",
+        "queue default is guaranteed 4 gpus and may hold at most 2",
     ),
     "children that are guaranteed more than their parent": (
         "[default]\nqueue = 'a'\n[queue.top]\nguaranteed_gpus = 4\n"
@@ -196,7 +196,7 @@ CONTRADICTIONS = {
     "a limit of a job above what the queue above may hold": (
         "[queue.top]\nmax_gpus = 2\n[queue.mid]\nparent = 'top'\n[queue.default]\nparent = 'mid'\nmax_gpus_per_job = 4",
         7,
-        "max_gpus_per_job of queue default is 4, but queue top above it may hold 2 at most",
+        "max_gpus_per_job of queue default is 4, but queue top above it may hold at most 2",
     ),
     "more running jobs of a user than jobs": (
         "[qos.x]\nmax_jobs_per_user = 2\nmax_running_per_user = 3",

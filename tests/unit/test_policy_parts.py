@@ -10,6 +10,7 @@ import pytest
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import PendingJob, Placement
+from gpusched.model.units import plural
 from gpusched.policy.amounts import micros_of, squeeze
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.factors import age_factor, nice_factor, short_factor, whole_factor
@@ -17,7 +18,7 @@ from gpusched.policy.invariants import check_invariants
 from gpusched.policy.ordering import Line, Ranking, class_key
 from gpusched.policy.placement import Need, find, fits, options
 from gpusched.policy.profile import Ending, Profile, endings
-from gpusched.policy.shortage import about, name_some, plural
+from gpusched.policy.shortage import about, name_some
 from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
 
 SETTINGS = Settings()

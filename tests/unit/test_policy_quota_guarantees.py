@@ -415,7 +415,7 @@ PROMISES = {
     ),
     "cores": (
         [queue("a", guaranteed_cpus=65.0)],
-        [("queue.a.guaranteed_cpus", "queue a is guaranteed 65 cores, but the machines have 64")],
+        [("queue.a.guaranteed_cpus", "queue a is guaranteed 65 CPUs, but the machines have 64")],
     ),
     "memory": (
         [queue("a", guaranteed_mem_mib=300 * GIB)],

@@ -69,14 +69,14 @@ DENIED = {
         {"vision": 0.5},
         amount(0.500001),
         "QueueMaxLimit",
-        "queue vision may hold 1 GPU and holds 0.5; this job needs 0.500001",
+        "queue vision may hold 1 GPU and holds 0.5; this job needs 0.5",
     ),
     "the queue is at its maximum of cores": (
         [queue("vision", max_cpus=4.0)],
         {},
         amount(cpus=4.5),
         "QueueMaxLimit",
-        "queue vision may hold 4 cores and holds 0; this job needs 4.5",
+        "queue vision may hold 4 CPUs and holds 0; this job needs 4.5",
     ),
     "the queue is at its maximum of memory": (
         [queue("vision", max_mem_mib=64 * GIB)],

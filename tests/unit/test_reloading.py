@@ -184,7 +184,7 @@ def test_promises_that_the_machines_cannot_keep_are_refused_and_the_running_sett
     before = lab.scheduler.settings
     answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_cpus=4096.0)})
     assert isinstance(answer, Refused)
-    assert "queue default is guaranteed 4096 cores, but the machines have" in answer.message
+    assert "queue default is guaranteed 4096 CPUs, but the machines have" in answer.message
     assert lab.scheduler.settings == before
 
 

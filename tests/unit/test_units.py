@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.units import (
+    format_amount_floor,
     format_duration,
     format_size_mib,
+    gpu_list,
+    mig_index,
     parse_duration_s,
     parse_job_id,
     parse_size_mib,
+    plural,
     printable,
 )
 
@@ -115,3 +119,51 @@ def test_sizes_are_printed_short(mib: float | None, text: str) -> None:
 def test_what_is_no_job_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a job id"):
         parse_job_id(text)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "0 GPUs"),
+        (1, "1 GPU"),
+        (1.0, "1 GPU"),
+        (2, "2 GPUs"),
+        (0.5, "0.5 GPUs"),
+        (7 / 6, "1.17 GPUs"),
+        (10, "10 GPUs"),
+        (10503, "10503 GPUs"),
+        (0.1 + 0.2, "0.3 GPUs"),
+        (1.9999999, "2 GPUs"),
+        (1.998, "1.998 GPUs"),
+        (0.004, "0.004 GPUs"),
+        (1.001, "1.001 GPUs"),
+        (0.335, "0.335 GPUs"),
+        (0.5625, "0.56 GPUs"),
+        (0.9996, "0.9996 GPUs"),
+    ],
+)
+def test_plural_prints_amounts_with_their_noun(amount: float, text: str) -> None:
+    assert plural(amount, "GPU") == text
+
+
+@pytest.mark.parametrize(("amount", "text"), [(7 / 6, "1.16"), (2.0, "2"), (1.999, "1.99"), (0.25, "0.25")])
+def test_amounts_to_ask_for_are_never_rounded_up(amount: float, text: str) -> None:
+    assert format_amount_floor(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        ([], ""),
+        ([0], "0"),
+        ([0, 1], "0,1"),
+        ([0, 1, 2], "0-2"),
+        (range(8), "0-7"),
+        ([5, 0, 2, 1], "0-2,5"),
+        ([0, 2, 3, 4, 7, 8], "0,2-4,7,8"),
+        ([mig_index(2, slot) for slot in range(3)], "2:0,2:1,2:2"),
+        ([1, 2, 3, mig_index(0, 0)], "1-3,0:0"),
+    ],
+)
+def test_lists_of_gpus_are_ranges(indices: list[int], text: str) -> None:
+    assert gpu_list(indices) == text

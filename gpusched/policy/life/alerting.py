@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpusched.model.alerts import EACH_TASK, Alert, Facts
 from gpusched.model.job import Alerting, Job, Run
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import format_duration, gpu_label
+from gpusched.model.units import format_duration, gpu_list
 
 LIMIT_FRACTION = 0.8
 """Part of the time limit after which `time_limit_80` is told."""
@@ -132,7 +132,7 @@ def _where(run: Run | None) -> str:
 
 
 def _indices(run: Run) -> str:
-    return ",".join(gpu_label(share.index) for share in run.gpus)
+    return gpu_list(share.index for share in run.gpus)
 
 
 # --- time ---------------------------------------------------------------------------------------------

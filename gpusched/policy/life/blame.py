@@ -22,7 +22,7 @@ from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import format_size_mib, gpu_label
+from gpusched.model.units import format_size_mib, gpu_label, plural
 
 MEANINGS = {
     13: "engine exception",
@@ -240,7 +240,7 @@ def suspicion(rows: tuple[EarlyFailure, ...], settings: FaultSettings) -> str | 
     if not settings.early_users or len(users) < settings.early_users:
         return None
     who = ", ".join(f"{user}'s {name}" for user, name in sorted(users.items())[:5])
-    return f"jobs of {len(users)} users in a row failed here in their first {settings.early_s:g} s ({who})"
+    return f"jobs of {plural(len(users), 'user')} in a row failed here in their first {settings.early_s:g} s ({who})"
 
 
 # --- jobs that take out cards ---------------------------------------------------------------------

@@ -23,7 +23,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.model.units import format_duration, format_size_mib, gpu_label
+from gpusched.model.units import format_duration, format_size_mib, gpu_list
 from gpusched.policy.life.growth import Larger, NothingLarger
 from gpusched.policy.life.retry import backoff_s, failure_of, wants_retry
 from gpusched.policy.life.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
@@ -78,7 +78,7 @@ def start_run(
 def _where(placement: Placement) -> str:
     if not placement.gpus:
         return placement.node
-    return f"{placement.node}, GPU {','.join(gpu_label(share.index) for share in placement.gpus)}"
+    return f"{placement.node}, GPU {gpu_list(share.index for share in placement.gpus)}"
 
 
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.spelling import closest
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_amount_floor, format_duration, format_size_mib, plural, printable
 from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.sharing.upward import chain_of
-from gpusched.policy.shortage import plural
 
 _MOST_NAMES = 8
 
@@ -214,7 +213,7 @@ def _too_large(request: Request, chain: Sequence[QueueSettings], qos: QosSetting
         most, count = plural(limit, "GPU"), _gpus(request)
         if count > limit:
             # Parts are of one card only: 2.5 GPUs cannot be asked for.
-            option = f"-g {int(limit) if limit > 1 else limit:g}"
+            option = f"-g {int(limit) if limit > 1 else format_amount_floor(limit)}"
             return _too_much(plural(count, "GPU"), who, most, option, request)
     return _too_much_else(request, chain)
 
@@ -240,7 +239,8 @@ def _too_much_else(request: Request, chain: Iterable[QueueSettings]) -> Refusal 
     for queue in chain:
         who = f"queue {queue.name}"
         if queue.max_cpus is not None and cpus > queue.max_cpus:
-            return _too_much(plural(cpus, "CPU"), who, plural(queue.max_cpus, "CPU"), f"-c {queue.max_cpus:g}", request)
+            option = f"-c {format_amount_floor(queue.max_cpus)}"
+            return _too_much(plural(cpus, "CPU"), who, plural(queue.max_cpus, "CPU"), option, request)
         if queue.max_mem_mib is not None and mem_mib > queue.max_mem_mib:
             most = f"{format_size_mib(queue.max_mem_mib)} of memory"
             asked = f"{format_size_mib(mem_mib)} of memory"

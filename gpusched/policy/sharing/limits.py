@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpusched.model.settings import QosSettings
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_amount, format_size_mib, plural
 from gpusched.policy.sharing.queues import GPUS, MEM, MICRO, NAMES, Amount, QueueNode, micros_up_to
 
 Held = tuple[int, int, int, int]
@@ -17,7 +17,7 @@ NONE_HELD: Held = (0, 0, 0, 0)
 JOBS = 3
 """Position of the running jobs."""
 
-_NOUNS = (("GPU", "GPUs"), ("core", "cores"))
+_NOUNS = ("GPU", "CPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +152,17 @@ def _too_much(
 
 def _too_many(code: ReasonCode, who: str, limit: Limit, held: Held, facts: Mapping[str, object]) -> Denial:
     most = limit.most
-    text = f"{who} run {most} {'job' if most == 1 else 'jobs'} at once and runs {held[JOBS]}"
+    text = f"{who} run {plural(most, 'job')} at once and runs {held[JOBS]}"
     return Denial(code, text, {**facts, "resource": "jobs", "limit": most, "held": held[JOBS], "needed": 1}, limit)
 
 
 def show_number(kind: int, micros: int) -> str:
     """`3`, `0.5`, `64G`."""
-    return format_size_mib(micros / MICRO) if kind == MEM else f"{micros / MICRO:.6g}"
+    return format_size_mib(micros / MICRO) if kind == MEM else format_amount(micros / MICRO)
 
 
 def show_amount(kind: int, micros: int) -> str:
-    """`1 GPU`, `3 cores`, `64G of memory`."""
+    """`1 GPU`, `3 CPUs`, `64G of memory`."""
     if kind == MEM:
         return f"{show_number(kind, micros)} of memory"
-    one, many = _NOUNS[kind]
-    return f"{show_number(kind, micros)} {one if micros == MICRO else many}"
+    return plural(micros / MICRO, _NOUNS[kind])
