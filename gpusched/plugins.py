@@ -4,23 +4,31 @@ A plug-in is a module or object with functions marked `hookimpl`. They take part
 the Kubernetes scheduling framework: queue sort, filter, score, permit; and they are told of state changes.
 One that raises, or answers with something else than was asked for, is reported and skipped; after some
 failures it is left out for good. It cannot stop the loop, but nothing protects from one that never returns.
+
+All of them are called in one thread alone, that of the daemon's loop: whoever plans on another thread has the loop
+call them and waits. So they need no locks, and may keep what belongs to a thread, such as a connection to SQLite.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
 from importlib import import_module
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from gpusched.errors import UsageError
+from gpusched.errors import NotReady, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Job
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
 from gpusched.policy.extension import Extensions
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = getLogger("gpusched.plugins")
 
@@ -58,10 +66,55 @@ class Hooks:
         """A job's row was committed; `before` is None for a new one."""
 
 
-class Plugins:
-    """The loaded plug-ins, each call guarded."""
+class OneThread:
+    """Has functions called in one thread: the one that made this, which a loop may run in."""
 
     def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._awaited: set[Future[Any]] = set()
+
+    def attach(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Calls from other threads go through this loop from now on; None: they are refused, also those that wait."""
+        self._loop = loop
+        if loop is None:
+            for future in list(self._awaited):
+                future.cancel()
+
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call it there. Raises: NotReady from another thread while no loop runs."""
+        if threading.get_ident() == self._thread:
+            return function(*arguments)
+        future: Future[Any] = Future()
+
+        def answer() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._awaited.add(future)
+        try:
+            # Looked at after it was added: a loop that goes away now cancels it.
+            loop = self._loop
+            if loop is None:
+                raise NotReady("plug-ins are not asked any more: the daemon stops")
+            loop.call_soon_threadsafe(answer)
+            return future.result()
+        except (CancelledError, RuntimeError):
+            if self._loop is None:
+                raise NotReady("plug-ins are not asked any more: the daemon stops") from None
+            raise
+        finally:
+            self._awaited.discard(future)
+
+
+class Plugins:
+    """The loaded plug-ins, each call guarded and in one thread."""
+
+    def __init__(self) -> None:
+        self.thread = OneThread()
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(Hooks)
         self._failures: Counter[str] = Counter()
@@ -138,7 +191,7 @@ class Plugins:
         positions = [names.index(name) for name in implementation.argnames]
         plugin, function = implementation.plugin_name, implementation.function
 
-        def call(*arguments: Any) -> Any:
+        def guarded(*arguments: Any) -> Any:
             if self._failures[plugin] >= FAILURES_ALLOWED:
                 return neutral
             try:
@@ -147,7 +200,7 @@ class Plugins:
                 self._report(plugin, f"{hook} failed: {type(error).__name__}: {error}")
                 return neutral
 
-        return call
+        return lambda *arguments: self.thread.call(guarded, arguments)
 
     def _report(self, plugin: str, text: str) -> None:
         self._failures[plugin] += 1

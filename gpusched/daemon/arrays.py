@@ -80,6 +80,11 @@ class Arrays:
     def __contains__(self, array_id: object) -> bool:
         return array_id in self._groups
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All of them, ascending."""
+        return tuple(self._ids)
+
     def load(self, store: Store, jobs: Iterable[Job]) -> None:
         """Learn the arrays among active jobs, and how their tasks have ended that are no longer active."""
         found = [job for job in jobs if job.is_array]

@@ -34,10 +34,7 @@ KEPT = 1000
 
 
 class History:
-    """Run times in seconds by family, oldest first.
-
-    `predict` only looks things up in values that are replaced, never changed, so that another thread may ask.
-    """
+    """Run times in seconds by family, oldest first."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -165,6 +162,10 @@ class History:
         for mark in dict.fromkeys(mark for job, _ in ended for mark in _marks(job)):
             for run_times_s in past.known((mark,)):
                 self._past.learn_older((mark,), run_times_s)
+
+    def run_times_s(self) -> dict[Family, tuple[float, ...]]:
+        """A copy of the run times, for predictions on another thread."""
+        return dict(self._run_times_s)
 
     def predict(self, job: Job) -> Prediction | None:
         """How long this job will run; None when too few like it have ended."""

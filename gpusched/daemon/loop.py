@@ -138,6 +138,7 @@ class Loop:
         """Serve until stopped; everybody on the machine when it `serves_all`."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
+        self._scheduler.plugins.thread.attach(loop)
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -160,6 +161,7 @@ class Loop:
             for timer in (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell):
                 if timer is not None:
                     timer.cancel()
+            self._scheduler.plugins.thread.attach(None)
             self._scheduler.engine.set_waker(None)
             self._checkpoints.close()
             if server is not None:

@@ -1,26 +1,30 @@
 """Questions about the future, put to a frozen copy of the present: when do jobs start, and what would help.
 
-A copy is taken on the daemon's thread; the answers, which take a while, are worked out on another one.
+The copy is taken on the daemon's thread; the answers, which take a while, are worked out on another one. So there is
+nothing in it but values: no part of the daemon's memory can be reached from it, which a test checks by copying it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
-from gpusched.policy.ahead.estimates import MAX_CYCLES, Predict, StartRange, forecast_starts
+from gpusched.policy.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
 from gpusched.policy.ahead.future import Arrival
 from gpusched.policy.ahead.place import first_in_order, queue_position
 from gpusched.policy.ahead.whatif import Alternative, alternatives
 from gpusched.policy.extension import Extensions
+from gpusched.policy.life import arrays
 from gpusched.policy.ordering import class_key
 from gpusched.policy.sharing.admission import Tally, why_refused
+from gpusched.predict.families import Family, family, predict
 
-from .history import History
 from .tick import Scheduler
 
 SEEN_JOBS = 5000
@@ -32,13 +36,38 @@ _Mark = TypeVar("_Mark")
 
 
 @dataclass(frozen=True, slots=True)
+class RunTimes:
+    """How long jobs will run, by id; None for those of which too little is known."""
+
+    jobs: Mapping[int, Job]
+    run_times_s: Mapping[Family, tuple[float, ...]]
+
+    def __call__(self, job_id: int) -> Prediction | None:
+        job = self.jobs.get(job_id)
+        return None if job is None else predict(self.run_times_s.get(family(job), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class JobNames:
+    """What people call a job: `42`, a task `42_7`."""
+
+    arrays: tuple[Job, ...]
+    """By id."""
+
+    def __call__(self, job_id: int) -> str:
+        at = bisect_right(self.arrays, job_id, key=lambda array: array.id)
+        number = arrays.task_number(self.arrays[at - 1], job_id) if at else None
+        return str(job_id) if number is None else f"{self.arrays[at - 1].id}_{number}"
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """The present, as questions about the future see it."""
 
     snapshot: Snapshot
     settings: Settings
     extensions: Extensions
-    predict: Predict
+    predict: RunTimes
     arrivals: tuple[Arrival, ...]
     tally: Tally
 
@@ -58,21 +87,22 @@ class Outlook:
             arrivals.append(Arrival(newcomer.eligible_at, class_key(newcomer), _waits(newcomer)))
         elif newcomer is not None:
             snapshot = with_job(snapshot, class_key(newcomer), _waits(newcomer))
+        names = JobNames(tuple(world.jobs[array_id] for array_id in world.arrays.ids))
+        snapshot = replace(snapshot, name_of=names)
         tally = world.active.tally
         return cls(
             snapshot,
             scheduler.settings,
-            scheduler.extensions,
-            _predictor(scheduler.history, world.jobs.get, newcomer),
+            scheduler.extensions.asked_once(),
+            RunTimes(_jobs_in(snapshot, arrivals, world.jobs, newcomer), scheduler.history.run_times_s()),
             tuple(arrivals),
             Tally(dict(tally.by_queue), dict(tally.by_queue_user), dict(tally.by_qos_user)),
         )
 
     def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
         """When these jobs start."""
-        return forecast_starts(
-            self.snapshot, self.settings, self.predict, wanted, max_cycles, self.arrivals, self.extensions
-        )
+        known = cache(self.predict)
+        return forecast_starts(self.snapshot, self.settings, known, wanted, max_cycles, self.arrivals, self.extensions)
 
     def place(self, job_id: int) -> tuple[int, int] | None:
         """The place of a job in the queue, and of how many; None when it is too far behind to tell."""
@@ -107,17 +137,15 @@ def _waits(job: Job) -> PendingJob:
     return PendingJob(job.id, job.queued_at)
 
 
-def _predictor(history: History, find: Callable[[int], Job | None], newcomer: Job | None) -> Predict:
-    """Looks jobs up in the daemon's memory as it is when asked; a job that has gone by then is not known."""
-    known: dict[int, Prediction | None] = {}
-
-    def predict(job_id: int) -> Prediction | None:
-        if job_id not in known:
-            job = newcomer if newcomer is not None and newcomer.id == job_id else find(job_id)
-            known[job_id] = None if job is None else history.predict(job)
-        return known[job_id]
-
-    return predict
+def _jobs_in(
+    snapshot: Snapshot, arrivals: Iterable[Arrival], jobs: Mapping[int, Job], newcomer: Job | None
+) -> dict[int, Job]:
+    """The rows of all jobs that a forecast meets; a task without one is not predicted."""
+    ids = [held.job_id for held in snapshot.allocations]
+    ids += [one.id for waiting in snapshot.pending for one in waiting.jobs]
+    ids += [arrival.job.id for arrival in arrivals]
+    found = {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+    return found if newcomer is None else {**found, newcomer.id: newcomer}
 
 
 def _changed(spec: JobSpec, key: ClassKey) -> JobSpec:

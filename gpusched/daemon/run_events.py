@@ -136,7 +136,7 @@ class RunEvents:
             self._gpu_faults.hold_repeated(job, run, turn)
             for uuid, state in states.items():
                 if state == "dirty":
-                    why = (self._tracker.status(uuid).why or "see ginfo").removeprefix(SUSPECT)
+                    why = (self._tracker.status(uuid, now=turn.now).why or "see ginfo").removeprefix(SUSPECT)
                     text = f"GPU {uuid} was not given back: {why}"
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
 

@@ -153,6 +153,7 @@ class Scheduler:
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict, self.history.guess))
         self.alerts = Alerts(store, self.world, settings)
+        self._tell_tracker()
         self._gpu_watch = GpuWatch()
         self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, self.intruders, boot_id)
         self._run_events.resume_releases(self.world, self._clock.now())
@@ -196,7 +197,6 @@ class Scheduler:
         self._reading, self._read_at = reading, self.now()
         self.awaits_reading = False
         self._look_again = True
-        self.tracker.set_clearances(self.world.clearances)
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         self.idle.observe(reading, self.world, self.settings)
         self.overuse.observe(reading, self.tracker, self.world, self.settings)
@@ -252,8 +252,6 @@ class Scheduler:
     def nodes(self, now: float, settings: Settings | None = None) -> tuple[NodeView, ...]:
         """The nodes as the policy sees them now; with other `settings`, as it would see them."""
         name = self.site.node
-        self.tracker.set_drains(self.world.drains)
-        self.tracker.set_clearances(self.world.clearances)
         drained = self.world.drains.get(name)
         why_not = None if drained is None else f"node {name} is drained: {drained}"
         if self.is_going_down:
@@ -272,6 +270,16 @@ class Scheduler:
                 resources=tuple(sorted(node.resources.items())),
             ),
         )
+
+    def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
+        """The nodes with what a turn has drained and cleared so far. What is not committed goes with the reload."""
+        self._tell_tracker()
+        return self.nodes(now)
+
+    def _tell_tracker(self) -> None:
+        """Only who changes drains and clearances tells of them; getters, which clients call at any time, do not."""
+        self.tracker.set_drains(dict(self.world.drains))
+        self.tracker.set_clearances(dict(self.world.clearances))
 
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The policy's input right now; `nodes` when they were worked out for this instant already."""
@@ -380,7 +388,7 @@ class Scheduler:
             self.failures.run("engine events", self._hear)
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
-            turn = Turn(self.world, self.store, self.settings, lambda: self.nodes(now), now)
+            turn = Turn(self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now)
             turn.changes, self._carried = self._carried, Changes()
             answers = self._prepare(turn, events, queue)
             self._commit(turn, answers)
@@ -537,6 +545,8 @@ class Scheduler:
         self._reconciler.committed(turn.changes, turn.forgettable, self.world)
         if not turn.changes:
             return
+        if turn.changes.drains or turn.changes.clearances:
+            self._tell_tracker()
         self.failures.run("meters", self._count, turn)
         if not self.failures.run("alerts", self.alerts.committed, turn.changes, self.world, self.settings):
             self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
@@ -613,6 +623,7 @@ class Scheduler:
         self.world = World.load(
             self.store, self._clock.now(), Rules.of(self.settings, self.history.predict, self.history.guess)
         )
+        self._tell_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
         self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
         self._run_events.resume_releases(self.world, self._clock.now())
@@ -650,6 +661,7 @@ class Scheduler:
         """Plan until nothing more comes of it; whether anything is to start."""
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
+            self._windows.look(self.world.calendar, turn.now)
             snapshot = self.snapshot(turn.now, turn.nodes)
             if not snapshot.pending and not any(held.is_suspended for held in snapshot.allocations):
                 self.plan = _NO_PLAN

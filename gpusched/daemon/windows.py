@@ -13,7 +13,7 @@ AHEAD_S = 366 * 86400.0
 
 
 class Windows:
-    """Works the windows out once for each instant and calendar that it is asked for."""
+    """The windows at an instant, worked out once for each, and the next edge after the last `look`."""
 
     def __init__(self) -> None:
         self._asked: tuple[float, tuple[CalendarEntry, ...]] | None = None
@@ -26,10 +26,13 @@ class Windows:
         if asked != self._asked:
             self._asked = asked
             self._found = windows(asked[1], now, AHEAD_S) if asked[1] else ()
-            self._edge_at = min(
-                (window.start_at if window.start_at > now else window.end_at for window in self._found), default=None
-            )
         return self._found
+
+    def look(self, calendar: Mapping[str, CalendarEntry], now: float) -> None:
+        """A plan is made of the windows at this instant: those that begin or end later change it."""
+        self._edge_at = min(
+            (one.start_at if one.start_at > now else one.end_at for one in self.at(calendar, now)), default=None
+        )
 
     @property
     def edge_at(self) -> float | None:

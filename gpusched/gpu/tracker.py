@@ -191,7 +191,6 @@ class GpuTracker:
 
     def views(self, now: float) -> tuple[GpuView, ...]:
         """All GPUs ever read, by index, as the policy sees them at `now`."""
-        self._now = now
         views = [self._view(uuid, card, now) for uuid, card in self._cards.items()]
         views.sort(key=lambda view: (view.index, view.uuid))
         return tuple(views)

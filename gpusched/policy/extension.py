@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
@@ -54,6 +55,17 @@ class Extensions:
             if text is not None:
                 return f"{name}: {text}"
         return None
+
+    def asked_once(self) -> Extensions:
+        """The same functions, asked once for equal arguments, as they are pure; permits are asked each time."""
+        if not (self.sorts or self.filters or self.scores):
+            return self
+        return Extensions(
+            tuple((name, cache(sort)) for name, sort in self.sorts),
+            tuple((name, cache(check)) for name, check in self.filters),
+            tuple((name, cache(score)) for name, score in self.scores),
+            self.permits,
+        )
 
 
 NO_EXTENSIONS = Extensions()

@@ -20,6 +20,7 @@ def entry(name: str, start_at: float, duration_s: int = 60, **parts: object) -> 
 
 def test_an_empty_calendar_shows_nothing_and_never_moves() -> None:
     seen = Windows()
+    seen.look({}, NOW)
     assert seen.at({}, NOW) == ()
     assert seen.edge_at is None
     assert not seen.have_moved(NOW + 1e9)
@@ -29,7 +30,7 @@ def test_edges_are_starts_and_ends_of_all_entries() -> None:
     calendar = {"a": entry("a", NOW + 10), "b": entry("b", NOW + 40, every_s=1000)}
     seen, edges, now = Windows(), [], NOW
     for _ in range(5):
-        seen.at(calendar, now)
+        seen.look(calendar, now)
         assert seen.edge_at is not None
         assert not seen.have_moved(seen.edge_at - 0.001)
         assert seen.have_moved(seen.edge_at)
@@ -41,14 +42,24 @@ def test_edges_are_starts_and_ends_of_all_entries() -> None:
 def test_a_window_that_is_taken_out_is_shown_no_more() -> None:
     seen = Windows()
     assert [window.name for window in seen.at({"a": entry("a", NOW)}, NOW)] == ["a"]
+    seen.look({}, NOW)
     assert seen.at({}, NOW) == ()
     assert seen.edge_at is None
+
+
+def test_a_question_about_another_instant_moves_no_edge() -> None:
+    seen = Windows()
+    seen.look({"a": entry("a", NOW + 10)}, NOW)
+    seen.at({"a": entry("a", NOW + 10)}, NOW + 20)
+    assert seen.edge_at == NOW + 10
+    assert seen.have_moved(NOW + 20)
 
 
 def test_the_scheduler_shows_the_calendar_of_the_table_and_wakes_at_its_edges() -> None:
     lab = Lab()
     lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
     lab.restart()
+    lab.turn()
     assert [window.start_at for window in lab.scheduler.snapshot(NOW).windows] == [NOW + 30]
     assert lab.scheduler.next_due() == NOW + 30
     lab.turn(30)
