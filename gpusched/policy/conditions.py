@@ -43,7 +43,7 @@ def _refuse_licenses(request: Request, layout: Layout) -> Refusal | None:
             )
         if count > there:
             return Refusal(
-                f"asked for {licenses(name, count)}; there are {there} in all",
+                f"asked for {licenses(name, count)}; there {'is' if there == 1 else 'are'} {there or 'none'} in all",
                 f"ask for less: -L {name}:{there}" if there else f"leave -L {name} out",
             )
     return None

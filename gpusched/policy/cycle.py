@@ -29,7 +29,7 @@ from gpusched.model.states import ReasonCode
 from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Counts, Draft, Layout
-from gpusched.policy.explain import Explainer
+from gpusched.policy.explain import Explainer, license_wait
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.fragmentation import typical_of
 from gpusched.policy.guards import Guards
@@ -477,7 +477,12 @@ def _take_inside(cycle: Cycle, head: Head, need: Need, name: str) -> None:
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         return
     guard = cycle.guards.of(head.key, head.wanted)
-    booking = find(cycle.inside.draft(name, cycle.now, end_at), need, cycle.ceilings, guard=guard)
+    inside = cycle.inside.draft(name, cycle.now, end_at)
+    lacking = license_wait(cycle, inside, need)
+    if lacking is not None:
+        cycle.block(head, lacking)
+        return
+    booking = find(inside, need, cycle.ceilings, guard=guard)
     if booking is None or not cycle.profile.leaves_licenses(booking.licenses, cycle.relied_end_of(head.key)):
         text = f"waits for others inside reservation {name}"
         cycle.block(head, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))

@@ -21,7 +21,7 @@ from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
 from gpusched.policy.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card
 from gpusched.policy.profile import FIRST_WINDOW, Kept
-from gpusched.policy.shortage import Lack, lacks
+from gpusched.policy.shortage import Lack, lacks, lacks_of_licenses
 from gpusched.policy.words import NAMED, about, describe, describe_where, licenses, name_some
 
 if TYPE_CHECKING:
@@ -135,6 +135,12 @@ class Explainer:
         if not missing:
             return self._behind(head, need, facts, kept)
         text, code = self._sentence(missing, need), _code(missing)
+        gone_at = self._cycle.preemption.gone_at(jobs)
+        if gone_at is not None:
+            names = [self._name_of(job_id) for job_id in jobs]
+            verb = "is being stopped" if len(jobs) == 1 else "are being stopped"
+            text += f"; expected in {about(gone_at - self._now)}: {name_some('job', names)} {verb}"
+            return Reason(code, text, facts | {"expected_at": gone_at})
         soon = self._cycle.may_preempt_at(head, need)
         if soon is None or (kept.start_at is not None and kept.start_at <= soon[0]):
             return Reason(code, text + self._prospect(kept), facts)
@@ -185,19 +191,8 @@ class Explainer:
     def _sentence(self, missing: Sequence[Lack], need: Need) -> str:
         """What it needs, how much of that is free, who uses the licenses, and who has taken cards without a booking."""
         where = describe_where(need.request)
-        text = "needs " + ", and ".join(lack.text + self._users_of(lack) for lack in missing)
+        text = "needs " + ", and ".join(lack.text + users_of(lack, self._cycle) for lack in missing)
         return text + (f" ({where})" if where else "") + _not_available(list(self._intrusions(need)))
-
-    def _users_of(self, lack: Lack) -> str:
-        kind, _, license_name = lack.resource.partition(":")
-        if kind != "license":
-            return ""
-        users = [
-            f"job {self._name_of(job_id)} of {user}"
-            for job_id, user, held in self._cycle.license_users
-            if any(name == license_name for name, _ in held)
-        ]
-        return f" (in use by {name_some('', users)})" if users else ""
 
     def _look(self, need: Need) -> tuple[list[Lack], dict[str, object]]:
         """What is missing now (nothing when it would fit), and the facts behind that."""
@@ -348,6 +343,28 @@ def _why_not(card: Card, need: Need) -> str | None:
     if rejection is Rejection.CARD_UNSHARABLE:
         return "it cannot be shared"
     return None
+
+
+def license_wait(cycle: Cycle, draft: Draft, need: Need) -> Reason | None:
+    """The reason of a job for which too few licenses are free in a draft; None when there are enough."""
+    missing = lacks_of_licenses(draft, need)
+    if not missing:
+        return None
+    text = "needs " + ", and ".join(lack.text + users_of(lack, cycle) for lack in missing)
+    return Reason(ReasonCode.LICENSES, text, {"free": {lack.resource: lack.free for lack in missing}})
+
+
+def users_of(lack: Lack, cycle: Cycle) -> str:
+    """Who uses a license that is missing, to follow the words about it; empty for anything else."""
+    kind, _, license_name = lack.resource.partition(":")
+    if kind != "license":
+        return ""
+    users = [
+        f"job {cycle.name_of(job_id)} of {user}"
+        for job_id, user, held in cycle.license_users
+        if any(name == license_name for name, _ in held)
+    ]
+    return f" (in use by {name_some('', users)})" if users else ""
 
 
 def _code(missing: Sequence[Lack]) -> ReasonCode:

@@ -135,6 +135,13 @@ class Preemption:
         ends_at = {one.first.job_id: self._now + one.first.grace_s for one, _ in leaving}
         return ends_at, {one.first.job_id for one, mode in leaving if mode == PreemptMode.SUSPEND}
 
+    def gone_at(self, job_ids: Sequence[int]) -> float | None:
+        """By when all of these jobs, which are being stopped, have ended; None when one of them is not, or for none."""
+        graces = {one.first.job_id: one.first.grace_s for one in self._stopping}
+        if not job_ids or any(job_id not in graces for job_id in job_ids):
+            return None
+        return self._now + max(graces[job_id] for job_id in job_ids)
+
     def frees_soon(self, key: ClassKey, draft: Draft, need: Need, guard: Guard | None) -> bool:
         """Whether those that are being stopped already make enough room, also below the limits."""
         if not self._stopping and not self.chosen:

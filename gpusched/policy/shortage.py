@@ -20,7 +20,7 @@ from gpusched.policy.words import (
     name_some,
 )
 
-__all__ = ["NAMED", "Lack", "about", "describe", "lacks", "name_some"]
+__all__ = ["NAMED", "Lack", "about", "describe", "lacks", "lacks_of_licenses", "name_some"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def lacks(draft: Draft, need: Need) -> list[Lack]:
     node's part must.
     """
     usable = [place.node for place in pool(draft.layout, need).places]
-    found = _lacks_of_licenses(draft, need)
+    found = lacks_of_licenses(draft, need)
     if need.request.nodes > 1:
         found.extend(_lack_of_nodes(draft, need, usable))
     else:
@@ -99,7 +99,8 @@ def _needed_mib(draft: Draft, need: Need, usable: Sequence[int]) -> int:
     return min((node_mem_mib(need, card) for node in usable for card in cards_of[node]), default=need.request.mem_mib)
 
 
-def _lacks_of_licenses(draft: Draft, need: Need) -> list[Lack]:
+def lacks_of_licenses(draft: Draft, need: Need) -> list[Lack]:
+    """Licenses of which too few are free."""
     found = []
     for name, count in need.request.licenses:
         free, total = max(0, draft.free_licenses.get(name, 0)), draft.layout.licenses.get(name, 0)

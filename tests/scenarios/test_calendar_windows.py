@@ -199,9 +199,12 @@ ONE_LICENSE = settings(license={"matlab": 1})
 
 
 def test_a_member_waits_for_a_license_that_is_used_outside():
-    held = [running(9, "n1:1", licenses=MATLAB)]
+    held = [running(9, "n1:1", licenses=MATLAB, user="eve")]
     waiting = [wants(1, 1, limit=MINUTE, licenses=MATLAB, **TUTOR)]
-    assert Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome().starts == {}
+    outcome = Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
+    assert outcome.starts == {}
+    assert outcome.codes == {1: "Licenses"}
+    assert outcome.text(1) == "needs 1 license matlab, none of 1 is free (in use by job 9 of eve)"
 
 
 def test_a_license_that_a_member_uses_is_not_free_outside():

@@ -161,7 +161,7 @@ def test_end_is_ordered_again_after_a_restart(lab: AccidentLab) -> None:
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 30)
     assert lab.job(job_id).state is JobState.COMPLETING
-    assert pending_order(lab.job(job_id)) == StopOrder("unbooked_use")
+    assert pending_order(lab.job(job_id), lab.settings) == StopOrder("unbooked_use")
 
 
 # --- intruders on booked GPUs ---------------------------------------------------------------------------

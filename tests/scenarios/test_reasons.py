@@ -497,6 +497,17 @@ def test_what_a_queue_may_take_back_later_is_told():
     assert "may preempt job 8 in about 9 min" in outcome.text(9)
 
 
+def test_a_job_behind_runs_that_are_being_stopped_is_told_so():
+    held = [running(number, f"n1:{number - 7}", is_stopping=True, grace_s=90.0 * (number - 6)) for number in (7, 8)]
+    outcome = Scenario(TWO, [wants(9, 2, limit=HOUR)], held).outcome()
+    assert outcome.text(9) == (
+        "needs 2 free GPUs, none of 2 is free; expected in about 3 min: jobs 7 and 8 are being stopped"
+    )
+    assert outcome.reasons[9].facts["expected_at"] == NOW + 180
+    half = [held[0], running(8, "n1:1")]
+    assert "nobody knows" in Scenario(TWO, [wants(9, 2, limit=HOUR)], half).outcome().text(9)
+
+
 # --- ids ----------------------------------------------------------------------------------------------
 
 

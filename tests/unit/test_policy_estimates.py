@@ -11,7 +11,7 @@ import pytest
 from gpusched.model.calendar import Estimate
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
-from gpusched.model.settings import LimitSettings, Settings
+from gpusched.model.settings import LimitSettings, QosSettings, Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
 from gpusched.policy.ahead import future
 from gpusched.policy.ahead.estimates import (
@@ -74,6 +74,19 @@ def test_a_job_that_starts_now_starts_now() -> None:
 
 def test_with_time_limits_alone_both_ends_are_the_same() -> None:
     assert ranges(node(gpus=1), [held(9, 0, ends_in=HOUR)], [waits(1, limit_s=600)]) == {1: (60, 60)}
+
+
+def test_a_preemption_that_is_forbidden_for_now_is_the_latest_start() -> None:
+    """What runs has no limit, so that no reservation has a start; its protection ends all the same."""
+    rules = replace(
+        Settings(),
+        qos={"urgent": QosSettings("urgent", tier=1, preempts=("low",)), "low": QosSettings("low")},
+        preempt=replace(Settings().preempt, min_run_s=1200.0),
+    )
+    now = snapshot(node(gpus=1), running=[held(9, 0, qos="low", grace_s=60.0)], waiting=[waits(1, qos="urgent")])
+    (found,) = forecast_starts(now, rules, {}.get, [1]).values()
+    assert found.high_at is not None
+    assert 600 <= found.high_at - NOW <= 660
 
 
 def test_jobs_follow_each_other() -> None:

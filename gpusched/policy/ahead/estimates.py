@@ -85,7 +85,10 @@ def forecast_starts(
         if job_id not in seen or job_id in loaded or job_id in missing:
             ranges[job_id] = UNKNOWN
             continue
-        high_at = promised.get(job_id, latest.get(job_id))
+        # Behind a run that may take for ever, nothing is promised but what preemption makes sure of.
+        high_at = promised.get(job_id)
+        if high_at is None:
+            high_at = latest.get(job_id)
         low_at = earliest.get(job_id)
         if high_at is not None:
             low_at = high_at if low_at is None else min(low_at, high_at)
