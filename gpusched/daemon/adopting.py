@@ -20,6 +20,7 @@ from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec,
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_size_mib, gpu_label, gpu_list, printable
+from gpusched.policy.capacity import format_size_floor
 from gpusched.policy.foreign import is_of_the_system
 from gpusched.policy.life import lifecycle
 from gpusched.policy.preemption import held_by_job
@@ -249,11 +250,12 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     shares = tuple(_share(card, spec, turn, caller, found) for card in found.cards)
     _check_limits(spec, found, turn)
     (node,) = turn.nodes
+    placement = Placement(node.name, shares, 0.0, 0)
+    _check_host_memory(placement, found, turn)
     job = new_job(turn.world.next_id, owner, spec, turn.now)
     turn.world.next_id = job.last_id + 1
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}", turn)
-    placement = Placement(node.name, shares, 0.0, 0)
     job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
     where = gpu_list(share.index for share in shares)
     turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
@@ -287,6 +289,20 @@ def _check_limits(spec: JobSpec, found: Found, turn: Turn) -> None:
         raise Refused(
             f"process {found.process.pid} cannot be a job now: {denial.text}",
             "end another job first, or name another queue (-q) or QOS (--qos)",
+        )
+
+
+def _check_host_memory(placement: Placement, found: Found, turn: Turn) -> None:
+    """Refuse GPUs that use the host's memory when jobs have booked too much of that. Raises: Refused."""
+    layout = turn.layout()
+    wanted_mib = layout.node_mem_mib(placement)
+    left_mib = sum(layout.mem_mib) - sum(map(layout.node_mem_mib, turn.world.holds.values()))
+    if wanted_mib > max(0, left_mib):
+        left = format_size_floor(left_mib) if left_mib > 0 else "none"
+        raise Refused(
+            f"process {found.process.pid} cannot be a job now: its GPU uses the host's memory, of which {left} is left "
+            f"to book, not {format_size_mib(wanted_mib)}",
+            f"book a part of it with --vram, at most {left}" if left_mib > 0 else "wait until other jobs have ended",
         )
 
 

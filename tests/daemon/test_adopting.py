@@ -99,6 +99,20 @@ def test_one_on_a_mig_instance_is_a_job_there(lab: Daemon, strangers: Strangers)
     lab.wait(job["id"])
 
 
+def test_process_on_a_gpu_that_uses_the_hosts_memory_books_no_more_than_is_left(
+    make_daemon: Callable[..., Daemon], strangers: Strangers
+) -> None:
+    lab = make_daemon(fake_gpus=str(strangers.path), config=CONFIG + f"[node]\nmem_mib = {24 * 1024}\n")
+    process = strangers.start()
+    stand_on(lab, strangers, 0, process.pid, vram="3GiB", unified_memory=True)
+    lab.wait_state(lab.submit("sleep", "1000", mem_mib=20 * 1024), "RUNNING")
+    assert "its GPU uses the host's memory, of which 4G is left to book, not 24G" in refusal(lab, process.pid)
+    job = lab.wait_state(adopt(lab, process.pid, vram_mib=4 * 1024), "RUNNING")
+    assert lab.call("GET", "/v1/cluster")["nodes"][0]["mem_booked_mib"] == 24 * 1024
+    be_watched(lab, job["id"], process.pid)
+    end(process, strangers)
+
+
 def test_its_card_is_booked_whole_and_nobody_gets_it(lab: Daemon, strangers: Strangers) -> None:
     process = strangers.start()
     stand_on(lab, strangers, 0, process.pid, vram="300MiB")

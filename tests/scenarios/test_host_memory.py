@@ -8,12 +8,15 @@ import pytest
 from scenario import Outcome, Scenario, running, settings, wants
 
 from gpusched import testing
+from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
+from gpusched.policy.calendar.conflicts import conflicts
 from gpusched.policy.capacity import refusal
 from gpusched.policy.draft import Layout
-from gpusched.testing import gpu_view, request
+from gpusched.testing import NOW, gpu_view, request, share
 
 GIB = 1024
 POOL_MIB = 24 * GIB
@@ -110,6 +113,32 @@ REASONS: dict[str, tuple[Job, tuple[Allocation, ...], str]] = {
 def test_reason_names_the_memory_that_lacks(case: str) -> None:
     waiting, held, text = REASONS[case]
     assert outcome(waiting, held=held).text(2).partition(";")[0] == text
+
+
+# --- reservations -------------------------------------------------------------------------------------
+
+
+COURSE = Placement("n1", (share(0),), 8.0, 4 * GIB)
+"""The GPU, and on paper less memory than comes with it."""
+
+
+def test_reservation_of_the_gpu_keeps_its_memory() -> None:
+    open_now = testing.window("course", COURSE, begins_in=-60, ends_in=3600, users=("ann",))
+    inside = wants(1, gpus=1, cpus=1.0, limit=600, reservation="course")
+    outside = wants(2, mem_mib=1 * GIB, cpus=1.0, limit=600)
+    found = Scenario([machine()], [inside, outside], (), PLAIN, windows=[open_now]).outcome()
+    assert found.starts == {1: "n1:0"}
+
+
+def test_reservations_of_the_gpu_and_of_memory_stand_in_each_others_way() -> None:
+    layout = Layout([machine()], PLAIN)
+    course = CalendarEntry("course", NOW + 3600, 3600, (COURSE,), users=("ann",))
+    other = CalendarEntry("other", NOW + 3600, 3600, (Placement("n1", (), 1.0, 8 * GIB),), users=("bob",))
+    assert [found.text for found in conflicts(other, [course], [], layout, NOW)] == [
+        "node n1 has not that many cores and that much memory beside reservation course"
+    ]
+    late = running(7, "n1", mem_mib=8 * GIB, ends_in=9000)
+    assert [found.job_id for found in conflicts(course, [], [late], layout, NOW)] == [7]
 
 
 def test_what_can_never_fit_is_refused_with_what_would() -> None:
