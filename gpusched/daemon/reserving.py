@@ -9,7 +9,7 @@ from typing import Any
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, plural
 from gpusched.policy.calendar.conflicts import Conflict, conflicts
 from gpusched.policy.calendar.entries import next_window, overlaps
 from gpusched.policy.calendar.keeping import Wish, choose
@@ -177,9 +177,9 @@ def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEn
     if command.cards:
         raise Refused("the cards are not of one node", "make one reservation for each node")
     if command.gpus is not None and command.gpus > most:
-        raise Refused(f"{command.gpus} GPUs are to be reserved and there are {most}", "see them with: ginfo")
+        raise Refused(f"asked to reserve {plural(command.gpus, 'GPU')}; there are {most}", "see them with: ginfo")
     raise Refused(
-        f"other reservations leave fewer than {command.gpus} of the {most} GPUs at that time",
+        f"other reservations leave fewer than {command.gpus} of the {plural(most, 'GPU')} at that time",
         f"choose another time; {_LIST}",
     )
 

@@ -26,6 +26,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import LEARNING_STRATEGIES, SPARING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
+from gpusched.model.units import plural
 from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Counts, Draft, Layout
@@ -157,7 +158,7 @@ class Cycle:
         if key.throttle is None or self._tasks[key.throttle[0]] < key.throttle[1]:
             return None
         array, limit = key.throttle
-        text = f"array {array} may run {limit} task{'s' if limit > 1 else ''} at once"
+        text = f"array {array} may run {plural(limit, 'task')} at once"
         facts = {"array": array, "limit": limit, "held": self._tasks[array]}
         return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, facts)
 

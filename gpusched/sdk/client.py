@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
 
 from gpusched.errors import NotFound, Refused, UsageError, WaitTimeout
+from gpusched.model.units import plural
 from gpusched.sdk.link import Link
 from gpusched.sdk.logs import read_logs
 from gpusched.sdk.options import changes_of, spec_of
@@ -227,7 +228,7 @@ class Client:
             now = [job["id"] for job in answer["jobs"] if job["id"] in left]
             ended = self._left(left) if answer["missed"] else self.jobs(ids=now)
             if not ended and deadline is not None and time.monotonic() >= deadline:
-                raise WaitTimeout(f"{len(left)} jobs have not ended in time", "see them with: gq")
+                raise WaitTimeout(f"{plural(len(left), 'job')} not ended in time", "see them with: gq")
 
     def _left(self, ids: Iterable[str]) -> list[Job]:
         """Those of these jobs that have ended. Raises: NotFound when one does not exist."""

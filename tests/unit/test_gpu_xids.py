@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from gpusched.errors import UsageError
 from gpusched.gpu.device import Present
 from gpusched.gpu.kernel_log import KernelLog
 from gpusched.gpu.simulated import SimulatedSource
-from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch
+from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch, handle_key
 from gpusched.model.cluster import Xid
 from gpusched.policy.life.blame import GpuFault, taken_in
 
@@ -187,6 +188,14 @@ def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
     assert library.registered == ["a", "b", "b", "b", "a", "b"]
     ear.close()
     wait_until(lambda: library.freed == 4, what="everything to be given back")
+
+
+def test_handles_of_one_device_are_the_same_whoever_gives_them() -> None:
+    device, other = (cast(c_void_p(at), pynvml.c_nvmlDevice_t) for at in (0x1000, 0x2000))
+    event = pynvml.c_nvmlEventData_t()
+    event.device = device
+    assert event.device != device, "as pointers they are not equal"
+    assert handle_key(event.device) == handle_key(device) != handle_key(other)
 
 
 def test_where_nothing_is_told_it_is_not_asked_again_and_again() -> None:

@@ -295,13 +295,13 @@ IN_THE_WAY = {
         entry(held=(place(0, cpus=17.0),)),
         [],
         [],
-        ["node n1 has not that many cores and that much memory"],
+        ["node n1 has not that many CPUs and that much memory"],
     ),
     "cores that another entry keeps": (
         entry(held=(place(0, cpus=10.0),)),
         [entry("b", every_s=DAY, held=(place(1, cpus=7.0),))],
         [],
-        ["node n1 has not that many cores and that much memory beside reservation b"],
+        ["node n1 has not that many CPUs and that much memory beside reservation b"],
     ),
     "cores of two entries that never run at the same time": (  # one after the other within this one
         entry(lasts=2 * HOUR, held=(place(0, cpus=8.0),)),
@@ -313,7 +313,7 @@ IN_THE_WAY = {
         entry(lasts=2 * HOUR, held=(place(0, cpus=8.0),)),
         [entry("b", held=(place(1, cpus=4.0),)), entry("c", held=(place(2, cpus=5.0),))],
         [],
-        ["node n1 has not that many cores and that much memory beside reservation b, c"],
+        ["node n1 has not that many CPUs and that much memory beside reservation b, c"],
     ),
 }
 
@@ -343,17 +343,17 @@ ADMITTED = {
     "more cards than are kept": (
         spec(reservation="course", time_limit_s=60, request=request(gpus=3)),
         "tutor",
-        "asks for 3 GPU(s), but reservation 'course' keeps 2",
+        "asks for 3 GPUs, but reservation 'course' keeps 2",
     ),
     "more cores than are kept": (
         spec(reservation="course", time_limit_s=60, request=request(cpus=4.5)),
         "tutor",
-        "asks for 4.5 core(s), but reservation 'course' keeps 4",
+        "asks for 4.5 CPUs, but reservation 'course' keeps 4",
     ),
     "more nodes than are kept": (
         spec(reservation="course", time_limit_s=60, request=request(nodes=2)),
         "tutor",
-        "asks for 2 node(s)",
+        "asks for 2 nodes",
     ),
 }
 

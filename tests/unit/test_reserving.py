@@ -92,8 +92,8 @@ REFUSED = {
     "an end before the begin": (wanted(every_s=DAY, until_at=NOW + 60), "end before it begins"),
     "windows that overlap each other": (wanted(lasts=2 * HOUR, every_s=HOUR), "cannot come every 1:00:00"),
     "windows without number": (wanted(lasts=60, every_s=120), "cannot come every 2:00"),
-    "more cards than there are": (wanted(gpus=3), "3 GPUs are to be reserved and there are 2"),
-    "more cores than there are": (wanted(gpus=1, cpus=9.0), "has not that many cores"),
+    "more cards than there are": (wanted(gpus=3), "asked to reserve 3 GPUs; there are 2"),
+    "more cores than there are": (wanted(gpus=1, cpus=9.0), "has not that many CPUs"),
 }
 
 

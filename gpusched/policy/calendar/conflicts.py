@@ -66,7 +66,7 @@ def _overbooked(
             running = [(other, theirs) for other, theirs in there if active(other, start_at) is not None]
             if not _fits(room, [place, *(theirs for _, theirs in running)], layout):
                 names = ", ".join(dict.fromkeys(other.name for other, _ in running))
-                what = f"node {place.node} has not that many cores and that much memory"
+                what = f"node {place.node} has not that many CPUs and that much memory"
                 yield Conflict(f"{what} beside reservation {names}" if names else what, name=names or None)
                 break
 

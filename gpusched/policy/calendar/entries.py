@@ -13,7 +13,7 @@ from math import floor, gcd, inf
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.job import JobSpec
 from gpusched.model.snapshot import Window
-from gpusched.model.units import format_duration, gpu_label
+from gpusched.model.units import format_amount_floor, format_duration, format_size_mib, gpu_label, plural
 from gpusched.policy.capacity import Refusal
 
 MOST_WINDOWS = 16
@@ -192,17 +192,21 @@ def _too_much(spec: JobSpec, entry: CalendarEntry) -> Refusal | None:
     if spec.time_limit_s > entry.duration_s:
         asked = format_duration(spec.time_limit_s)
         return Refusal(f"the job may run {asked}, but reservation {entry.name!r} is {most} long", f"use -t {most}")
-    request = spec.request
-    for what, option, wanted, kept in (
-        ("node(s)", "--nodes", float(request.nodes), float(len(entry.held))),
-        ("GPU(s)", "-g", float(request.gpus), float(max((len(place.gpus) for place in entry.held), default=0))),
-        ("core(s)", "-c", request.cpus, max((place.cpus for place in entry.held), default=0.0)),
-        ("MiB of memory", "--mem", float(request.mem_mib), float(max((p.mem_mib for p in entry.held), default=0))),
+    request, held = spec.request, entry.held
+    gpus = max((len(place.gpus) for place in held), default=0)
+    cpus = max((place.cpus for place in held), default=0.0)
+    mem_mib = max((place.mem_mib for place in held), default=0)
+    memory = f"{format_size_mib(request.mem_mib)} of memory"
+    for option, wanted, kept, asked, shown in (
+        ("--nodes", request.nodes, len(held), plural(request.nodes, "node"), str(len(held))),
+        ("-g", request.gpus, gpus, plural(request.gpus, "GPU"), str(gpus)),
+        ("-c", request.cpus, cpus, plural(request.cpus, "CPU"), format_amount_floor(cpus)),
+        ("--mem", request.mem_mib, mem_mib, memory, format_size_mib(mem_mib)),
     ):
         if wanted > kept:
-            on_node = "" if option == "--nodes" or len(entry.held) == 1 else " on a node"
+            on_node = "" if option == "--nodes" or len(held) == 1 else " on a node"
             return Refusal(
-                f"the job asks for {wanted:g} {what}, but reservation {entry.name!r} keeps {kept:g}{on_node}",
+                f"the job asks for {asked}, but reservation {entry.name!r} keeps {shown}{on_node}",
                 f"ask for less with {option}, or submit without --reservation",
             )
     return None
