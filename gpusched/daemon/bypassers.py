@@ -138,12 +138,17 @@ class Bypassers:
         scheduler = self._scheduler
         cards: dict[int, list[Card]] = {}
         names: dict[int, str] = {}
+        bookers: dict[str, set[int]] = {}
+        for run in scheduler.world.open_runs.values():
+            for share in run.gpus:
+                bookers.setdefault(share.uuid, set()).add(scheduler.world.jobs[run.job_id].uid)
         for node in scheduler.nodes(now):
             for view in node.gpus:
                 status = scheduler.tracker.status(view.uuid, now=now)
                 for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
                     idle_s = None if status.idle_since is None else max(0.0, now - status.idle_since)
-                    cards.setdefault(process.pid, []).append(Card(view.uuid, view.index, process.vram_mib, idle_s))
+                    card = Card(view.uuid, view.index, process.vram_mib, idle_s, frozenset(bookers.get(view.uuid, ())))
+                    cards.setdefault(process.pid, []).append(card)
                     names[process.pid] = process.name or "?"
         found = []
         seen: set[Mark] = set()

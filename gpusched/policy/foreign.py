@@ -45,6 +45,8 @@ class Card:
     vram_mib: int | None
     idle_s: float | None
     """How long it has done nothing for anybody; None while it works."""
+    bookers: frozenset[int] = frozenset()
+    """Uids of those whose jobs have booked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class Stranger:
     told_at: float | None = None
     ending_at: float | None = None
     """When it was told to end."""
+
+    @property
+    def disturbed(self) -> tuple[Card, ...]:
+        """Its cards that jobs of others have booked."""
+        return tuple(card for card in self.cards if card.bookers - {self.uid})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ def _step(stranger: Stranger, settings: ForeignSettings, now: float) -> Tell | E
     ends_at = _ends_at(stranger, settings, now)
     if jobs and stranger.first_told_at is not None and ends_at is not None and now >= ends_at:
         return End(stranger, jobs)
-    if not settings.message or (settings.only_when_wanted and not jobs):
+    if not settings.message or (settings.only_when_wanted and not jobs and not stranger.disturbed):
         return None
     is_old_enough = now - stranger.since_at >= settings.message_after_s
     is_told = stranger.told_at is not None and now - stranger.told_at < settings.message_every_s
@@ -183,7 +190,11 @@ def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
     ]
     if step.jobs:
         lines.append(f"{plural(step.jobs, 'job')} wait{'s' * (step.jobs == 1)} for it.")
-    lines.append(f"{how}: gpusched adopt {stranger.pid}")
+    if stranger.disturbed:
+        gpus = gpu_list(card.index for card in stranger.disturbed)
+        lines.append(f"Another user's job has booked GPU {gpus}: please end the process, or have it use another GPU.")
+    else:
+        lines.append(f"{how}: gpusched adopt {stranger.pid}")
     lines.append(f"Next time: gsub -g {len(stranger.cards)} -- COMMAND, or grun -g {len(stranger.cards)} for a shell.")
     if step.ends_after_s is not None:
         lines.append(f"Else it is ended after {format_duration(max(0.0, step.ends_after_s))} if jobs wait for it then.")

@@ -155,6 +155,32 @@ def test_a_small_process_is_told_nothing_and_keeps_nobody(make: Any, terminal: i
     assert seen_on(terminal, process.pid) == ""
 
 
+def test_both_sides_are_told_of_a_process_on_a_booked_gpu(make: Any) -> None:
+    daemon, strangers = make('message = ["write"]\n' + QUICK)
+    ann = daemon.person(ANN)
+    job = ann.submit("sleep", "1000", gpus=1)
+    wait_until(lambda: ann.call("GET", f"/v1/jobs/{job}")["job"]["gpus"], what="the job to start")
+    card = ann.call("GET", f"/v1/jobs/{job}")["job"]["gpus"][0]["index"]
+    process = strangers.start(user=OWNER)
+    strangers.put(card, process.pid, user=OWNER)
+    # Nobody waits; the job that runs there is enough.
+    wait_until(lambda: row(daemon, process.pid).get("told_at") is not None, what="its owner to be told")
+
+    def told() -> list[str]:
+        events = ann.call("GET", f"/v1/jobs/{job}")["job"]["events"]
+        return [event["text"] for event in events if event["kind"] == "intruder"]
+
+    wait_until(lambda: len(told()) == 1, what="the job's owner to be told")
+    assert told() == [
+        f"foreign process {process.pid} on GPU {card} (python, of {OWNER}) holds 15G of what this job booked"
+    ]
+    (intruder,) = ann.call("GET", f"/v1/jobs/{job}")["job"]["intruders"]
+    assert (intruder["pid"], intruder["user"], intruder["job"]) == (process.pid, OWNER, None)
+    looks_again(daemon)
+    assert len(told()) == 1
+    assert process.poll() is None
+
+
 @SENDS
 def test_who_cannot_be_reached_is_said(make: Any) -> None:
     daemon, strangers = make('message = ["notify"]\n' + QUICK)

@@ -72,6 +72,29 @@ def test_the_owner_is_told(case: str) -> None:
     assert (step.jobs, step.ends_after_s) == (jobs, ends_after_s)
 
 
+BOOKED = replace(EVA.cards[0], bookers=frozenset({1002}))
+
+
+def test_owner_of_a_process_on_the_gpu_of_anothers_job_is_told_though_nobody_waits() -> None:
+    (step,) = steps([replace(EVA, cards=(BOOKED,), waiting=())], STRICT, NOW)
+    assert isinstance(step, Tell)
+    (alert,) = messages(step, ("write",), frozenset(), "n1", NOW)
+    lines = str(dict(alert.facts)["message"]).splitlines()
+    # To adopt it would be refused: the GPU is booked.
+    assert lines[1] == "Another user's job has booked GPU 0: please end the process, or have it use another GPU."
+    assert lines[2].startswith("Next time: gsub -g 1")
+
+
+def test_owner_of_a_process_beside_an_own_job_is_not_told() -> None:
+    own = replace(BOOKED, bookers=frozenset({EVA.uid}))
+    assert steps([replace(EVA, cards=(own,), waiting=())], STRICT, NOW) == ()
+
+
+def test_process_on_the_gpu_of_anothers_job_is_not_ended_for_it() -> None:
+    told_long_ago = {"first_told_at": NOW - 9 * HOUR, "told_at": NOW - HOUR}
+    assert steps([replace(EVA, cards=(BOOKED,), waiting=(), **told_long_ago)], STRICT, NOW) == ()
+
+
 ENDED: dict[str, tuple[dict[str, Any], bool]] = {
     "its owner was told two hours ago, and jobs wait": ({"first_told_at": NOW - 2 * HOUR}, False),
     "its grace after TERM is over": ({"first_told_at": NOW - 9 * HOUR, "ending_at": NOW - 60.0}, True),

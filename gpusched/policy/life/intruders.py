@@ -16,7 +16,7 @@ from gpusched.model.evolve import evolve
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import format_duration, format_size_mib, gpu_label, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, gpu_list, printable
 from gpusched.policy.foreign import is_of_the_system
 from gpusched.policy.life.overuse import AFTER_S, BEFORE_S
 from gpusched.policy.life.transitions import completing
@@ -122,7 +122,7 @@ def unbooked_text(intruder: Intruder, booked: Sequence[GpuShare], settings: GpuS
     """What the owner of a job on a GPU that it did not book is told."""
     text = f"{unbooked_mark(intruder)} process {_named(intruder.process)} holds {intruder.held}, and the job booked "
     if booked:
-        text += f"{gpus_of(booked)}; leave CUDA_VISIBLE_DEVICES as the job is given it, or ask for more GPUs with -g"
+        text += f"GPU {gpu_list(share.index for share in booked)}; leave CUDA_VISIBLE_DEVICES as the job is given it, or ask for more GPUs with -g"
     else:
         text += "no GPU; ask for one with -g 1"
     if settings.astray == "end":
@@ -151,13 +151,6 @@ def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
         user = printable(intruder.process.user or "unknown user")
         return f"{mark} ({known}, of {user}) holds {intruder.held} of what this job booked"
     return f"{mark} holds {intruder.held} of it; its owner is told"
-
-
-def gpus_of(shares: Sequence[GpuShare]) -> str:
-    """`GPU 0`, `GPUs 0 and 2`."""
-    labels = [gpu_label(share.index) for share in sorted(shares, key=lambda share: share.index)]
-    *others, last = labels
-    return f"GPUs {', '.join(others)} and {last}" if others else f"GPU {last}"
 
 
 def _named(process: GpuProcess) -> str:
