@@ -7,7 +7,7 @@ import sys
 from gpusched.cli import output
 from gpusched.cli.options import gcancel_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import mine
+from gpusched.cli.query import check_names, mine
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.units import split_ids
@@ -46,6 +46,7 @@ def body(words: list[str]) -> int:
     if not (request["ids"] or filters or request["all"]):
         raise UsageError("no jobs are named", "for example: gcancel 42   or: gcancel -n sweep   or: gcancel --all")
     with connect() as client:
+        check_names(client, values.get("users", []), request["queues"])
         if not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
             _ask(client.call("POST", "/v1/jobs/cancel", {**request, "dry_run": True}))
         answer = client.call("POST", "/v1/jobs/cancel", request)

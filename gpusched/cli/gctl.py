@@ -9,7 +9,7 @@ from gpusched.cli import output, reserving
 from gpusched.cli.arrays import folded_ids
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import mine
+from gpusched.cli.query import check_names, mine
 from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
@@ -96,6 +96,7 @@ def body(words: list[str]) -> int:
         if values.get("hold"):
             request["hold"] = True
     with connect() as client:
+        check_names(client, values.get("of_users", []), values.get("queues", []))
         if filters and not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
             _ask(action, client.call("POST", path, {**request, "dry_run": True})["changed"])
         answer = client.call("POST", path, request)

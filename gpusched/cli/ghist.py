@@ -9,7 +9,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
 from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
-from gpusched.cli.query import COMPACT, query
+from gpusched.cli.query import COMPACT, check_names, query
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
@@ -46,6 +46,7 @@ def body(words: list[str]) -> int:
         return 0
     values.setdefault("states", _ENDED.split(","))
     with connect() as client:
+        check_names(client, values.get("users", []), values.get("queues", []))
         answer = client.call("GET", f"/v1/history?{query(values)}")
     jobs = answer["jobs"]
     if values.get("json"):
@@ -141,6 +142,7 @@ def _show_usage(values: Values) -> None:
     by = values.get("by", "user")
     values.setdefault("since", 0.0)  # of jobs that are named, all of their time
     with connect() as client:
+        check_names(client, values.get("users", []), values.get("queues", []))
         answer = client.call("GET", f"/v1/usage?by={by}&{query(values)}")
     sums = answer["usage"]
     if values.get("json"):

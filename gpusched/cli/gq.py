@@ -9,7 +9,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.options import gq_table
 from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
-from gpusched.cli.query import COMPACT, elapsed, query, quote, where
+from gpusched.cli.query import COMPACT, check_names, elapsed, query, quote, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import format_amount, format_size_mib, plural, printable
@@ -49,6 +49,7 @@ def body(words: list[str]) -> int:
     with connect() as client:
         if "why" in values:
             return _why(client, values)
+        check_names(client, values.get("users", []), values.get("queues", []))
         if values.get("watch"):
             return _watch(client, values)
         found = view(client, values)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gpusched.model.units import format_duration, gpu_list
+from gpusched.errors import NotFound
+from gpusched.model.units import format_duration, gpu_list, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
+    from gpusched.client import Client
 
 COMPACT = {
     "PENDING": "PD",
@@ -39,6 +41,34 @@ def query(values: Values) -> str:
         "since": str(values.get("since", "")),
     }
     return "&".join(f"{key}={quote(value)}" for key, value in parts.items() if value)
+
+
+def check_names(client: Client, users: list[str], queues: list[str]) -> None:
+    """Refuse users and queues that there are none of, nor jobs of. Raises: NotFound."""
+    for name in users:
+        if not _is_user(name) and not _has_jobs(client, "users", name):
+            raise NotFound(f"there is no user {printable(name, 60)!r}", "see whose jobs there are with: gq -a")
+    for name in queues:
+        try:
+            client.call("GET", f"/v1/queues?name={quote(name)}")
+        except NotFound:
+            # One that is gone may still have jobs.
+            if not _has_jobs(client, "queues", name):
+                raise
+
+
+def _is_user(name: str) -> bool:
+    import pwd
+
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _has_jobs(client: Client, key: str, name: str) -> bool:
+    return bool(client.call("GET", f"/v1/jobs?states=all&limit=1&fields=id&{key}={quote(name)}")["rows"])
 
 
 def quote(text: str) -> str:

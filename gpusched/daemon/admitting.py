@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpusched.errors import Forbidden, Refused
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, printable
 from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.life.dependencies import Never, evaluate, find_cycle, parse_dependency
@@ -46,6 +46,12 @@ def complete_all(specs: Sequence[JobSpec], user: str, settings: Settings) -> lis
         else:
             done.append(replace(spec, account=made.account, qos=made.qos, time_limit_s=made.time_limit_s))
     return done
+
+
+def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
+    """What to say of queues that jobs name where none is configured: a typo would otherwise pass for one."""
+    named = set() if settings.queue else {*queues} - {settings.default.queue}
+    return [f"no queues are configured, so queue {printable(name, 60)} is only a name" for name in sorted(named)]
 
 
 def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:

@@ -27,7 +27,7 @@ from gpusched.ports import JobFilter
 
 from . import adopting, deserting, keys, pipelines, reserving, yielding
 from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
-from .admitting import check_nice, check_submission, check_update, complete_all, completed, never_starts
+from .admitting import check_nice, check_submission, check_update, complete_all, completed, never_starts, queue_notes
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller, Selection, named, no_job_for, select, with_tasks
 from .turn import Deed, Turn
@@ -181,7 +181,8 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
         record(job, f"submitted by {command.caller.user}{origin}{left_out}", turn)
     turn.changes.payloads.update(command.payloads)
-    return {"ids": ids, "notes": [f"{name_some('job', names)} {text}" for text, names in doomed.items()]}
+    notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
+    return {"ids": ids, "notes": [*notes, *queue_notes((spec.queue for spec in specs), settings)]}
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
@@ -407,6 +408,8 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     if command.changes.get("dependency"):
         found = ((after, never_starts(after.spec, turn)) for _, after in updated)
         answer["notes"] = [f"job {after.shown_id} {text}" for after, text in found if text is not None]
+    if command.changes.get("queue"):
+        answer["notes"] = [*answer.get("notes", ()), *queue_notes([command.changes["queue"]], turn.settings)]
     return answer
 
 

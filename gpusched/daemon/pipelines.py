@@ -19,7 +19,7 @@ from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter, Store
 
 from .access import Hidden, is_admin
-from .admitting import check_nice, check_submission, complete_all, never_starts
+from .admitting import check_nice, check_submission, complete_all, never_starts, queue_notes
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller
 from .turn import Turn
@@ -131,6 +131,7 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
         made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
         ids[name] = _make(made, f"submitted by {caller.user} as step {name} of {pipeline.id}", caller, turn)
     turn.changes.payloads.update(command.payloads)
+    notes += queue_notes((spec.queue for spec in specs), turn.settings)
     return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in steps}, "notes": notes}
 
 

@@ -15,7 +15,7 @@ from lab import ANN, BOB, Lab
 from shell import Shell, compare
 from support import wait_until
 
-from gpusched.api import policy, sight, site
+from gpusched.api import jobs, policy, sight, site
 from gpusched.api.calendar import listing
 from gpusched.api.service import SERVICE, Service
 from gpusched.cli import gctl, ghist, ginfo, gq
@@ -36,6 +36,7 @@ ACCOUNTS = {
 }
 QOS = {"high": QosSettings("high", tier=5, factor=1.0)}
 ROUTES = {
+    "/v1/jobs": jobs.listing,
     "/v1/priorities": policy.priorities,
     "/v1/usage": policy.usage,
     "/v1/accounts": policy.accounts,

@@ -124,6 +124,36 @@ def test_gq_says_when_there_is_no_such_job(sh: Shell) -> None:
     assert sh.type("gq", "abc").code == 2
 
 
+def test_users_and_queues_that_do_not_exist_are_named(sh: Shell) -> None:
+    for command, *words in (
+        ("gq",),
+        ("gq", "--json"),
+        ("ghist",),
+        ("ghist", "--usage"),
+        ("gcancel",),
+        ("gctl", "hold"),
+    ):
+        for option, what in (("-u", "user"), ("-q", "queue")):
+            done = sh.type(command, *words, option, "nobody2")
+            assert (done.code, done.out) == (1, ""), (command, words, option)
+            assert f"there is no {what} " in done.err
+            assert "nobody2" in done.err
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert sh.type("gq", "-u", user, "-q", "default").code == 0
+
+
+def test_queue_that_is_not_configured_is_a_name_and_said_to_be(sh: Shell) -> None:
+    done = sh.type("gsub", "-H", "-p", "gpuu", "--parsable", "--", "true")
+    job_id = done.out.strip()
+    assert done.err == "gsub: no queues are configured, so queue gpuu is only a name\n"
+    assert sh.ok("gq", "--quiet", "-q", "gpuu").split() == [job_id]
+    done = sh.type("gctl", "update", job_id, "queue=other")
+    assert done.err == "gctl: no queues are configured, so queue other is only a name\n"
+    assert sh.type("gctl", "update", job_id, "queue=default").err == ""
+    sh.ok("gcancel", job_id)
+    assert sh.type("gq", "-a", "-q", "default").code == 0
+
+
 def test_a_reader_that_goes_away_is_no_error(sh: Shell) -> None:
     line = shlex.join(sh.argv("gq", "-a"))
     done = subprocess.run(["/bin/sh", "-c", f"{line} | true"], env=sh.env, cwd=sh.work, capture_output=True)
