@@ -136,7 +136,7 @@ def _queue(client: Client, asked: str, values: Values) -> str:
         lines = [(*line[:-1], bars.get(line[0], ""), line[-1]) for line in lines]
         titles.insert(-1, "PROGRESS")
     cut = {at: _LEAST[title] for at, title in enumerate(titles) if title in _LEAST}
-    cut[0] = max((len(group[0]["id"]) for group in groups), default=0)
+    cut[0] = max((len(line[0]) for line in lines), default=0)  # only where the others are as narrow as can be
     if values.get("long"):
         del cut[len(titles) - 1]  # sentences are folded
     shown = tables.table(titles, lines, right=frozenset({4}), header=not values.get("noheader"), cut=cut)
