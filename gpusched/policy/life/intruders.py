@@ -122,7 +122,8 @@ def unbooked_text(intruder: Intruder, booked: Sequence[GpuShare], settings: GpuS
     """What the owner of a job on a GPU that it did not book is told."""
     text = f"{unbooked_mark(intruder)} process {_named(intruder.process)} holds {intruder.held}, and the job booked "
     if booked:
-        text += f"GPU {gpu_list(share.index for share in booked)}; leave CUDA_VISIBLE_DEVICES as the job is given it, or ask for more GPUs with -g"
+        text += f"GPU {gpu_list(share.index for share in booked)}; leave CUDA_VISIBLE_DEVICES as the job is given it, "
+        text += "or ask for more GPUs with -g"
     else:
         text += "no GPU; ask for one with -g 1"
     if settings.astray == "end":
