@@ -31,7 +31,7 @@ from gpusched.engine.codec import event_from, order_line, orders_from, ticket_fa
 from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import ForkServer, Launcher
-from gpusched.engine.remains import Lost, kill_remains
+from gpusched.engine.remains import Lost, find_remains, kill_remains
 from gpusched.engine.waking import Waker
 from gpusched.engine.watched import ALIVE, Phase, Watched, Watchlist
 from gpusched.model.execution import (
@@ -84,9 +84,12 @@ class LocalEngine:
         self._make_launcher = launcher
         self._pam = pam
         self._spool = os.path.abspath(spool_dir)
-        os.makedirs(self._spool, exist_ok=True)
-        # A root daemon's users execute their scripts from here, and may list nothing.
-        os.chmod(self._spool, 0o711 if os.geteuid() == 0 else 0o700)
+        self._spool_id = _make_spool(self._spool)
+        self._lacks_records = not files.has_lock(self._spool)
+        """The spool is new: of runs that were asked for before, nothing in it says whether they were started."""
+        self._spool_lost_at = -PATIENCE_S
+        """Monotonic instant at which the spool was last found removed."""
+        self._spool_error = ""
         self._boot_id = boot_id
         self._cages = cages
         self._clock = clock
@@ -118,6 +121,7 @@ class LocalEngine:
     def adopt(self, runs: Sequence[OpenRun]) -> None:
         """See `ports.Engine`."""
         self._take_over(runs, "it was not started before the daemon ended")
+        self._lacks_records = False
         for run in sorted(files.runs_in(self._spool)):
             if run not in self._runs:
                 self._sweep(run)
@@ -149,6 +153,9 @@ class LocalEngine:
                 if known.boot_id != self._boot_id:
                     self._settle_other_boot(watched)
                     continue
+                if self._lacks_records and known.supervisor_pid is None and self._has_remains(known.run):
+                    self._haunt(watched)
+                    continue
                 for given in orders_from(files.read_orders(self._spool, known.run, 0)[0]):
                     watched.given.add(given)
                 self._settle(watched, detail)
@@ -161,6 +168,7 @@ class LocalEngine:
         """See `ports.Engine`."""
         now = time.monotonic()
         try:
+            self._need_spool()
             server = self._need_server()
         except OSError as error:
             self._never_start(tickets, f"no supervisor can be started: {error.strerror}")
@@ -335,13 +343,36 @@ class LocalEngine:
         """The launcher is gone or does not answer: settle what it was asked for. The next start makes one."""
         server = self._server
         assert server is not None
+        self._end_server(server)
+        for watched in self._runs:
+            if watched.phase is Phase.ASKED:
+                self._settle(watched, f"{server.name} was gone before it was started")
+
+    def _need_spool(self) -> None:
+        """Make the spool again if somebody removed it, and replace the launcher, which locks files that are gone.
+
+        Runs whose supervisors live go on: these hold their records open, and orders reach them by the new folder.
+        Raises: OSError when it cannot be made.
+        """
+        try:
+            status = os.stat(self._spool)
+        except FileNotFoundError:
+            pass
+        else:
+            if (status.st_dev, status.st_ino) == self._spool_id:
+                return
+        self._spool_id = _make_spool(self._spool)
+        self._spool_lost_at = time.monotonic()
+        log.error("the spool folder %s was removed while the daemon runs; it was made again", self._spool)
+        if self._server is not None:
+            self._end_server(self._server)
+        self._waker.alarm_within(CHECK_S)
+
+    def _end_server(self, server: Launcher) -> None:
         self._waker.unwatch(server.fileno())
         log.warning("%s", server.kill())
         self._server = None
         self._read_pipe()
-        for watched in self._runs:
-            if watched.phase is Phase.ASKED:
-                self._settle(watched, f"{server.name} was gone before it was started")
 
     # --- what became of a run -------------------------------------------------------------------------
 
@@ -366,7 +397,7 @@ class LocalEngine:
             self._haunt(watched)
             return
         except OSError as error:
-            log.error("run %s cannot be settled yet: %s", run, error)
+            self._complain(watched, f"run {run} cannot be settled yet: {error}")
             self._settle_later(watched, CHECK_S)
             return
         if record is None or record.is_revoked:
@@ -434,8 +465,14 @@ class LocalEngine:
         try:
             return files.read_record(self._spool, watched.run)
         except (OSError, ValueError) as error:
-            log.error("%s", error)
+            self._complain(watched, f"the record of run {watched.run} cannot be read: {error}")
             return None
+
+    def _complain(self, watched: Watched, text: str) -> None:
+        """Say it in the log, but not again at each look."""
+        if watched.complaint != text:
+            watched.complaint = text
+            log.error("%s", text)
 
     def _supervisor_gone(self, watched: Watched) -> None:
         self._runs.unfollow(watched)
@@ -531,7 +568,7 @@ class LocalEngine:
                 files.append_order(self._spool, watched.run, watched.unsent[0])
                 del watched.unsent[0]
         except OSError as error:
-            log.error("an order for run %s cannot be written yet: %s", watched.run, error)
+            self._complain(watched, f"an order for run {watched.run} cannot be written yet: {error}")
             self._waker.alarm_within(CHECK_S)
         self._runs.poke(watched)
 
@@ -540,6 +577,12 @@ class LocalEngine:
     def _look_by_clock(self) -> None:
         """Look after the runs that no descriptor tells about."""
         now = time.monotonic()
+        try:
+            self._need_spool()
+        except OSError as error:
+            if self._spool_error != str(error):
+                self._spool_error = str(error)
+                log.error("the spool folder %s was removed and cannot be made again: %s", self._spool, error)
         if self._server is not None:
             self._look_after_server(self._server)
         for watched in self._runs:
@@ -566,6 +609,9 @@ class LocalEngine:
 
     def _look_at_asked(self, watched: Watched, now: float) -> None:
         self._waker.alarm_within(CHECK_S)
+        if now - self._spool_lost_at < PATIENCE_S:
+            # It may have been claimed in the folder that is gone, and is about to say that it started.
+            return
         if watched.server != self._servers or self._server is None:
             self._settle(watched, "what was to start it was gone before it was started")
             return
@@ -595,7 +641,15 @@ class LocalEngine:
                 self._look_again(watched)
                 continue
             detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
+            if watched.supervisor is None:
+                detail = "its record was removed from the spool while no daemon ran"
+            elif not os.path.exists(files.record_path(self._spool, watched.run)):
+                detail += ", and its record was removed from the spool"
             self._end(watched, RunLost(watched.run, self._clock.now(), detail))
+
+    def _has_remains(self, run: str) -> bool:
+        """Whether processes of a run live of which the spool knows nothing."""
+        return bool(find_remains([Lost(run, None, witnessed=False)], self._spool, frozenset()))
 
     def _lives_in_its_leaf(self, watched: Watched) -> bool:
         """Whether its cage holds a process yet, which takes long to die; an empty one is removed, or stays, empty."""
@@ -630,6 +684,15 @@ class LocalEngine:
         self._runs.add(watched)
         self._settle(watched, "")
         self.order(run, StopOrder("cancel"))
+
+
+def _make_spool(path: str) -> tuple[int, int]:
+    """Make the folder if it is not there; its device and inode. Raises: OSError."""
+    os.makedirs(path, exist_ok=True)
+    # A root daemon's users execute their scripts from here, and may list nothing.
+    os.chmod(path, 0o711 if os.geteuid() == 0 else 0o700)
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def _result(line: bytes) -> RunEnded:

@@ -118,6 +118,31 @@ def note_start(fd: int, job_pid: int, start_at: float) -> None:
         pass
 
 
+def restore_record(spool: str, run: str, fd: int) -> int:
+    """Make one's record again if somebody removed it; the descriptor to use from now on.
+
+    A daemon that was started since then reads it by its name.
+    """
+    if os.fstat(fd).st_nlink:
+        return fd
+    try:
+        again = os.open(
+            record_path(spool, run), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+    except OSError:
+        # It was revoked meanwhile, or its folder is gone as well.
+        return fd
+    try:
+        fcntl.flock(again, fcntl.LOCK_EX)
+        _write_all(again, os.pread(fd, os.fstat(fd).st_size, 0))
+    except OSError:
+        remove([record_path(spool, run)])
+        os.close(again)
+        return fd
+    os.close(fd)
+    return again
+
+
 def write_result(fd: int, content: bytes) -> None:
     """End one's record with the result, one line, durably. May be repeated after it failed.
 
@@ -208,6 +233,11 @@ def is_server_gone(spool: str) -> bool:
         return _try_lock(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
+
+
+def has_lock(spool: str) -> bool:
+    """Whether anybody was ever asked to start a run here."""
+    return os.path.exists(f"{spool}/server.lock")
 
 
 def append_order(spool: str, run: str, line: str) -> None:

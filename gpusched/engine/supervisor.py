@@ -585,6 +585,7 @@ class Supervisor:
             suspended_s=self.still.so_far_s(time.monotonic()),
             **({} if status is None else counted),
         )
+        self.record_fd = files.restore_record(self.home.spool, self.run, self.record_fd)
         pause_s = RESULT_RETRY_S[0]
         for _ in range(RESULT_RETRIES):
             try:

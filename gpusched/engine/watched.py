@@ -55,6 +55,8 @@ class Watched:
     """Orders that a full disk kept from being written."""
     other_files: bool = False
     """There may be more than the record."""
+    complaint: str = ""
+    """What the log says last of a file of it that cannot be read or written: once, not at every look."""
     stray: bool = False
     """Of no job in the table: ended and removed without events."""
     adopted: AdoptedProcess | None = None
