@@ -150,7 +150,8 @@ class GpuFaults:
         if last is None or not runs:
             return
         text = told_of(runs)
-        held = [one for one in turn.world.jobs.values() if _may_be_held(one) and last.origin.is_like(_origin(one))]
+        pending = [one for one in turn.world.jobs.values() if one.user == job.user and _may_be_held(one)]
+        held = [one for one in pending if last.origin.is_like(_origin(one))]
         for one in held:
             after, event = lifecycle.hold_for_fault(one, turn.now, text)
             turn.put_job(after)

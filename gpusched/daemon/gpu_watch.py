@@ -26,10 +26,11 @@ class GpuWatch:
 
         Not those that are suspect because they were drained for it: that is told when it is recorded.
         """
-        if reading.error is not None:
+        error = tracker.unreadable(reading)
+        if error is not None:
             self._unreadable += 1
             if self._unreadable == _UNREADABLE_AFTER:
-                yield News("gpu_lost", f"no GPU of {node} can be read: {reading.error}", node)
+                yield News("gpu_lost", f"no GPU of {node} can be read: {error}", node)
             return
         self._unreadable = 0
         listed = {gpu.uuid for gpu in reading.gpus}

@@ -72,10 +72,7 @@ class GpuTracker:
             jobs: run handle -> name of its job, of all runs that have not ended, those without a GPU included.
         """
         self._now = reading.at
-        error = reading.error
-        if error is None and not reading.gpus:
-            # As while the driver is reloaded: that no card answers says nothing about any of them.
-            error = "the driver lists no GPU any more"
+        error = self.unreadable(reading)
         if error is not None:
             for uuid, card in self._cards.items():
                 card.miss(reading.at, error, booked.get(uuid, ()))
@@ -101,6 +98,12 @@ class GpuTracker:
             )
             card.miss(reading.at, f"lost: {what}", booked.get(uuid, ()), is_missing=True)
         self._measure(reading.at, booked)
+
+    def unreadable(self, reading: GpuReading) -> str | None:
+        """Why a reading says nothing about any card. That none is listed, as while the driver is reloaded, does not."""
+        if reading.error is None and not reading.gpus and self._cards:
+            return "the driver lists no GPU any more"
+        return reading.error
 
     def identified(self, reading: GpuReading) -> GpuReading:
         """The reading with the names of lost cards that the driver tells no longer, as to a reader started since."""

@@ -204,6 +204,17 @@ def test_admin_hears_once_of_a_lost_gpu(accidents: MakeLab) -> None:
     assert [alert.event for alert in lab.store.load_alerts()] == ["gpu_lost"]
 
 
+def test_admin_hears_once_of_a_driver_that_answers_for_no_gpu(accidents: MakeLab) -> None:
+    lab = accidents(2, gpu=QUICK, alert=AlertSettings(admin=("root@localhost",)))
+    lab.turn(1)
+    lab.nvml.is_initialised, lab.nvml.init_code = False, 9
+    for _ in range(6):
+        lab.turn(11)
+    (alert,) = lab.store.load_alerts()
+    assert dict(alert.facts)["message"] == "no GPU of n1 can be read: the driver lists no GPU any more"
+    lab.nvml.init_code = 0
+
+
 # --- faults that are read late ----------------------------------------------------------------------
 
 
