@@ -60,7 +60,9 @@ async def submit(request: web.Request) -> web.Response:
     excluded: set[str] = set()
     for environment, names in zip(environments, named, strict=True):
         checked = validate.check_fields({"env": environment, "env_named": names}, SPEC_FIELDS)
-        env, left_out = validate.sift_environment(checked["env"], checked["env_named"], service.settings)
+        env, left_out = validate.sift_environment(
+            checked.get("env", {}), checked.get("env_named", ()), service.settings
+        )
         shas.append(validate.store_environment(env, service.settings, payloads))
         excluded.update(left_out)
     reader = _Reader(viewer_of(request), shas, payloads)

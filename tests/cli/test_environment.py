@@ -10,6 +10,7 @@ from shell import Shell
 
 from gpusched.api.validate import sift_environment
 from gpusched.client import Client
+from gpusched.errors import UsageError
 from gpusched.model.settings import Settings, SubmitSettings
 
 SECRET = {"AWS_SECRET_ACCESS_KEY": "hush-1", "DB_PASSWORD": "hush-2"}
@@ -111,6 +112,19 @@ def test_batches_pipelines_repetitions_and_the_foreground_are_sifted_too(sh: She
     job_id = sh.submit("-W", "-o", "first", "-E", "DB_PASSWORD=given", *SHOWS)
     sh.ok("gsub", "--resubmit", job_id, "-W", "-o", "again", "-E", "HF_TOKEN=hf2")
     assert (sh.work / "again").read_text() == "<> <given> <hf2>\n"
+
+
+def test_names_of_a_pipeline_that_are_no_lists_are_refused(sh: Shell) -> None:
+    sh.ok("gq")
+    step = {"step": "one", "spec": {"argv": ["true"], "work_dir": "/"}}
+    body = {"name": "p", "source": "", "steps": [step], "environments": [{}], "dry_run": True}
+    with Client(str(sh.home / "run" / "api.sock")) as client:
+        for named in ("A", ["A"], [[], []], [[3]]):
+            with pytest.raises(UsageError):
+                client.call("POST", "/v1/pipelines", {**body, "env_named": named})
+        for environments in ([None], [{}], None):
+            client.call("POST", "/v1/pipelines", {**body, "environments": environments})
+        client.call("POST", "/v1/pipelines", {**body, "env_named": [None]})
 
 
 def test_a_client_that_names_nothing_is_sifted(sh: Shell) -> None:
