@@ -56,10 +56,12 @@ class IntruderWatch:
         self._looks: dict[str, deque[Look]] = {}
         self._stories: dict[str, list[JobEvent]] = {}
         """By run, what its owner was told of intruders."""
+        self._is_fresh = False
+        """A reading has come since the last look at what is due."""
 
     def observe(self, reading: GpuReading, tracker: GpuTracker, world: World, settings: Settings) -> None:
         """Take in a reading that the tracker has folded."""
-        at, gap = reading.at, gap_s(settings)
+        at, gap, self._is_fresh = reading.at, gap_s(settings), True
         found: dict[str, list[Intruder]] = {}
         if reading.error is None:
             on = tracker.intruders()
@@ -89,10 +91,17 @@ class IntruderWatch:
         found = [seen.intruder for seen in self._sightings.values() if seen.intruder.uuid in own]
         return sorted(found, key=lambda one: (one.index, one.process.pid))
 
+    def reload(self) -> None:
+        """The memory was made again from the table: what an owner was told counts as far as it is recorded there."""
+        self._stories = {}
+
     # --- in a turn --------------------------------------------------------------------------------
 
     def carry_out(self, turn: Turn, notify: Notify) -> None:
-        """Record and order what is due; `notify` makes an alert of what an owner is told."""
+        """Record and order what is due, once for each reading; `notify` makes an alert of what an owner is told."""
+        if not self._is_fresh:
+            return
+        self._is_fresh = False
         for seen in self._sightings.values():
             one = seen.intruder
             if one.run is not None:

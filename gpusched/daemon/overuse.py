@@ -79,6 +79,10 @@ class OveruseWatch:
                 self._watches[run.id] = overuse.watch(before.get(run.id), at, found, settings.gpu, pause_s)
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
+    def reload(self) -> None:
+        """The memory was made again from the table: what an owner was told counts as far as it is recorded there."""
+        self._told = {}
+
     def facts(self, run: Run, reading: GpuReading | None, settings: Settings) -> dict[str, ShareFacts]:
         """By GPU UUID, what can be said of an open run's shares; whole cards are left out."""
         samples = {gpu.uuid: gpu for gpu in reading.gpus} if reading is not None and reading.error is None else {}

@@ -625,6 +625,8 @@ class Scheduler:
         )
         self._tell_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
+        self.overuse.reload()
+        self.intruders.reload()
         self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
         self._run_events.resume_releases(self.world, self._clock.now())
         self._reconciler.look_at_all(self.world)

@@ -105,6 +105,18 @@ def test_restart_tells_nobody_twice(lab: AccidentLab) -> None:
     assert len(told(lab, job_id, "unbooked")) == 1
 
 
+def test_owner_is_told_though_the_first_notice_could_not_be_recorded(lab: AccidentLab) -> None:
+    job_id = start(lab)
+    lab.use(job_id, 1, 20 * GIB)
+    live(lab, 10)
+    lab.store.is_full = True
+    live(lab, 10)
+    assert lab.scheduler.trouble is not None
+    lab.store.is_full = False
+    live(lab, 30)
+    assert len(told(lab, job_id, "unbooked")) == 1
+
+
 def test_terminal_and_alerts_of_the_owner_are_told(lab: AccidentLab, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = start(lab, alerting=Alerting(on=("gpu_unbooked",)))
     # The simulated engine has no terminals; here it is only asked what it is told.

@@ -209,6 +209,19 @@ def test_somebody_at_a_terminal_is_told_there(monkeypatch: pytest.MonkeyPatch) -
     assert "it holds 20G of GPU 0" in note.text
 
 
+def test_owner_is_told_though_the_first_warning_could_not_be_recorded() -> None:
+    lab = lab_with(vram_over="warn")
+    job_id = slice_of(lab, 8)
+    hold(lab, f"{job_id}.1", 20)
+    live(lab, 5)
+    lab.store.is_full = True
+    live(lab, 20)
+    assert lab.scheduler.trouble is not None
+    lab.store.is_full = False
+    live(lab, 20)
+    assert [event.kind for event in lab.store.events(job_id)].count("vram") == 1
+
+
 def test_a_reload_may_switch_it_on_and_off() -> None:
     lab = lab_with(vram_over="ignore")
     job_id = slice_of(lab, 8)
