@@ -23,7 +23,6 @@ Ended runs whose GPUs were not proven clean before the crash are watched again b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
@@ -55,16 +54,29 @@ def adopt_open_runs(world: World, engine: Engine, settings: Settings | None = No
     engine.adopt(runs)
 
 
-def open_run(job: Job, run: Run, settings: Settings, shutdown_grace_s: float | None = None) -> OpenRun:
-    """What an open run is to be, by its rows; `shutdown_grace_s` while the machine goes down."""
+def open_run(
+    job: Job,
+    run: Run,
+    settings: Settings,
+    shutdown_grace_s: float | None = None,
+    make_ticket: Callable[[Job, Run], Ticket] | None = None,
+) -> OpenRun:
+    """What an open run is to be, by its rows; with its ticket when it is to start, which `make_ticket` may refuse.
+
+    Args: shutdown_grace_s: while the machine goes down.
+    """
+    order = pending_order(job, settings, shutdown_grace_s)
+    # A run that is to end before it was started is not started for that.
+    is_to_start = run.state is RunState.STARTING and order is None
     return OpenRun(
         run=run.id,
         boot_id=run.boot_id,
         supervisor_pid=run.supervisor_pid,
         supervisor_start_ticks=run.supervisor_start_ticks,
-        pending_order=pending_order(job, settings, shutdown_grace_s),
+        pending_order=order,
         adopted=job.spec.adopted,
         limit=LimitOrder(job.spec.time_limit_s),
+        ticket=make_ticket(job, run) if make_ticket is not None and is_to_start else None,
     )
 
 
@@ -116,17 +128,15 @@ class Reconciler:
                 self._settle(handle)
                 continue
             job = world.jobs[run.job_id]
-            known = open_run(job, run, settings, self.shutdown_grace_s)
-            # A run that is to end before it was started is not started for that.
-            if run.state is RunState.STARTING and known.pending_order is None:
-                try:
-                    known = replace(known, ticket=self._make_ticket(job, run))
-                except Exception as error:
-                    why = self._why_hopeless(handle, error, now)
-                    if why is None:
-                        continue
-                    # Without a ticket it is given back, unless it was started after all.
-                    self._hopeless[handle] = why
+            try:
+                known = open_run(job, run, settings, self.shutdown_grace_s, self._make_ticket)
+            except Exception as error:
+                why = self._why_hopeless(handle, error, now)
+                if why is None:
+                    continue
+                # Without a ticket it is given back, unless it was started after all.
+                self._hopeless[handle] = why
+                known = open_run(job, run, settings, self.shutdown_grace_s)
             wanted.append(known)
         self._reconcile(engine, wanted)
 
