@@ -29,7 +29,7 @@ _TITLES = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON")
 _LEAST = {"NAME": 6, "USER": 6, "PROGRESS": 12, "NODE/REASON": 12}
 """Columns that give way on a narrow terminal, and how far."""
 _WATCH_S = 1.0
-_WATCH_SHARE = 20
+_WATCH_SHARE = 10
 """A long queue is asked for again after this many times what the answer took, so that watching it costs little."""
 
 

@@ -97,7 +97,7 @@ def gq_table() -> Table:
                 "--watch",
                 sets={"watch": True},
                 section=show,
-                help="keep showing, once a second; with --json one document a line",
+                help="keep showing, once a second, a very long queue less often; with --json one document a line",
             ),
             Option(
                 "--why",

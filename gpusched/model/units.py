@@ -180,6 +180,10 @@ def card_index(index: int) -> int:
 
 def parse_job_id(text: str) -> int:
     """Read a job id; ids are whole numbers from 1."""
+    first, dash, last = text.partition("-")
+    if dash and _is_digits(first) and _is_digits(last):
+        # `gq` shows equal jobs so; others of the same user may have ids between these.
+        raise ValueError(f"{text!r} is several jobs: name each, or choose them by name, queue or user (-n -q -u)")
     if not _is_digits(text) or len(text) > 18 or int(text) < 1:
         raise ValueError(f"{text!r} is not a job id; ids are whole numbers, as `gq` prints them")
     return int(text)

@@ -126,3 +126,10 @@ def test_watch_with_json_prints_one_document_a_line(busy: Shell) -> None:
 
 def test_columns_of_slurm_formats_count_cells(busy: Shell) -> None:
     assert busy.ok("gq", "--noheader", "-o", "%8j|%.8j|%5j|", "33") == "日本語  |  日本語|日本 |\n"
+
+
+def test_range_of_a_folded_row_is_no_job_and_the_filters_are_named(busy: Shell) -> None:
+    for command in ("gcancel", "gq", "gshow", "gctl hold"):
+        done = busy.type(*command.split(), "2-31")
+        assert done.code == 2, command
+        assert "'2-31' is several jobs: name each, or choose them by name, queue or user (-n -q -u)" in done.err
