@@ -117,7 +117,7 @@ class IntruderWatch:
         one = seen.intruder
         step = due(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), turn), turn.now, turn.settings.gpu)
         if step is Step.TELL:
-            text = unbooked_text(one, run.gpus, turn.settings.gpu)
+            text = unbooked_text(one, job, run.gpus, turn.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
             self._tell(job, run, UNBOOKED, text, turn)
             notify(turn, job, "gpu_unbooked", one.uuid, text)

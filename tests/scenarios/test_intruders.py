@@ -12,11 +12,13 @@ from accidents import AccidentLab
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.yielding import pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.model.cluster import GpuProcess
 from gpusched.model.execution import NoteOrder, Order, StopOrder
-from gpusched.model.job import Alerting, Interactive, RetryRule
-from gpusched.model.settings import ForeignSettings
+from gpusched.model.job import AdoptedProcess, Alerting, Interactive, RetryRule
+from gpusched.model.settings import ForeignSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.testing import request
+from gpusched.policy.life.intruders import intruders, unbooked_text
+from gpusched.testing import job, request, share
 
 GIB = 1024
 FOREVER = Outcome(runs_s=1e9, stop_takes_s=1)
@@ -244,3 +246,21 @@ def test_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) ->
     lab.use(astray, 1, 400)
     live(lab, 320)
     assert lab.job(own).state is JobState.OUT_OF_MEMORY
+
+
+def test_adopted_job_is_told_what_it_booked_when_it_was_adopted() -> None:
+    process = GpuProcess(4711, 9 * GIB, "ann", 1.0, "python", "1.1")
+    (one,) = intruders("GPU-1", 1, [process])
+    adopted = job(1, adopted=AdoptedProcess(4711, 99, "boot"))
+    text = unbooked_text(one, adopted, [share(0)], GpuSettings())
+    assert text == (
+        "unbooked use of GPU 1: process 4711 (python) holds 9G, and the job booked GPU 0 when it was adopted"
+    )
+
+
+def test_processes_of_one_run_are_one_intruder() -> None:
+    processes = [GpuProcess(pid, mib, "ann", 1.0, "python", "1.1") for pid, mib in ((7, 100), (8, 4000), (9, None))]
+    (one,) = intruders("GPU-1", 1, processes[:2])
+    assert (one.process.pid, one.vram_mib) == (8, 4100)
+    (one,) = intruders("GPU-1", 1, processes)
+    assert (one.vram_mib, one.held) == (None, "memory")

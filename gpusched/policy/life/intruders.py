@@ -118,10 +118,12 @@ def unbooked_mark(intruder: Intruder) -> str:
     return f"unbooked use of GPU {gpu_label(intruder.index)}:"
 
 
-def unbooked_text(intruder: Intruder, booked: Sequence[GpuShare], settings: GpuSettings) -> str:
+def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], settings: GpuSettings) -> str:
     """What the owner of a job on a GPU that it did not book is told."""
     text = f"{unbooked_mark(intruder)} process {_named(intruder.process)} holds {intruder.held}, and the job booked "
-    if booked:
+    if job.spec.adopted is not None:
+        text += f"GPU {gpu_list(share.index for share in booked)} when it was adopted"
+    elif booked:
         text += f"GPU {gpu_list(share.index for share in booked)}; leave CUDA_VISIBLE_DEVICES as the job is given it, "
         text += "or ask for more GPUs with -g"
     else:
