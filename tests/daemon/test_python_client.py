@@ -381,6 +381,15 @@ def test_update_takes_what_submit_takes(client: gpusched.Client) -> None:
             client.update(job, **bad)
 
 
+def test_a_job_that_can_never_start_is_submitted_with_a_warning(client: gpusched.Client) -> None:
+    failed = client.wait(client.submit("false", cpus=0, output="/dev/null"))
+    for submit in (client.submit, lambda line, **options: client.submit_all([line], **options)):
+        with pytest.warns(
+            UserWarning, match=f"can never start: depends on the success of job {failed.id}, which ended"
+        ):
+            submit("true", cpus=0, output="/dev/null", dependency=f"afterok:{failed.id}")
+
+
 def test_an_update_of_gpus_takes_back_an_earlier_share_and_the_other_way_round() -> None:
     assert changes_of({"gpus": 0.5}) == {"gpus": 1, "gpu_fraction": 0.5}
     assert changes_of({"gpus": "a100:2"}) == {"gpus": 2, "gpu_fraction": None, "gpu_type": "a100"}
