@@ -39,7 +39,7 @@ def starts_view(client: Client, asked: str, values: Values) -> str | dict[str, A
             printable(row["user"]),
             COMPACT.get(row["state"], row["state"]),
             when(row["start_low_at"], row["start_high_at"], now),
-            printable(",".join(row["nodes"]) or "(null)"),
+            printable(",".join(row["nodes"]) or "N/A"),
             f"({row['reason']})",
         )
         for row in rows

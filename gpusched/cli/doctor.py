@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -164,6 +165,8 @@ def _disk() -> Check:
 
 def _spool_executes() -> Check:
     where = _nearest_existing(paths.spool_dir())
+    if os.statvfs(where).f_flag & os.ST_RDONLY:
+        return check("spool", False, *_why_no_script(where, OSError(errno.EROFS, "")))
     if not os.access(where, os.W_OK):
         return check("spool", False, f"{where} cannot be written", "make it yours")
     if os.stat(where).st_uid not in (0, os.geteuid()):
@@ -173,15 +176,29 @@ def _spool_executes() -> Check:
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="ascii") as file:
             file.write("#!/bin/sh\n")
-        done = subprocess.run([path], check=False)
-        ok = done.returncode == 0
-    except OSError:
-        ok = False
+        subprocess.run([path], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return check("spool", False, *_why_no_script(where, error))
     finally:
         if os.path.exists(path):
             os.unlink(path)
-    hint = "its disk is mounted noexec: set GPUSCHED_HOME to another one"
-    return check("spool", ok, f"scripts can be executed in {where}" if ok else f"no script runs in {where}", hint)
+    return check("spool", True, f"scripts can be executed in {where}")
+
+
+def _why_no_script(where: str, error: OSError | subprocess.CalledProcessError) -> tuple[str, str]:
+    """What keeps a script from being written or run there, and what to do."""
+    code = error.errno if isinstance(error, OSError) else None
+    reason = str(error) if code is None else os.strerror(code)
+    if os.statvfs(where).f_flag & os.ST_NOEXEC and code in (errno.EACCES, errno.EPERM):
+        return f"no script runs in {where}: its disk is mounted noexec", "set GPUSCHED_HOME to another disk"
+    hints = {
+        errno.ENOSPC: f"free some space, see: df -h {where}; df -i {where}",
+        errno.EDQUOT: "your quota there is used up: remove something of yours, see: quota -s",
+        errno.EROFS: f"its disk is read-only, often after errors: look at dmesg, then: mount -o remount,rw {where}",
+        errno.EMFILE: "this shell may not open more files, see: ulimit -n",
+        errno.ENFILE: "the machine may not open more files, see: sysctl fs.file-max",
+    }
+    return f"no script runs in {where}: {reason.lower()}", hints.get(code or 0, f"look at it with: ls -ld {where}")
 
 
 def _nvml_module() -> Check:

@@ -234,8 +234,8 @@ def gsub_table() -> Table:
                 read=text("stdout"),
                 section=out,
                 completes="file",
-                help="output; %j id, %A_%a array and task, %x name, %u user, %N node, %5j padded; "
-                "default gpusched-%j.out, of a task gpusched-%A_%a.out",
+                help="output, in a folder that is made if it is missing; %j id, %A_%a array and task, %x name, "
+                "%u user, %N node, %5j padded; default gpusched-%j.out, of a task gpusched-%A_%a.out",
             ),
             Option(
                 "-e",

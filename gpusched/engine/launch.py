@@ -318,4 +318,13 @@ def _sentence(error: BaseException, command: str, ticket: dict[str, Any]) -> str
         return f"cannot run {name}: it is neither a program nor a script with a #! line"
     if code == errno.ENOENT and os.path.exists(command):
         return f"cannot run {name}: the interpreter in its #! line does not exist"
+    if code == errno.EACCES and os.access(command, os.R_OK) and _is_noexec(command):
+        return f"cannot run {name}: {os.path.dirname(command) or '.'} is on a file system mounted noexec"
     return f"cannot run {name}: {text_of(error)}"
+
+
+def _is_noexec(path: str) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False

@@ -78,13 +78,20 @@ class Logs:
 
 
 def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
-    """Open one for writing, with the rights that this process has now. Raises: LaunchError.
+    """Open one for writing, with the rights that this process has now; a folder that is missing is made. Raises:
+    LaunchError.
 
     Args: what: for the sentence: `output` or `error output`.
     """
     shown = os.path.join(ticket["work_dir"], path)
+    flags = LOG_FLAGS if ticket["append"] else LOG_FLAGS | os.O_TRUNC
     try:
-        fd = os.open(path, LOG_FLAGS if ticket["append"] else LOG_FLAGS | os.O_TRUNC, 0o666)
+        try:
+            fd = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            # Slurm lets such a job fail without a word, since it has nowhere to say it.
+            _make_folder(os.path.dirname(path), shown, what)
+            fd = os.open(path, flags, 0o666)
     except (OSError, ValueError) as error:
         code = error.errno if isinstance(error, OSError) else None
         if code == errno.ELOOP:
@@ -98,3 +105,15 @@ def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
         raise LaunchError(f"cannot write the {what} to {shown}: {reason}") from None
     os.set_blocking(fd, True)
     return fd
+
+
+def _make_folder(path: str, shown: str, what: str) -> None:
+    """Make it and those above it. Raises: LaunchError."""
+    if not path:
+        # The working directory itself was removed.
+        return
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        folder = os.path.dirname(shown)
+        raise LaunchError(f"cannot make {folder} for the {what}: {text_of(error)}") from None

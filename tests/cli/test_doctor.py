@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import sqlite3
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,51 @@ def test_doctor_says_why_there_is_no_gpu(reading: GpuReading, level: str, text: 
     lab.scheduler.observe_gpus(reading)
     (found,) = [one for one in daemon_checks(lab.scheduler) if one.check == "gpus"]
     assert (found.level or ("ok" if found.ok else "fail"), text in found.text) == (level, True), found
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "hint"),
+    [
+        (errno.ENOSPC, "no space left on device", "df -h"),
+        (errno.EDQUOT, "quota exceeded", "quota"),
+        (errno.EMFILE, "too many open files", "ulimit -n"),
+        (errno.EACCES, "permission denied", "ls -ld"),
+    ],
+)
+def test_doctor_tells_apart_why_no_script_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, text: str, hint: str
+) -> None:
+    monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(doctor.os, "open", refuse)
+    found = doctor._spool_executes()
+    monkeypatch.undo()
+    assert not found["ok"]
+    assert text in found["text"]
+    assert hint in found["hint"]
+    assert "noexec" not in found["text"] + found["hint"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+@pytest.mark.parametrize(
+    ("options", "text"), [("noexec", "mounted noexec"), ("size=4k", "no space left on device"), ("ro", "read-only")]
+)
+def test_doctor_looks_at_the_disk_of_the_spool(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: str, text: str
+) -> None:
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount a small file system here: {done.stderr.decode().strip()}")
+    try:
+        if options.startswith("size"):
+            (tmp_path / "ballast").write_bytes(b"x" * 4096)
+        monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
+        assert text in doctor._spool_executes()["text"]
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_table_of_something_else_or_of_an_older_release(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_the_table_of_starts(lab: Shell) -> None:
     assert titles == ["JOBID", "NAME", "USER", "ST", "START_TIME", "NODELIST", "REASON"]
     assert [(row[0], row[1], row[3], *row[5:]) for row in rows] == [
         ("2", "wide", "PD", "lab1", "(Resources)"),
-        ("3", "long", "PD", "(null)", "(Priority)"),
-        ("4", "held", "PD", "(null)", "(JobHeldUser)"),
+        ("3", "long", "PD", "N/A", "(Priority)"),
+        ("4", "held", "PD", "N/A", "(JobHeldUser)"),
     ]
     assert rows[2][4] == "N/A"
     assert lab.ok("gq", "--start", "--quiet").split() == ["2", "3", "4"]

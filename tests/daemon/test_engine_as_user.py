@@ -54,6 +54,26 @@ def home(folder: Path) -> Path:
     return made
 
 
+def test_folders_of_logs_are_made_as_the_user(bench: LocalBench, home: Path) -> None:
+    bench.start("1.1", argv=("true",), stdout_path="logs/1.out", **nobody(home))
+    assert bench.end_of("1.1").exit_code == 0
+    assert (home / "logs").stat().st_uid == 65534
+    assert (home / "logs" / "1.out").stat().st_uid == 65534
+
+
+def test_no_folder_of_logs_is_made_where_the_user_may_not(bench: LocalBench, home: Path, folder: Path) -> None:
+    closed = folder / "closed"
+    closed.mkdir(mode=0o755)
+    # A link to where only root may write, in a folder of the user's.
+    (home / "logs").symlink_to(closed)
+    for run, path in (("1.1", f"{closed}/new/1.out"), ("2.1", "logs/new/1.out")):
+        bench.start(run, argv=("true",), stdout_path=path, **nobody(home))
+        error = bench.end_of(run).launch_error
+        assert error is not None
+        assert error.endswith("for the output: Permission denied"), error
+    assert list(closed.iterdir()) == []
+
+
 @pytest.fixture
 def user() -> Iterator[str]:
     """An account that is there for this test."""

@@ -149,6 +149,23 @@ def test_a_log_is_emptied_or_appended_to(bench: LocalBench) -> None:
     assert stat.S_IMODE(log.stat().st_mode) == 0o640
 
 
+def test_folders_of_logs_are_made(bench: LocalBench) -> None:
+    shell(bench, "echo out; echo err >&2", stdout_path="logs/1/a.out", stderr_path="logs/e/a.err", umask=0o027)
+    assert (bench.folder / "logs/1/a.out").read_text() == "out\n"
+    assert (bench.folder / "logs/e/a.err").read_text() == "err\n"
+    assert stat.S_IMODE((bench.folder / "logs/1").stat().st_mode) == 0o750
+
+
+def test_a_folder_of_logs_that_cannot_be_made_is_told(bench: LocalBench) -> None:
+    (bench.folder / "file").write_text("")
+    (bench.folder / "dangling").symlink_to(bench.folder / "nowhere")
+    end = shell(bench, "true", stdout_path="file/a/b.out")
+    assert end.launch_error == f"cannot write the output to {bench.folder}/file/a/b.out: Not a directory"
+    end = shell(bench, "true", "2.1", stdout_path="dangling/b.out")
+    assert end.launch_error == f"cannot make {bench.folder}/dangling for the output: File exists"
+    assert not (bench.folder / "nowhere").exists()
+
+
 def test_dev_null_is_a_log(bench: LocalBench) -> None:
     assert shell(bench, "echo x", stdout_path="/dev/null").exit_code == 0
 
@@ -156,11 +173,10 @@ def test_dev_null_is_a_log(bench: LocalBench) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stdout_path": "no/such/folder/x"}, "its folder does not exist"),
         ({"stdout_path": "link"}, "it is a symbolic link"),
         ({"stdout_path": "folder"}, "Is a directory"),
         ({"stdout_path": "pipe"}, "it is a pipe that nobody reads"),
-        ({"stderr_path": "no/such"}, "error output"),
+        ({"stderr_path": "target/such"}, "error output"),
         ({"work_dir": "/no/such/place"}, "/no/such/place"),
         ({"argv": ("./text",)}, "neither a program nor a script with a #! line"),
         ({"argv": ("./lost",)}, "the interpreter in its #! line does not exist"),
