@@ -127,18 +127,27 @@ class Reconciler:
             if run is None:
                 self._settle(handle)
                 continue
-            job = world.jobs[run.job_id]
             try:
-                known = open_run(job, run, settings, self.shutdown_grace_s, self._make_ticket)
+                known = self._wanted(world.jobs[run.job_id], run, settings, now)
             except Exception as error:
-                why = self._why_hopeless(handle, error, now)
-                if why is None:
-                    continue
-                # Without a ticket it is given back, unless it was started after all.
-                self._hopeless[handle] = why
-                known = open_run(job, run, settings, self.shutdown_grace_s)
-            wanted.append(known)
+                # Its row makes no sense, which is no reason to leave out the others.
+                self._failures.note("engine", error)
+                continue
+            if known is not None:
+                wanted.append(known)
         self._reconcile(engine, wanted)
+
+    def _wanted(self, job: Job, run: Run, settings: Settings, now: float) -> OpenRun | None:
+        """What the run is to be; None while its ticket cannot be made."""
+        try:
+            return open_run(job, run, settings, self.shutdown_grace_s, self._make_ticket)
+        except Exception as error:
+            why = self._why_hopeless(run.id, error, now)
+        if why is None:
+            return None
+        # Without a ticket it is given back, unless it was started after all.
+        self._hopeless[run.id] = why
+        return open_run(job, run, settings, self.shutdown_grace_s)
 
     def judge(self, event: EngineEvent) -> EngineEvent:
         """The event, as a failed launch where a run was given back that can never be started."""
@@ -158,6 +167,8 @@ class Reconciler:
 
     def _reconcile(self, engine: Engine, wanted: list[OpenRun]) -> None:
         ended = tuple(self._ended)
+        if not (wanted or ended):
+            return
         try:
             engine.reconcile(wanted, ended)
         except Exception as error:

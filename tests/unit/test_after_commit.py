@@ -10,6 +10,7 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon import commands
+from gpusched.daemon import reconcile as reconcile_module
 from gpusched.daemon.commands import Cancel, Drain, Hold, Selection, Update
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
 from gpusched.daemon.reloading import Reload
@@ -244,6 +245,23 @@ def test_a_run_that_the_engine_cannot_deal_with_keeps_no_other_from_starting() -
     lab.turn()
     check(lab)
     assert [run.number for run in lab.store.runs([2])] == [1]
+
+
+def test_a_row_that_cannot_be_read_keeps_no_other_run_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    usual = reconcile_module.pending_order
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            reconcile_module, "pending_order", lambda job, *rest: fail() if job.id == 1 else usual(job, *rest)
+        )
+        lab.ask(lab.submission(), lab.submission())
+        assert alive(lab) == {"2.1"}
+        lab.turn(TICKET_PATIENCE_S + 1)
+        assert lab.scheduler.has_backlog
+    lab.turn()
+    lab.turn()
+    check(lab)
+    assert alive(lab) == {"1.1", "2.1"}
 
 
 def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytest.MonkeyPatch) -> None:
