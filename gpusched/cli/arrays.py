@@ -54,7 +54,7 @@ def shown_id(job_id: str, tasks_left: str | None, throttle: int | None) -> str:
     if not tasks_left:
         return job_id
     limit = f"%{throttle}" if throttle is not None else ""
-    return f"{job_id}_[{_short(tasks_left)}{limit}]"
+    return f"{job_id}_[{_short(tasks_left, _WIDEST)}{limit}]"
 
 
 def folded_ids(ids: Sequence[str]) -> str:
@@ -67,8 +67,11 @@ def folded_ids(ids: Sequence[str]) -> str:
             ranges[-1][1:] = [job_id]
         else:
             ranges.append([job_id])
-    return f"{_short(','.join(map('-'.join, ranges)))} ({len(ids):,} jobs)"
+    return f"{_short(','.join(map('-'.join, ranges)), _WIDEST // 2)} ({len(ids):,} jobs)"
 
 
-def _short(ids: str) -> str:
-    return ids if len(ids) <= _WIDEST else ids[:_WIDEST].rpartition(",")[0] + ",..."
+def _short(ids: str, width: int) -> str:
+    """As many of these ids and ranges as fit, the first one in any case."""
+    if len(ids) <= width or "," not in ids:
+        return ids
+    return (ids[:width].rpartition(",")[0] or ids.partition(",")[0]) + ",..."

@@ -122,7 +122,9 @@ def test_colours_do_not_move_columns(terminal: Any, monkeypatch: pytest.MonkeyPa
         (["3", "5", "7"], "3,5,7 (3 jobs)"),
         ([str(one) for one in range(412, 10000)], "412-9999 (9,588 jobs)"),
         (["42_7", "42_9"], "42_7,42_9 (2 jobs)"),
-        ([str(one) for one in range(100, 200, 2)], "100,102,104,106,108,110,... (50 jobs)"),
+        (["1000000001", "1000000002"], "1000000001-1000000002 (2 jobs)"),
+        (["1000000001", "1000000002", "1000000007"], "1000000001-1000000002,... (3 jobs)"),
+        ([str(one) for one in range(100, 200, 2)], "100,102,104,... (50 jobs)"),
     ],
 )
 def test_ids_of_folded_jobs_are_ranges(ids: list[str], shown: str) -> None:
