@@ -264,6 +264,8 @@ class Loop:
         if releasing - self._releasing:
             # A reading taken from now on can show these cards clean; later ones are left to the poll.
             self._request_gpus()
+        elif releasing:
+            self._hasten_poll()
         self._releasing = releasing
         if self._scheduler.awaits_reading and not self._has_requested:
             self._has_requested = True
@@ -305,6 +307,13 @@ class Loop:
             self.wake()
         finally:
             self._timer = asyncio.get_running_loop().call_later(self._poll_gap_s(), self._poll)
+
+    def _hasten_poll(self) -> None:
+        """The next poll was scheduled before a card had to be looked at more often."""
+        loop, gap_s = asyncio.get_running_loop(), self._poll_gap_s()
+        if self._timer is not None and self._timer.when() > loop.time() + gap_s:
+            self._timer.cancel()
+            self._timer = loop.call_later(gap_s, self._poll)
 
     def _poll_gap_s(self) -> float:
         wait_s = self._scheduler.settings.daemon.poll_s

@@ -130,6 +130,31 @@ def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
     daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
 
 
+def test_card_that_is_not_clean_at_once_is_looked_at_again_long_before_the_next_poll(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    gpus, gate = tmp_path / "gpus.json", tmp_path / "gate"
+
+    def write(used: str) -> None:
+        part = tmp_path / "part"
+        part.write_text(json.dumps({"gpus": [{"vram": "24GiB", "vram_used": used}]}))
+        part.rename(gpus)
+
+    write("1MiB")
+    config = "[daemon]\npoll_s = 600\nidle_poll_s = 600\n[gpu]\nfree_polls = 1\nrelease_wait_s = 600\n"
+    daemon = make_daemon(fake_gpus=str(gpus), config=config)
+    job_id = daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.02; done", gpus=1)
+    daemon.wait_state(job_id, "RUNNING")
+    write("20GiB")
+    gate.touch()
+    wait_until(
+        lambda: daemon.call("GET", "/v1/cluster")["gpus"][0]["vram_used_mib"] == 20480, what="what is left to be read"
+    )
+    assert daemon.job(job_id)["state"] == "COMPLETING"
+    write("1MiB")
+    daemon.wait_state(job_id, "COMPLETED")
+
+
 def test_what_a_card_says_of_itself_is_shown_and_acted_on(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
 
