@@ -17,6 +17,7 @@ RESCUED = ".rescued"
 """Behind the name of a database that was deleted: a copy of what it held, which the next daemon goes on with."""
 REPLACED = ".replaced"
 """Behind the name of a database in whose place another file was put: a copy of what it held."""
+RESTART = "gpusched daemon stop; gpusched daemon start (on a server: systemctl restart gpusched)"
 SIDE_FILES = ("-wal", "-shm")
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
@@ -104,10 +105,8 @@ class DatabaseFile:
         except (OSError, sqlite3.Error) as error:
             return StoreBroken(f"{text}, and no copy of it can be made ({error})", "put the file back")
         if suffix == RESCUED:
-            return StoreBroken(text, f"put the file back; or go on with the copy {self._copy}: gpusched daemon restart")
-        return StoreBroken(
-            text, f"put the file back (a copy: {self._copy}); or go on with the new one: gpusched daemon restart"
-        )
+            return StoreBroken(text, f"put the file back; or go on with the copy {self._copy}: {RESTART}")
+        return StoreBroken(text, f"put the file back (a copy: {self._copy}); or go on with the new one: {RESTART}")
 
     def _is_grown(self, size: int) -> bool:
         """Whether SQLite can have written this, as another program that has the database open does."""

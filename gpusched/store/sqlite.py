@@ -26,7 +26,7 @@ from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, failures, packing, records
 from gpusched.store import statements as sql
 from gpusched.store.archive import SqliteArchive
-from gpusched.store.database_file import DatabaseFile
+from gpusched.store.database_file import RESTART, DatabaseFile
 from gpusched.store.migrations import ensure_schema
 
 log = getLogger("gpusched.store")
@@ -208,7 +208,7 @@ class SqliteStore(SqliteArchive):
         if busy:
             return StoreBroken(
                 f"{side_file} was deleted or replaced while the daemon runs ({log_text}); nothing is recorded",
-                "restart the daemon: gpusched daemon restart",
+                f"restart the daemon: {RESTART}",
             )
         log.warning("%s was deleted or replaced; nothing is lost, it was made again", side_file)
         file.forget_side_files()
