@@ -130,6 +130,46 @@ def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
     daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
 
 
+def test_job_that_takes_out_two_gpus_is_held_until_it_is_released(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    gpus = tmp_path / "gpus.json"
+    cards: list[dict[str, Any]] = [{"vram": "24GiB", "xids": []} for _ in range(3)]
+
+    def raise_fault(card: int) -> None:
+        cards[card]["xids"].append(119)
+        (tmp_path / "part").write_text(json.dumps({"gpus": cards}))
+        (tmp_path / "part").rename(gpus)
+
+    gpus.write_text(json.dumps({"gpus": cards}))
+    daemon = make_daemon(fake_gpus=str(gpus), config="[daemon]\npoll_s = 0.1\n")
+    script = f"while [ ! -e {tmp_path}/run$SLURM_RESTART_COUNT ]; do sleep 0.02; done; exit 9"
+    job_id = daemon.submit("/bin/sh", "-c", script, gpus=1)
+    for run in range(2):
+        wait_until(lambda: len(daemon.job(job_id)["runs"]) > run, what="the next run")  # noqa: B023
+        daemon.wait_state(job_id, "RUNNING")
+        card = daemon.job(job_id)["gpus"][0]["index"]
+        raise_fault(card)
+        wait_until(
+            lambda: daemon.call("GET", "/v1/cluster")["gpus"][card]["state"] == "suspect",  # noqa: B023
+            what="the card to be taken out",
+        )
+        (tmp_path / f"run{run or ''}").touch()
+    wait_until(lambda: daemon.job(job_id)["reason"] == "JobHeldGpuFault", what="the job to be held")
+    job = daemon.job(job_id)
+    assert (job["state"], job["hold"], len(job["runs"])) == ("PENDING", "user", 2)
+    text = job["reason_text"]
+    assert text.startswith("XID 119 (GPU system processor timed out) on GPU 0 (job 1, run 1) and GPU 1 (job 1, run 2)")
+    assert text.endswith("find the cause, then: gctl release 1")
+    daemon.kill()
+    daemon.start()
+    assert daemon.job(job_id)["reason"] == "JobHeldGpuFault"
+    (tmp_path / "run2").touch()
+    daemon.call("POST", "/v1/jobs/release", {"ids": [job_id]})
+    (job,) = daemon.wait(job_id)
+    assert (job["state"], job["run"], job["exit_code"]) == ("FAILED", 3, 9)
+
+
 def test_card_that_is_not_clean_at_once_is_looked_at_again_long_before_the_next_poll(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
