@@ -176,17 +176,19 @@ class Card:
             release.is_dirty = True
 
     def _fold_foreign(self, at: float, sample: GpuSample, usage: Usage) -> int:
-        owned = {pid for pids in self._owned.values() for pid in pids}
-        owned.update(process.pid for process in usage.intruders if process.run is not None)
+        former = {pid for pids in self._owned.values() for pid in pids}
+        owned = former.union(process.pid for process in usage.intruders if process.run is not None)
         # A process that was foreign may turn out to be ours, as when runs are adopted after a restart.
         kept = [entry for entry in self._peaks if not entry[2] & owned]
         unbooked_mib = sum(usage.unbooked.values())
-        # What an ended run has not given back is not foreign.
+        # What an ended run has not given back is not foreign, nor is a process of its that lives a little longer.
         is_releasing = bool(self.releases)
         mib = usage.visible_mib - unbooked_mib if is_releasing else foreign_mib(usage, self._settings.baseline_mib)
+        foreign = [process for process in usage.intruders if process.run is None]
+        mib -= sum(process.vram_mib or 0 for process in foreign if process.pid in former)
         while kept and (kept[-1][1] <= mib or kept[-1][0] > at):
             kept.pop()
-        kept.append((at, mib, frozenset(process.pid for process in usage.intruders) - owned))
+        kept.append((at, mib, frozenset(process.pid for process in foreign) - former))
         self._peaks = deque(kept)
         self._fold_unbooked(at, usage)
         return usage.visible_mib if sample.unified_memory else mib + unbooked_mib

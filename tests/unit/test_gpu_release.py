@@ -50,6 +50,20 @@ def test_a_clean_card_is_used_again_at_once() -> None:
     assert (view.why_not, view.why_not_whole, view.foreign_mib) == (None, None, 0)
 
 
+def test_process_that_outlives_its_run_for_a_moment_is_not_foreign_then_or_later() -> None:
+    tracker = ended()
+    for second in (110.5, 111.0):
+        assert after(tracker, sample(vram_used_mib=8500, processes=[(7, 8000), (8, 500)]), at=second) == "waiting"
+        assert tracker.views(second)[0].foreign_mib == 500
+    assert after(tracker, sample(vram_used_mib=500, processes=[(8, 500)]), at=112.0) == "clean"
+    assert tracker.views(112.0)[0].foreign_mib == 500
+    lasting = ended()
+    after(lasting, sample(vram_used_mib=8000, processes=[(7, 8000)]), at=141.0)
+    # It was given up on, and its booking is gone.
+    lasting.observe(reading(142.0, sample(vram_used_mib=8000, processes=[(7, 8000)])), {}, {})
+    assert lasting.views(142.0)[0].foreign_mib == 8000
+
+
 @pytest.mark.parametrize(
     ("found", "state", "why"),
     [
