@@ -264,3 +264,16 @@ def test_processes_of_one_run_are_one_intruder() -> None:
     assert (one.process.pid, one.vram_mib) == (8, 4100)
     (one,) = intruders("GPU-1", 1, processes)
     assert (one.vram_mib, one.held) == (None, "memory")
+
+
+@pytest.mark.parametrize(("own_gib", "is_victim"), [(30, True), (45, False)], ids=["keeps to it", "is over it"])
+def test_slice_is_a_victim_only_within_its_booking(accidents: MakeLab, own_gib: int, is_victim: bool) -> None:
+    lab = accidents(gpus=2, outcome=FOREVER)
+    astray = start(lab)
+    lab.outcome = Outcome(runs_s=300, exit_code=1, gpu_oom=True)
+    victim = start(lab, request=request(gpus=1, vram_mib=40 * GIB))
+    lab.use(victim, 1, own_gib * GIB)
+    lab.use(astray, 1, (80 - own_gib) * GIB - 100)
+    live(lab, 320)
+    (run, *_) = lab.store.runs([victim])
+    assert (run.reason is ReasonCode.GPU_CROWDED) is is_victim
