@@ -231,3 +231,13 @@ def test_a_run_on_a_mig_instance_is_no_intruder_on_its_card_and_is_one_on_the_ne
     tracker.observe(reading(1.0, card, *parts), {1: "1.1"}, whole("1.1", "MIG-0"), {"1.1": "1"})
     intruders = {uuid: [one.run for one in tracker.status(uuid).intruders] for uuid in ("GPU-0", "MIG-0", "MIG-1")}
     assert intruders == {"GPU-0": [], "MIG-0": [], "MIG-1": ["1.1"]}
+
+
+def test_process_that_outlives_its_run_is_no_foreign_use_once_it_is_gone() -> None:
+    # Its run is over, so it is nobody's for a moment; but it was seen as that run's.
+    tracker = seen((1, 9000), booked=whole("1.1"))
+    tracker.begin_release(UUID, "1.1", 1.5)
+    tracker.observe(reading(2.0, sample(vram_used_mib=9000, processes=[(1, 9000)])), {}, whole("1.1"))
+    tracker.observe(reading(3.0, sample()), {}, whole("1.1"))
+    (view,) = tracker.views(3.0)
+    assert (tracker.release_state(UUID, 3.0, "1.1"), view.foreign_mib) == (CLEAN, 0)
