@@ -59,6 +59,8 @@ class Card:
         """(instant, foreign MiB, foreign pids), falling: the first is the peak of the window."""
         self._unbooked: dict[str, tuple[float, int]] = {}
         """By run that did not book the card, when it was seen to hold most of it of late, and how much (MiB)."""
+        self._departed_mib = 0
+        """Memory that ended runs which had not booked the card are still to give back: it goes late, or stays."""
         self._jobs: Mapping[str, str] = {}
         """By run that has not ended, the name of its job."""
         self._owned: dict[str, dict[int, float | None]] = {}
@@ -186,12 +188,17 @@ class Card:
         mib = usage.visible_mib - unbooked_mib if is_releasing else foreign_mib(usage, self._settings.baseline_mib)
         foreign = [process for process in usage.intruders if process.run is None]
         mib -= sum(process.vram_mib or 0 for process in foreign if process.pid in former)
+        departed = sum(mib for run, (_, mib) in self._unbooked.items() if run not in self._jobs)
+        is_left = not is_releasing and usage.rest_mib > self._settings.baseline_mib
+        self._departed_mib = min(mib, usage.rest_mib, self._departed_mib + departed) if is_left else 0
+        # Nobody takes it again, so it counts for as long as it is there.
+        mib -= self._departed_mib
         while kept and (kept[-1][1] <= mib or kept[-1][0] > at):
             kept.pop()
         kept.append((at, mib, frozenset(process.pid for process in foreign) - former))
         self._peaks = deque(kept)
         self._fold_unbooked(at, usage)
-        return usage.visible_mib if sample.unified_memory else mib + unbooked_mib
+        return usage.visible_mib if sample.unified_memory else mib + unbooked_mib + self._departed_mib
 
     def _fold_unbooked(self, at: float, usage: Usage) -> None:
         """Keep unbooked use at its peak, as foreign use: a program may be between two of its processes.
@@ -259,7 +266,7 @@ class Card:
         peaks = self._peaks
         while len(peaks) > 1 and peaks[0][0] < now - self._settings.foreign_peak_s:
             peaks.popleft()
-        return peaks[0][1] if peaks else 0
+        return self._departed_mib + (peaks[0][1] if peaks else 0)
 
     @property
     def over_mib(self) -> int:

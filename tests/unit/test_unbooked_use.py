@@ -241,3 +241,14 @@ def test_process_that_outlives_its_run_is_no_foreign_use_once_it_is_gone() -> No
     tracker.observe(reading(3.0, sample()), {}, whole("1.1"))
     (view,) = tracker.views(3.0)
     assert (tracker.release_state(UUID, 3.0, "1.1"), view.foreign_mib) == (CLEAN, 0)
+
+
+def test_memory_of_an_ended_run_that_comes_back_late_counts_while_it_is_there() -> None:
+    tracker = seen((1, 9216))
+    tracker.observe(reading(2.0, sample(vram_used_mib=9216)), {}, {}, {})
+    assert why_not(tracker) == "foreign use of 9G by no visible process"
+    tracker.observe(reading(3.0, sample(vram_used_mib=9216)), {}, {}, {})
+    assert why_not(tracker) == "foreign use of 9G by no visible process"
+    tracker.observe(reading(4.0, sample()), {}, {}, {})
+    (view,) = tracker.views(4.0)
+    assert (view.foreign_mib, view.why_not_whole) == (0, None)
