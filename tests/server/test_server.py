@@ -322,6 +322,24 @@ def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
     assert machine.daemon_pid() == pid
 
 
+def test_a_restart_with_a_mistake_in_the_settings_keeps_the_last_good_ones(machine: Machine) -> None:
+    config = "/etc/gpusched/config.toml"
+    job_id = machine.running(machine.alice, FOREVER)
+    machine.root(f"cp {config} {config}.kept")
+    try:
+        machine.root(f"printf '[default]\\nnonsense = 1\\n' >> {config} && systemctl restart {UNIT}")
+        admin, user = machine.try_("gq"), machine.try_("gq", machine.alice)
+        assert (admin.code, user.code) == (0, 0), (admin, user)
+        assert "there is no setting default.nonsense" in admin.err
+        assert "gpusched config check" in admin.err
+        assert user.err == ""
+        assert machine.job(job_id)["run"] == 1
+    finally:
+        machine.root(f"mv {config}.kept {config} && systemctl reload {UNIT}")
+    assert machine.try_("gq").err == ""
+    machine.as_(machine.alice, f"gcancel {job_id}")
+
+
 def test_an_upgrade_in_place_leaves_jobs_alone(machine: Machine) -> None:
     job_id = machine.running(machine.alice, FOREVER)
     pids = machine.pids(job_id)
@@ -456,4 +474,5 @@ def test_it_is_removed_but_not_under_running_jobs_and_comes_back_with_its_table(
 def test_the_server_is_as_it_was(machine: Machine) -> None:
     left = machine.root("systemctl list-units --all --no-legend 'gpusched*.service' | cat")
     assert not left.strip(), left
+    assert machine.root("systemctl list-units --all --no-legend 'gpusched*.slice' | cat").strip() == ""
     assert machine.try_("pgrep -af 'gpusched.daemon|gpuschedd'").out == ""
