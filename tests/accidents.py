@@ -52,7 +52,9 @@ class AccidentLab(Lab):
         self.devices = [FakeDevice(f"GPU-{number}", minor=number, unified=unified) for number in range(gpus)]
         self.nvml = FakeNvml(self.devices, has_events=True)
         self.host_mib = 24_000
-        """Memory of the host, of which 4 GB are in use by others than jobs."""
+        """Memory of the host."""
+        self.host_used_mib = 4_000
+        """What processes hold of it that are on no GPU."""
         self.uses: list[Use] = []
         self.source: NvmlSource | None = None
         monkeypatch.setitem(sys.modules, "pynvml", self.nvml.module())
@@ -139,7 +141,7 @@ class AccidentLab(Lab):
         return {pids[pid]: pid for pid in self.engine.owners(pids)}
 
     def _host_memory_mib(self) -> tuple[int, int]:
-        used_mib = 4_000 + sum(device.used_mib for device in self.devices if device.unified)
+        used_mib = self.host_used_mib + sum(device.used_mib for device in self.devices if device.unified)
         return self.host_mib, self.host_mib - used_mib
 
 

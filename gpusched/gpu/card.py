@@ -115,7 +115,7 @@ class Card:
         self.left_mib = usage.rest_mib if self.is_dirty else 0
         if not booked and not self.releases:
             self.before_mib = usage.rest_mib
-        intruding_mib = self._fold_foreign(at, sample, usage)
+        intruding_mib = self._fold_foreign(at, usage)
         works_for_strangers = bool(usage.intruders) and not booked and not self.releases and self._is_at_work(sample)
         self._busy_polls = self._busy_polls + 1 if works_for_strangers else 0
         is_free = intruding_mib <= self.foreign_limit_mib and not self.is_foreign_busy
@@ -177,7 +177,7 @@ class Card:
         for release in self.releases.values():
             release.is_dirty = True
 
-    def _fold_foreign(self, at: float, sample: GpuSample, usage: Usage) -> int:
+    def _fold_foreign(self, at: float, usage: Usage) -> int:
         former = {pid for pids in self._owned.values() for pid in pids}
         owned = former.union(process.pid for process in usage.intruders if process.run is not None)
         # A process that was foreign may turn out to be ours, as when runs are adopted after a restart.
@@ -198,7 +198,7 @@ class Card:
         kept.append((at, mib, frozenset(process.pid for process in foreign) - former))
         self._peaks = deque(kept)
         self._fold_unbooked(at, usage)
-        return usage.visible_mib if sample.unified_memory else mib + unbooked_mib + self._departed_mib
+        return mib + unbooked_mib + self._departed_mib
 
     def _fold_unbooked(self, at: float, usage: Usage) -> None:
         """Keep unbooked use at its peak, as foreign use: a program may be between two of its processes.
@@ -325,9 +325,6 @@ class Card:
     def intrusion(self, now: float) -> str | None:
         """Why a job that wants the whole card should not have it."""
         foreign_mib, intruding_mib = self._foreign_peak_mib(now), self.intruding_mib(now)
-        if self.sample.unified_memory:
-            intruding_mib = self.usage.visible_mib if self.usage else 0
-            foreign_mib = intruding_mib - (sum(self.usage.unbooked.values()) if self.usage else 0)
         if intruding_mib > self.foreign_limit_mib:
             unbooked_mib = intruding_mib - foreign_mib
             parts = [self._unbooked_use(unbooked_mib)] if self._unbooked else []

@@ -50,8 +50,8 @@ def remains(
         return f"process {named(holder)} of run {release.run} still holds {held}"
     if sample.vram_used_mib is None:
         return "its memory in use cannot be read"
-    if sample.unified_memory and sample.processes is not None:
-        # Host memory is in use by everything; only the list of processes says anything here.
+    if sample.unified_memory:
+        # Host memory is in use by everything; only a list of processes says anything here.
         return None
     other_runs = {run for run, _ in others}
     ours = {run: held for run, held in usage.ours.items() if run in other_runs}

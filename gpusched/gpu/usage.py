@@ -37,7 +37,7 @@ class Usage:
     visible_mib: int
     """By intruders whose memory is told."""
     rest_mib: int
-    """By nobody visible, beyond what our bookings may explain."""
+    """By nobody visible, beyond what our bookings may explain; 0 where that is the host's memory, which all use."""
     has_blind_spot: bool
     """There is no list of processes, or an intruder's memory is not told."""
     server_mib: int = 0
@@ -87,6 +87,9 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
         # Nobody else can hold what is not explained.
         unbooked[min(process.run or "" for process in untold)] += rest_mib
         visible_mib, rest_mib = visible_mib + rest_mib, 0
+    if sample.unified_memory:
+        # What jobs hold of the host's memory is booked of their node.
+        rest_mib = 0
     has_blind_spot = sample.processes is None or bool(untold)
     return Usage(ours, pids, tuple(intruders), visible_mib, rest_mib, has_blind_spot, server_mib, unbooked)
 

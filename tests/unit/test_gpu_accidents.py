@@ -260,3 +260,26 @@ def test_whole_unified_gpu_and_booked_memory_do_not_run_together(accidents: Make
     while lab.job(second).state is not JobState.COMPLETED:
         lab.turn(1)
     assert lab.job(third).state is JobState.RUNNING
+
+
+def test_host_memory_that_a_job_booked_is_not_foreign_use_of_a_unified_gpu(accidents: MakeLab) -> None:
+    lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
+    first = lab.submit(request=request(mem_mib=10_000))
+    lab.host_used_mib += 10_000
+    lab.turn()
+    second = lab.submit(request=request(gpus=1, vram_mib=8_000))
+    third = lab.submit(request=request(gpus=1, vram_mib=8_000))
+    assert [lab.job(job_id).state for job_id in (first, second, third)] == [
+        JobState.RUNNING,
+        JobState.RUNNING,
+        JobState.PENDING,
+    ]
+
+
+def test_host_memory_in_use_excuses_no_job_that_runs_out_of_memory_on_a_unified_gpu(accidents: MakeLab) -> None:
+    lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
+    lab.outcome = Outcome(gpu_oom=True, exit_code=1)
+    job = lab.submit(request=request(gpus=1, vram_mib=6_000))
+    for _ in range(5):
+        lab.turn(1)
+    assert lab.job(job).state is JobState.OUT_OF_MEMORY

@@ -77,6 +77,7 @@ def test_process_that_outlives_its_run_for_a_moment_is_not_foreign_then_or_later
         (sample(vram_used_mib=5000, processes=None), "waiting", "did not come back"),
         (sample(vram_used_mib=100, processes=None), "clean", ""),
         (sample(vram_used_mib=9000, unified_memory=True), "clean", ""),
+        (sample(vram_used_mib=9000, unified_memory=True, processes=None), "clean", ""),
         (sample(vram_used_mib=9000, unified_memory=True, processes=[(7, 1)]), "waiting", "process 7"),
     ],
 )

@@ -236,9 +236,9 @@ def test_a_process_that_turns_out_to_be_ours_was_never_foreign() -> None:
 def test_host_memory_in_use_does_not_keep_whole_jobs_off_a_card_without_memory_of_its_own() -> None:
     fields: dict[str, Any] = {"unified_memory": True, "vram_used_mib": 9000}
     found = view(seen(*[sample(**fields)] * 2))
-    assert (found.foreign_mib, found.why_not_whole) == (9000, None)
+    assert (found.foreign_mib, found.why_not_whole) == (0, None)
     found = view(seen(*[sample(**fields, processes=[(7, 5000)])] * 2))
-    assert (found.foreign_mib, found.why_not_whole) == (9000, "foreign use of 4.9G: pid 7 (unknown user, 4.9G)")
+    assert (found.foreign_mib, found.why_not_whole) == (5000, "foreign use of 4.9G: pid 7 (unknown user, 4.9G)")
 
 
 def test_the_foreign_are_listed_and_ours_are_not() -> None:
