@@ -65,7 +65,7 @@ class DatabaseFile:
         if self._copy is not None:
             remove_if_there(self._copy)
             self._copy = None
-        if (status.st_mtime_ns, status.st_size) != self._written and not self._is_grown(status.st_size):
+        if (status.st_mtime_ns, status.st_size) != self._written and not self._is_own(status.st_size, connection):
             done = "overwritten" if status.st_size else "emptied"
             return StoreBroken(
                 f"the database {self.path} was {done} while the daemon runs; nothing is recorded",
@@ -108,16 +108,30 @@ class DatabaseFile:
             return StoreBroken(text, f"put the file back; or go on with the copy {self._copy}: {RESTART}")
         return StoreBroken(text, f"put the file back (a copy: {self._copy}); or go on with the new one: {RESTART}")
 
-    def _is_grown(self, size: int) -> bool:
+    def _is_own(self, size: int, connection: sqlite3.Connection) -> bool:
         """Whether SQLite can have written this, as another program that has the database open does."""
         header = os.pread(self._fd, _HEADER_BYTES, 0)
         if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
             return False
         before, after = (int.from_bytes(data[_CHANGES], "big") for data in (self._header, header))
-        if after < before or (after == before and size != self._written[1]):
+        if after < before or (after == before and not self._can_have(size, connection)):
             return False
         self.note_write()
         return True
+
+    def _can_have(self, size: int, connection: sqlite3.Connection) -> bool:
+        """Whether the file has this size when somebody else brings the write-ahead log into it.
+
+        The commits of one connection all leave the same count. The file grows page by page to what has been
+        committed; what is free at its end is cut off in one step.
+        """
+        try:
+            pages, page_bytes = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
+            )
+        except sqlite3.Error:
+            return False
+        return size == pages * page_bytes or self._written[1] <= size < pages * page_bytes
 
 
 def use_rescued(path: str) -> bool:

@@ -195,6 +195,42 @@ def test_a_write_by_somebody_else_is_seen_once(store: SqliteStore, path: Path) -
     assert store.load_active()[0][0].spec.nice == 7
 
 
+def test_a_checkpoint_by_somebody_else_is_no_loss(store: SqliteStore, path: Path) -> None:
+    for number in range(4):
+        texts = {f"{number}{place:063d}": os.urandom(3000) for place in range(40)}
+        store.commit(Changes(payloads=texts))
+        before = path.stat().st_size
+        execute(path, "PRAGMA wal_checkpoint")
+        assert path.stat().st_size > before
+        assert store.lost() is None
+
+
+def test_a_vacuum_by_somebody_else_is_no_loss(store: SqliteStore, path: Path) -> None:
+    store.commit(Changes(payloads={f"{place:064d}": os.urandom(3000) for place in range(400)}))
+    execute(path, "PRAGMA wal_checkpoint", "DELETE FROM payloads", "PRAGMA wal_checkpoint(TRUNCATE)")
+    assert store.lost() is None
+    before = path.stat().st_size
+    execute(path, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size < before
+    assert store.lost() is None
+    store.commit(Changes(drains={"node": "after it"}))
+    assert store.load_drains() == {"node": "after it"}
+
+
+def test_a_look_in_the_middle_of_a_checkpoint_is_no_loss(store: SqliteStore, path: Path) -> None:
+    """The checkpoint of somebody else copies the pages by their number, the header first."""
+    store.commit(Changes(payloads={f"{place:064d}": os.urandom(3000) for place in range(40)}))
+    begin = path.stat().st_size
+    execute(path, "PRAGMA wal_checkpoint")
+    whole = path.read_bytes()
+    for size in (begin, begin + 4096, len(whole)):
+        with path.open("r+b") as file:
+            file.truncate(begin)
+            file.seek(0)
+            file.write(whole[:size])
+        assert store.lost() is None
+
+
 def test_a_job_that_somebody_else_deleted_is_written_whole_again(store: SqliteStore, path: Path) -> None:
     first, second = job(1), job(2)
     store.commit(Changes(jobs={1: first, 2: second}))
