@@ -226,10 +226,11 @@ def kill_all(find: Find) -> dict[int, Process]:
     for _ in range(KILL_ROUNDS):
         if not freeze.look():
             break
-    for group in freeze.groups.reached:
+    held = freeze.groups.held()
+    for group in held:
         send_to_group(group, signal.SIGKILL)
     for process in freeze.frozen.values():
-        if process.group not in freeze.groups.reached:
+        if process.group not in held:
             send(process, signal.SIGKILL)
     return freeze.frozen
 
@@ -252,7 +253,8 @@ class _Groups:
     """
 
     def __init__(self, number: int) -> None:
-        self.reached: set[int] = set()
+        self.reached: dict[int, int] = {}
+        """By group, the child that keeps its number in use."""
         self._number = number
         self._seen = 0
         self._parent = os.getpid()
@@ -267,9 +269,16 @@ class _Groups:
             return False
         if process.pid != group and process.is_alive and not process.is_stopped:
             return False
-        self.reached.add(group)
+        self.reached[group] = process.pid
         send_to_group(group, self._number)
         return True
+
+    def held(self) -> list[int]:
+        """Groups reached whose numbers are still in use: the user of a stopped child can let it go on, and it can join
+        another group.
+        """
+        children = ((group, read_process(pid)) for group, pid in self.reached.items())
+        return [group for group, child in children if child is not None and child.group == group]
 
     def is_news(self) -> bool:
         """Whether a group was reached since the last call."""

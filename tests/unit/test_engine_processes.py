@@ -114,6 +114,18 @@ def test_the_group_of_a_process_that_is_not_our_child_is_not_signalled(monkeypat
     assert sent == [50, 51, 52]
 
 
+def test_a_group_whose_number_is_free_again_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process of the same user lets a frozen one go on, which joins another group."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
+    monkeypatch.setattr(proctree, "send", lambda process, number: sent.append((process.pid, number)))
+    own = os.getpid()
+    frozen, moved = (Process(51, "train", "T", own, 1, 7, group=group) for group in (60, 61))
+    monkeypatch.setattr(proctree, "read_process", lambda pid: moved)
+    proctree.kill_all(lambda settled: [] if 51 in settled else [frozen])
+    assert sent == [(60, signal.SIGSTOP), (51, signal.SIGKILL)]
+
+
 WITHOUT_MAIN_THREAD = """
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
