@@ -127,7 +127,7 @@ class DatabaseFile:
         """
         try:
             pages, page_bytes = (
-                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
+                int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size")
             )
         except sqlite3.Error:
             return False
