@@ -162,7 +162,7 @@ def test_unknown_and_circular_dependencies_are_refused(daemon: Daemon) -> None:
     ("spec", "says"),
     [
         ({"work_dir": "/nonexistent/dir"}, "/nonexistent/dir"),
-        ({"stdout": "/nonexistent/dir/out"}, "/nonexistent/dir/out"),
+        ({"stdout": "/dev/null/out"}, "/dev/null/out"),
         ({"argv": ["/no/such/program"]}, "/no/such/program"),
         ({"script": "#!/no/such/interpreter\n"}, "script"),
     ],

@@ -242,6 +242,8 @@ def test_the_process_ignores_ctrl_c_and_ends_with_the_worker(make: Make) -> None
 def test_closing_ends_a_process_that_hangs(make: Make, gpus: Callable[..., Path]) -> None:
     worker = make(gpus(hang=True))
     worker.request()
+    # Right after its exec a process has no command line yet.
+    wait_until(children, what="the process to show its command")
     (child,) = children()
     began = time.monotonic()
     worker.close()

@@ -37,11 +37,11 @@ def submit(turn: Turn, caller: Caller, *specs: JobSpec, again: str = keys.NEVER)
 
 def test_commands_of_one_turn_see_each_others_keys() -> None:
     turn = a_turn(MemoryStore())
-    assert submit(turn, ALICE, spec("k")) == {"ids": [1]}
+    assert submit(turn, ALICE, spec("k")) == {"ids": [1], "notes": []}
     assert submit(turn, ALICE, spec("k"))["ids"] == [1]
-    assert submit(turn, BOB, spec("k")) == {"ids": [2]}
-    assert submit(turn, ALICE, spec("other")) == {"ids": [3]}
-    assert submit(turn, ALICE, spec()) == {"ids": [4]}
+    assert submit(turn, BOB, spec("k")) == {"ids": [2], "notes": []}
+    assert submit(turn, ALICE, spec("other")) == {"ids": [3], "notes": []}
+    assert submit(turn, ALICE, spec()) == {"ids": [4], "notes": []}
     assert len(turn.changes.jobs) == 4
 
 

@@ -183,7 +183,10 @@ def test_logs_and_compiled_files_do_not_make_another_snapshot(code: Path) -> Non
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ({"data/x": 2_000_000, "data/y": 10, "w.bin": 500_000}, ["MiB of [limit] snapshot_mib", "data/ (", "w.bin ("]),
+        (
+            {"data/x": 2_000_000, "data/y": 10, "w.bin": 500_000},
+            ["more than the 1M of [limit] snapshot_mib", "data/ (", "w.bin ("],
+        ),
         ({f"many/{n}": 0 for n in range(60)}, ["61 files, more than the 50 of [limit] snapshot_files", "many/ (60)"]),
     ],
 )
