@@ -136,6 +136,10 @@ class Reconciler:
             if known is not None:
                 wanted.append(known)
         self._reconcile(engine, wanted)
+        if not self.is_behind:
+            self._failures.recovered("engine")
+        if not self._without_ticket:
+            self._failures.recovered("ticket")
 
     def _wanted(self, job: Job, run: Run, settings: Settings, now: float) -> OpenRun | None:
         """What the run is to be; None while its ticket cannot be made."""
@@ -174,7 +178,6 @@ class Reconciler:
         except Exception as error:
             self._failures.note("engine", error)
         else:
-            self._failures.recovered("engine")
             for known in wanted:
                 self._settle(known.run)
             self._ended.clear()
@@ -194,8 +197,6 @@ class Reconciler:
                 self._failures.note("engine", error)
             else:
                 del self._ended[handle]
-        if not self.is_behind:
-            self._failures.recovered("engine")
 
     def _settle(self, handle: str) -> None:
         del self._changed[handle]

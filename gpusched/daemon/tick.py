@@ -194,10 +194,11 @@ class Scheduler:
         for run in (*self.world.open_runs.values(), *self.world.releasing.values()):
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((run.id, share))
+        self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
+        # Only now: a reading that could not be taken in says of no card that it is free.
         self._reading, self._read_at = reading, self.now()
         self.awaits_reading = False
         self._look_again = True
-        self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         self.idle.observe(reading, self.world, self.settings)
         self.overuse.observe(reading, self.tracker, self.world, self.settings)
         self.intruders.observe(reading, self.tracker, self.world, self.settings)

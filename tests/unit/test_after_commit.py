@@ -258,10 +258,14 @@ def test_a_row_that_cannot_be_read_keeps_no_other_run_from_starting(monkeypatch:
         assert alive(lab) == {"2.1"}
         lab.turn(TICKET_PATIENCE_S + 1)
         assert lab.scheduler.has_backlog
+        lab.submit()
+        assert alive(lab) == {"2.1", "3.1"}
+        assert "engine" in {failure.step for failure in lab.scheduler.failures.failing}
     lab.turn()
     lab.turn()
     check(lab)
-    assert alive(lab) == {"1.1", "2.1"}
+    assert alive(lab) == {"1.1", "2.1", "3.1"}
+    assert lab.scheduler.failures.failing == ()
 
 
 def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,9 +321,11 @@ def test_a_ticket_that_cannot_be_made_at_first_keeps_no_other_run_from_starting(
     )
     lab.ask(lab.submission(), lab.submission())
     assert alive(lab) == {"2.1"}
+    assert [failure.step for failure in lab.scheduler.failures.failing] == ["ticket"]
     monkeypatch.undo()
     lab.turn()
     assert alive(lab) == {"1.1", "2.1"}
+    assert lab.scheduler.failures.failing == ()
     lab.turn()
     check(lab)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from accidents import AccidentLab
@@ -221,6 +222,29 @@ def test_place_of_a_job_that_awaits_a_reading_is_kept_until_the_driver_is_given_
     tick(lab)
     assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.RUNNING]
     assert not lab.scheduler.awaits_reading
+
+
+def test_reading_that_could_not_be_taken_in_confirms_no_start(
+    idle_lab: AccidentLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = idle_lab
+    reading = lab.take_reading()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="too many"):
+        patch.setattr(type(lab.engine), "owners", raises(OSError("too many open files")))
+        lab.scheduler.observe_gpus(reading)
+    tick(lab, lab.submission(request=request(gpus=1)))
+    assert lab.job(1).state is JobState.PENDING
+    assert lab.scheduler.awaits_reading
+    lab.read()
+    tick(lab)
+    assert [share.index for share in lab.scheduler.world.open_runs["1.1"].gpus] == [1]
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        raise error
+
+    return call
 
 
 def test_job_starts_at_once_on_a_reading_of_the_last_poll(accidents: MakeLab) -> None:
