@@ -75,6 +75,7 @@ class Viewer:
         """There are jobs of others that this caller must not know of."""
         self._hides_calendar = is_private("reservations", caller, self._settings)
         self._known: dict[str, bool] = {}
+        self._hidden_reservations: dict[str, bool] = {}
 
     @property
     def is_admin(self) -> bool:
@@ -219,8 +220,12 @@ class Viewer:
     def _is_hidden_reservation(self, name: object) -> bool:
         if not self._hides_calendar or not isinstance(name, str):
             return False
-        entry = self.service.scheduler.world.calendar.get(name)
-        return entry is not None and not self.may_use(entry)
+        known = self._hidden_reservations.get(name)
+        if known is None:
+            entry = self.service.scheduler.world.calendar.get(name)
+            # Looked up among all jobs, so not for each row of a list again.
+            known = self._hidden_reservations[name] = entry is not None and not self.may_use(entry)
+        return known
 
     def job_of(self, handle: str | None) -> str | None:
         """The name of a run's job; `-` when the caller must not know that there is such a job, None of no run."""

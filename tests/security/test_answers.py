@@ -19,6 +19,7 @@ from gpusched.api.sight import Viewer
 from gpusched.daemon.access import Caller
 from gpusched.daemon.reserving import Reserve
 from gpusched.errors import TooMany
+from gpusched.model.calendar import CalendarEntry
 from gpusched.model.job import Alerting
 from gpusched.model.settings import AccessSettings
 from gpusched.testing import request
@@ -103,6 +104,27 @@ def test_a_reservation_of_others_has_no_name_where_reservations_are_private() ->
             text = f"needs 1 GPU; {name} begins in about 60 min, and the job's time limit is longer"
             assert viewer.text(reason.text) == text
             assert ("reservation" in viewer.facts(dict(reason.facts))) is (caller is not BOB)
+    finally:
+        service.thinker.shutdown()
+
+
+def test_a_list_asks_once_who_may_use_a_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(access=AccessSettings(private_data=("reservations",)))
+    lab.ask(Reserve(ROOT, "thesis", lab.clock.now() + 3600, 3600, is_node=True, users=("ann",)))
+    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    asked: list[str] = []
+    may_use = Viewer.may_use
+
+    def counted(self: Viewer, entry: CalendarEntry) -> bool:
+        asked.append(entry.name)
+        return may_use(self, entry)
+
+    monkeypatch.setattr(Viewer, "may_use", counted)
+    try:
+        viewer = Viewer(service, BOB)
+        texts = [viewer.text("reservation thesis begins soon") for _ in range(3)]
+        assert texts == ["a reservation begins soon"] * 3
+        assert asked == ["thesis"]
     finally:
         service.thinker.shutdown()
 
