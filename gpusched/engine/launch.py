@@ -142,15 +142,18 @@ def _make_checkpoint_dir(ticket: dict[str, Any], gid: int) -> str | None:
     if path is None:
         return None
     base = os.path.dirname(path)
+    foreign = uid != os.geteuid()
     try:
         if not os.path.lexists(base):
+            if foreign and (why_not := why_unsafe(_nearest(base), for_others=True)) is not None:
+                # Root would follow a link of a user's.
+                raise LaunchError(why_not)
             # Under root all pass through it to their own.
             before = os.umask(0o066 if os.geteuid() == 0 else 0o077)
             try:
                 os.makedirs(base, exist_ok=True)
             finally:
                 os.umask(before)
-        foreign = uid != os.geteuid()
         why_not = why_unsafe(base, for_others=foreign)
         if why_not is None:
             if foreign and os.stat(base).st_mode & 0o022:
@@ -164,6 +167,13 @@ def _make_checkpoint_dir(ticket: dict[str, Any], gid: int) -> str | None:
         why_not = f"cannot make {path}: {text_of(error)}"
     ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
     return why_not
+
+
+def _nearest(path: str) -> str:
+    """What is there of a path, links that lead nowhere too."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _make_own_folder(path: str, uid: int, gid: int) -> None:

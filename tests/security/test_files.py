@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -142,13 +143,22 @@ def swapping(place: Path, other: Path, target: Path) -> Iterator[None]:
     link = place.with_name("link")
     link.symlink_to(target)
 
+    def put(source: Path) -> None:
+        while True:
+            try:
+                os.rename(source, place)
+                return
+            except OSError:
+                # A job whose log has no folder now has made it, as its user.
+                shutil.rmtree(place, ignore_errors=True)
+
     def swap() -> None:
         spare = place.with_name("spare")
         while not stop.is_set():
             os.rename(place, spare)
-            os.rename(link, place)
+            put(link)
             os.rename(place, link)
-            os.rename(spare, place)
+            put(spare)
 
     assert other.exists()
     thread = threading.Thread(target=swap)
@@ -329,6 +339,23 @@ def test_a_folder_of_the_settings_is_used_where_users_cannot_replace_what_is_in_
     wait_for(ann, job, "COMPLETED")
     why = f"gpusched: job {job} has no checkpoint folder: {sticky}/{job} belongs to uid {bob.uid}"
     assert (folder / "last").read_text().splitlines() == [why, "<>"]
+
+
+def test_root_makes_no_folder_where_the_link_of_a_user_leads(make: Any) -> None:
+    daemon = make()
+    ann, bob, root = (daemon.person(user) for user in (ANN, BOB, "root"))
+    folder, sticky, private = open_folder(daemon), daemon.home / "sticky", daemon.home / "private"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    private.mkdir(mode=0o700)
+    as_user(BOB, lambda: (sticky / "through").symlink_to(private))
+    daemon.configure(f'[life]\ncheckpoint_dir = "{sticky}/through/for/jobs"\n')
+    root.call("POST", "/v1/reload", {})
+    job = ann.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', stdout=f"{folder}/log")
+    wait_for(ann, job, "COMPLETED")
+    why = f"gpusched: job {job} has no checkpoint folder: {sticky}/through belongs to uid {bob.uid}"
+    assert (folder / "log").read_text().splitlines() == [why, "<>"]
+    assert not list(private.iterdir())
 
 
 def test_no_path_that_a_job_is_given_can_be_replaced_by_another_user(make: Any) -> None:
