@@ -136,10 +136,7 @@ class Reconciler:
             if known is not None:
                 wanted.append(known)
         self._reconcile(engine, wanted)
-        if not self.is_behind:
-            self._failures.recovered("engine")
-        if not self._without_ticket:
-            self._failures.recovered("ticket")
+        self._note_recovered()
 
     def _wanted(self, job: Job, run: Run, settings: Settings, now: float) -> OpenRun | None:
         """What the run is to be; None while its ticket cannot be made."""
@@ -197,6 +194,13 @@ class Reconciler:
                 self._failures.note("engine", error)
             else:
                 del self._ended[handle]
+
+    def _note_recovered(self) -> None:
+        """Only when nothing is left to do: what fails for one run is no better for another's success."""
+        if not self.is_behind:
+            self._failures.recovered("engine")
+        if not self._without_ticket:
+            self._failures.recovered("ticket")
 
     def _settle(self, handle: str) -> None:
         del self._changed[handle]
