@@ -40,6 +40,8 @@ _MOST_WAYS = 20
 """That are remembered of one message: it is their own word."""
 _SOMEBODY = ("",)
 """In place of the queues of those who wait, while that is not known."""
+_MESSAGES = "messages to foreign users"
+"""The step that works out who waits, and tells: apart from the look at the processes, which goes on without it."""
 
 Mark = tuple[int, int]
 """Pid and start ticks."""
@@ -124,7 +126,9 @@ class Bypassers:
             return
         except Exception as error:
             # Whatever is wrong with telling strangers, jobs go on.
-            self._scheduler.failures.note("foreign processes", error)
+            self._scheduler.failures.note(_MESSAGES, error)
+        else:
+            self._scheduler.failures.recovered(_MESSAGES)
 
     def _with_waiting(self, stranger: Stranger, wanted: Mapping[str, tuple[int, ...]]) -> Stranger:
         ids = sorted({job_id for card in stranger.cards for job_id in wanted.get(card.uuid, ())})

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeyp
     service = Service(bench.lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
     service.facts = {"version": "1", "started_at": 0.0, "database": "/nonexistent"}
     assert "gpusched_step_failures_total 2" in page(service).text("prometheus")
+
+
+def test_messages_to_foreign_users_that_fail_stay_shown_while_the_processes_are_looked_at() -> None:
+    lab = a_lab()
+    bypassers = Bypassers(lab.scheduler)
+    answer: Future[dict[str, tuple[int, ...]]] = Future()
+    answer.set_exception(RuntimeError("a bug"))
+    bypassers._decide(answer)  # type: ignore[arg-type]
+    assert lab.scheduler.failures.run("foreign processes", bypassers.poll)
+    assert not check_of(lab).ok
+    answer = Future()
+    answer.set_result({})
+    bypassers._decide(answer)  # type: ignore[arg-type]
+    assert check_of(lab).ok
 
 
 def test_a_reader_that_raises_is_called_again_after_a_pause(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
