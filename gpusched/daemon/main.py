@@ -39,7 +39,7 @@ from gpusched.daemon.service_manager import (
 )
 from gpusched.daemon.settings_file import SettingsFile
 from gpusched.daemon.tick import Scheduler
-from gpusched.engine.choice import choose
+from gpusched.engine.choice import Choice, choose
 from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.processors import pinned_cpus, read_processors
@@ -166,10 +166,15 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
             # A path relative to where the daemon was started would lead nowhere from the root.
             os.environ["GPUSCHED_FAKE_GPUS"] = os.path.abspath(fake)
         _start_log(settings, foreground)
+        os.chdir("/")
+        try:
+            begun = _begin(settings, manager)
+        except (UsageError, NotReady) as error:
+            settings = file.fall_back(error)
+            begun = _begin(settings, manager)
         if file.problem is not None:
             log.error("%s", file.problem)
-        os.chdir("/")
-        _serve(settings, file, report, manager)
+        _serve(settings, begun, file, report, manager)
     finally:
         lock.release()
 
@@ -228,8 +233,8 @@ def _start_log(settings: Settings, foreground: bool) -> None:
     logging.basicConfig(level=level, handlers=handlers, force=True)
 
 
-def _serve(settings: Settings, file: SettingsFile, report: _Report, manager: ServiceManager) -> None:
-    clock = SystemClock()
+def _begin(settings: Settings, manager: ServiceManager) -> tuple[Choice, Plugins]:
+    """Take up what counts from a start: what starts runs, and plug-ins. Raises: NotReady, UsageError."""
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
         raise NotReady(
@@ -237,7 +242,14 @@ def _serve(settings: Settings, file: SettingsFile, report: _Report, manager: Ser
             "unlock it: gpusched system install, which reads [daemon] launcher; or have systemd start them",
         )
     log.info("runs are started by: %s", chosen.text)
-    plugins = Plugins.load(settings.plugins)
+    return chosen, Plugins.load(settings.plugins)
+
+
+def _serve(
+    settings: Settings, begun: tuple[Choice, Plugins], file: SettingsFile, report: _Report, manager: ServiceManager
+) -> None:
+    clock = SystemClock()
+    chosen, plugins = begun
     host = PsutilHost(settings.node)
     sample = host.read()
     if use_rescued(paths.database()):
@@ -273,7 +285,7 @@ def _serve(settings: Settings, file: SettingsFile, report: _Report, manager: Ser
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
-        scheduler.settings_listeners.append(lambda settings: file.accept())
+        scheduler.settings_listeners.append(file.accept)
         scheduler.settings_problem = lambda: file.problem
         # Adopted first: processes of runs that go on are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
@@ -284,7 +296,7 @@ def _serve(settings: Settings, file: SettingsFile, report: _Report, manager: Ser
         gc.freeze()
         tell_of_restart(scheduler)
         if file.problem is None:
-            file.accept()
+            file.accept(settings)
         asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
         scheduler.flush()
         log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")

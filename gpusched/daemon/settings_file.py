@@ -14,7 +14,7 @@ from logging import getLogger
 
 from gpusched import paths
 from gpusched.config import Loaded, load_settings
-from gpusched.errors import NotReady, UsageError
+from gpusched.errors import GpuschedError, NotReady, UsageError
 from gpusched.model.settings import Settings
 
 from .reloading import check_promises
@@ -45,16 +45,23 @@ class SettingsFile:
             check_promises(settings)
             return settings
         except UsageError as error:
-            found = self._last_accepted() if paths.is_system() else None
-            if found is None:
-                raise
-            settings, at = found
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-            self.problem = f"{error.message}; until that is mended the settings of {used} hold"
-            return settings
+            return self.fall_back(error)
 
-    def accept(self) -> None:
-        """The daemon goes by the file as it is now: keep a copy for a restart after it was changed for the worse."""
+    def fall_back(self, error: GpuschedError) -> Settings:
+        """The last settings that were accepted, as the daemon cannot start on those of the file. Raises: the error."""
+        found = self._last_accepted() if paths.is_system() and self.problem is None else None
+        if found is None:
+            raise error
+        settings, at = found
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+        self.problem = f"{error.message}; until that is mended the settings of {used} hold"
+        return settings
+
+    def accept(self, settings: Settings) -> None:
+        """The daemon goes by the file as it is now: keep a copy for a restart after it was changed for the worse.
+
+        None is kept of a file with settings that count from the next start only, which may not succeed with them.
+        """
         self.problem = None
         if not paths.is_system():
             return
@@ -69,8 +76,10 @@ class SettingsFile:
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
             # Another one may have been written since the settings were read.
-            check_promises(_load_copy(draft).settings)
-            os.replace(draft, self._accepted)
+            if _load_copy(draft).settings == settings:
+                os.replace(draft, self._accepted)
+            else:
+                os.unlink(draft)
         except (OSError, UsageError) as error:
             log.warning("no copy of the settings was kept: %s", error)
 

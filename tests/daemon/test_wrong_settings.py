@@ -71,6 +71,22 @@ def test_a_restart_with_a_typo_goes_on_with_the_last_good_settings(daemon: Syste
     assert settings_check(daemon)["ok"] is True
 
 
+@pytest.mark.parametrize("is_reloaded", [False, True])
+def test_a_restart_with_a_plugin_that_is_not_there_goes_on_with_the_last_good_settings(
+    daemon: SystemDaemon, is_reloaded: bool
+) -> None:
+    daemon.start()
+    daemon.configure(GOOD + '[plugins]\nload = ["no_such_module"]\n')
+    if is_reloaded:
+        # It counts from the next start, so that nothing is known of it yet.
+        assert daemon.call("POST", "/v1/reload", {})["needs_restart"] == ["plugins.load"]
+    restart(daemon)
+    found = settings_check(daemon)
+    assert found["ok"] is False
+    assert "no_such_module" in str(found["text"])
+    assert daemon.call("GET", "/v1/status")["daemon"]["limits"]["jobs"] == 77
+
+
 def test_every_command_of_an_admin_says_so_and_no_other(daemon: SystemDaemon) -> None:
     daemon.start()
     daemon.configure(WRONG)
