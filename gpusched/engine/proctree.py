@@ -23,6 +23,9 @@ KILL_ROUNDS = 50
 """How often a growing tree is frozen again before the kill; a fork bomb stands still after two or three."""
 SIGNAL_ROUNDS = 5
 """Looks for processes that were born while a signal was sent."""
+SHELLS = frozenset(
+    {"ash", "bash", "bsd-csh", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "yash", "zsh"}
+)
 FREEZE_ROUNDS = 5
 """Looks in a row; who is inside a system call that cannot be interrupted stands still only after it."""
 
@@ -95,6 +98,24 @@ def has_other_rights(pid: int) -> bool:
         if line.startswith(b"Uid:"):
             return len(set(line.split()[1:])) > 1
     return False
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for a signal."""
+    for line in _read(f"/proc/{pid}/status").split(b"\n"):
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def is_shell(pid: int) -> bool:
+    """Whether the process runs a shell; yes where that cannot be seen."""
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return True
+    # As in `zsh-5.9`, `ksh93`, `bash (deleted)`.
+    return program.rpartition("/")[2].split(" ")[0].rstrip("0123456789.-") in SHELLS
 
 
 def peak_kib(pid: int) -> int:

@@ -478,11 +478,11 @@ class Supervisor:
     def deliver(self, number: int, main_only: bool) -> bool:
         """To the first process or to all; whether the first process was left out.
 
-        As in Slurm, a notice to all spares the script's own shell, which would die of it, while the
-        shell has something running; a script that became its program by `exec` is told like any other.
+        As in Slurm, a notice to all spares a script that would die of it, and its shell, while it has something
+        running. A script that is the program itself, by its #! line or by `exec`, and handles the notice gets it.
         """
         if not main_only:
-            spared = self.job_pid if number in NOTICES and self.is_script else None
+            spared = self.job_pid if number in NOTICES and self.is_script and self.is_spared(number) else None
             return proctree.signal_all(self.members, number, spared)
         if self.status is None:
             # Not reaped yet, so the pid is still its own.
@@ -491,6 +491,10 @@ class Supervisor:
             except (ProcessLookupError, PermissionError):
                 pass
         return False
+
+    def is_spared(self, number: int) -> bool:
+        """Whether a notice to all is not for the job's first process, a script."""
+        return proctree.is_shell(self.job_pid) or not proctree.catches(self.job_pid, number)
 
     # --- orders -----------------------------------------------------------------------------------
 

@@ -381,6 +381,31 @@ def test_the_program_of_a_script_saves_at_its_signal_and_the_shell_does_not_go_o
     assert "next line" not in bench.output("1.1")
 
 
+@pytest.mark.parametrize("begin", ["#!{python}\n", "#!/bin/sh\nexec {python} save.py\n"])
+def test_a_script_that_is_the_program_itself_saves_at_its_signal_beside_its_workers(
+    bench: LocalBench, begin: str
+) -> None:
+    text = "import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + SAVES
+    (bench.folder / "save.py").write_text(text)
+    script = begin.format(python=sys.executable) + text
+    notice = Notice(signal.SIGUSR1, before_s=60, main_only=False)
+    bench.start("1.1", script=script.encode(), argv=(), stop_signal=None, notice=notice)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.stopped_by) == (75, "preempt")
+    assert "saves at 10\nsaved\n" in bench.output("1.1")
+
+
+def test_a_script_without_a_handler_outlives_the_notice_to_its_program(bench: LocalBench) -> None:
+    (bench.folder / "save.py").write_text(SAVES)
+    text = f"import subprocess, sys\nsys.exit(subprocess.call([{sys.executable!r}, 'save.py']) - 70)\n"
+    bench.start("1.1", script=f"#!{sys.executable}\n{text}".encode(), argv=())
+    bench.ready("1.1")
+    bench.engine.order("1.1", SignalOrder(signal.SIGUSR1))
+    assert bench.end_of("1.1").exit_code == 5
+
+
 def test_what_only_the_first_process_was_told_of_ends_after_it(bench: LocalBench) -> None:
     child = "trap 'echo child is told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
     text = f"sh -c \"{child}\" & trap 'echo main saves; exit 9' USR1; wait; exit 8"
