@@ -172,7 +172,7 @@ class Cycle:
 
     def keep(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
         """Keep room for the first job in line; its class goes on only while there are reservations left to make."""
-        kept = self.profile.reserve(head.job.id, need, _duration_s(head), guard)
+        kept = self.profile.reserve(head.job.id, need, self._reserved_s(head.key), guard)
         if kept is not None:
             self.reservations.append(kept)
             for limit in self.quotas.limits_over(head.key):
@@ -216,7 +216,7 @@ class Cycle:
 
         Else they would make room for others, who may have no right to it.
         """
-        return self.profile.fits_after(*self.preemption.departures(victims), need, _duration_s(head), guard)
+        return self.profile.fits_after(*self.preemption.departures(victims), need, self._reserved_s(head.key), guard)
 
     def may_preempt_at(self, head: Head, need: Need) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None when that does not help."""
@@ -234,8 +234,16 @@ class Cycle:
 
     def relied_end_of(self, key: ClassKey) -> float:
         """When it is relied upon to have ended, by those for whom something is kept."""
+        return self._after(self._relied_s(key))
+
+    def _relied_s(self, key: ClassKey) -> int | None:
         by = self.settings.priority.backfill_by
-        return self._after(key.time_limit_s if self._is_held_to_limit(key) else key.relied_s(by))
+        return key.time_limit_s if self._is_held_to_limit(key) else key.relied_s(by)
+
+    def _reserved_s(self, key: ClassKey) -> float:
+        # Before a window as long as it is relied upon: a shorter plan would find room where it may not start.
+        lasts_s = self._relied_s(key) if self.inside.later else key.planned_s
+        return inf if lasts_s is None else float(lasts_s)
 
     def _is_held_to_limit(self, key: ClassKey) -> bool:
         """What the calendar keeps is not to be met by one that runs on: before that its limit counts."""
@@ -295,11 +303,6 @@ class Cycle:
         denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
         self.quotas.add(first.queue, first.user, first.qos, one.amount)
         return denial is not None
-
-
-def _duration_s(head: Head) -> float:
-    planned_s = head.key.planned_s
-    return inf if planned_s is None else float(planned_s)
 
 
 def _taken_up_again(one: Held) -> Booking:

@@ -60,9 +60,7 @@ class Explainer:
         """A window of the calendar, when it alone keeps the job from starting."""
         if not self._cycle.windows:
             return None
-        kept_later = frozenset[int]().union(*(one.cards for one in self._profile.kept if one.job_id < 0))
-        places = options(self._draft, need, avoid=kept_later)
-        window = self._in_time(head, places, kept) if places else self._in_force(need)
+        window = self._in_time(head, need, kept) if fits(self._draft, need) else self._in_force(need)
         if window is None:
             return None
         if window.start_at > self._now:
@@ -86,8 +84,15 @@ class Explainer:
     def _window(self, number: int) -> Window:
         return self._cycle.windows[FIRST_WINDOW - number]
 
-    def _in_time(self, head: Head, places: Sequence[Option], kept: Kept | None) -> Window | None:
+    def _in_time(self, head: Head, need: Need, kept: Kept | None) -> Window | None:
         """The window that comes too soon for it where there is room now, at the place that leaves most time."""
+        places: list[Option] = []
+        avoid = frozenset[int]()
+        for one in sorted((one for one in self._profile.kept if one.job_id < 0), key=lambda one: one.start):
+            if not one.cards <= avoid:
+                # The cards that are kept first are the last to take.
+                avoid |= one.cards
+                places += options(self._draft, need, avoid=avoid)
         found = []
         for option in places:
             delayed = self._delayed(head, option, kept)

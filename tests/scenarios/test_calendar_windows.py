@@ -8,6 +8,7 @@ import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.snapshot import Placement
+from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, node, share, window
 
 TWO = [node(gpus=2)]
@@ -76,6 +77,24 @@ def test_a_job_is_told_which_reservation_comes_too_soon_for(waiting, text):
     outcome = Scenario(TWO, waiting, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
     assert outcome.codes[1] == "ReqNodeNotAvail"
     assert outcome.text(1) == text
+
+
+def test_a_job_is_told_the_reservation_that_leaves_it_most_time():
+    whole = Placement("n1", tuple(share(card) for card in range(4)), 16.0, 0)
+    windows = [course(2 * HOUR, 4 * HOUR, cards=(0, 1)), window("fans", whole, begins_in=5 * HOUR, ends_in=6 * HOUR)]
+    outcome = Scenario([node(gpus=4)], [wants(1, 2)], windows=windows).outcome()
+    assert (
+        outcome.text(1)
+        == "needs 2 GPUs; maintenance fans of node n1 begins in about 5 h, and the job has no time limit"
+    )
+
+
+@pytest.mark.parametrize("guess", ["plan_s", "predicted_s"])
+def test_a_job_without_a_limit_is_planned_after_a_window_however_short_it_is_predicted(guess):
+    before = Scenario(TWO, [wants(1, 2)], windows=[course(2 * HOUR, 4 * HOUR)]).snapshot()
+    pending = tuple(replace(one, key=replace(one.key, **{guess: 60})) for one in before.pending)
+    (kept,) = decide(replace(before, pending=pending), settings()).reservations
+    assert kept.start_at == NOW + 4 * HOUR
 
 
 def test_a_job_that_only_an_earlier_job_keeps_waiting_is_not_told_of_the_calendar():
