@@ -176,8 +176,8 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
         return 0
     for path in answer["changed"]:
         sys.stdout.write(f"{printable(path)}\n" if values.get("quiet") else f"reloaded {printable(path)}\n")
-    if not answer["changed"] and not values.get("quiet"):
-        output.note("gctl", "no setting that can change while the daemon runs is another one now")
+    if not answer["changed"] and not answer["needs_restart"] and not values.get("quiet"):
+        output.note("gctl", "the settings have not changed")
     for path in answer["needs_restart"]:
         output.note("gctl", f"{printable(path)} counts after a restart: {paths.restart_command()}")
     return 0

@@ -12,6 +12,7 @@ from gpusched.model.units import format_amount, format_size_mib, gpu_label, prin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 
@@ -74,6 +75,7 @@ def _print(cluster: dict[str, Any]) -> None:
         sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
+    broken = {node["gpu_error"] for node in cluster["nodes"] if node["gpu_error"] and not node["message"]}
     gpus = [
         (
             gpu_label(gpu["index"]),
@@ -84,7 +86,7 @@ def _print(cluster: dict[str, Any]) -> None:
             "-" if gpu["utilisation"] is None else f"{gpu['utilisation']:.0%}",
             "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C",
             ",".join(gpu["jobs"]) or "-",
-            _why(gpu),
+            _why(gpu, broken),
         )
         for gpu in cluster["gpus"]
     ]
@@ -163,8 +165,10 @@ def _model(gpu: dict[str, Any]) -> str:
     return printable(f"MIG {gpu['mig_profile']} of GPU {gpu_label(gpu['index']).partition(':')[0]}", 28)
 
 
-def _why(gpu: dict[str, Any]) -> str:
-    """Why it is as it is, without the state once more."""
+def _why(gpu: dict[str, Any], broken: Collection[str]) -> str:
+    """Why it is as it is, without the state once more, and without the errors of drivers, which notes of nodes say."""
+    if gpu["why"] in broken:
+        return ""
     return printable((gpu["why"] or "").removeprefix(f"{gpu['state']}: "))
 
 

@@ -224,6 +224,8 @@ def _fact(key: str, value: object) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(value))
     if key.endswith("_mib") and isinstance(value, (int, float)):
         return format_size_mib(value)
+    if isinstance(value, float):
+        return format_amount(value)
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     if isinstance(value, dict):
@@ -262,5 +264,6 @@ def _frame(text: str) -> str:
     left = len(lines) - (height - 2)
     if left > 1:
         lines = [*lines[: height - 2], f"and {left:,} more lines; all of them: gq"]
-    # Long lines end at the edge: none may take a second one.
-    return "\x1b[?7l\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J\x1b[?7h"
+    # Long lines end at the edge: none may take a second one. Cleared before it is written, for behind a full line the
+    # cursor stands on its last character.
+    return "\x1b[?7l\x1b[H" + "".join(f"\x1b[K{line}\n" for line in lines) + "\x1b[J\x1b[?7h"

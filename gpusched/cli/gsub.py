@@ -56,7 +56,7 @@ def body(words: list[str]) -> int:
         # Only what is typed counts: defaults of new submissions would change what is repeated.
         submission, values = {}, given
     else:
-        submission = _what(table, given, operands, is_command)
+        submission = _what(table, given, words[: len(words) - len(operands)], operands, is_command)
         values = submission.pop("values")
     check_key(given, values)
     spec = {**spec_of(values), **submission}
@@ -127,8 +127,11 @@ def _hand_in(client: Client, request: dict[str, Any]) -> dict[str, Any]:
         return again.call("POST", "/v1/jobs", request)
 
 
-def _what(table: Table, given: Values, operands: list[str], is_command: bool) -> dict[str, Any]:
-    """The program of the submission and the values that hold for it, in order of precedence."""
+def _what(table: Table, given: Values, typed: list[str], operands: list[str], is_command: bool) -> dict[str, Any]:
+    """The program of the submission and the values that hold for it, in order of precedence.
+
+    Args: typed: the words before the operands, for hints that repeat the line.
+    """
     if "batch" in given:
         _only("--batch", operands, "wrap" in given)
         if given.get("follow"):
@@ -146,7 +149,7 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
         return {"values": over(from_environment(table), given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
-        content = script.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(operands))
+        content = script.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
         name = script.base_name(path)
     else:
         if sys.stdin is None or sys.stdin.isatty():
@@ -158,7 +161,7 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
         if not content.strip():
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
-    script.check(content, path)
+    script.check(content, path, lambda words: script.command_line(typed, [*words, *arguments]))
     mistakes = Mistakes()
     directives = mistakes.gather(lambda: script.directives(table, content, path))
     environment = mistakes.gather(lambda: from_environment(table))
@@ -168,16 +171,16 @@ def _what(table: Table, given: Values, operands: list[str], is_command: bool) ->
     return {"values": values, "script": text, "script_name": name, "argv": arguments}
 
 
-def _hint_for_command(words: list[str]) -> str:
+def _hint_for_command(typed: list[str], words: list[str]) -> str:
     """What to type when the first word names no file: most often a command whose `--` was forgotten."""
     import shlex  # these two serve a mistake only
     import shutil
 
     program = words[0]
     if len(words) == 1 and " " in program.strip():
-        return f"run a shell line with: gsub --wrap {printable(shlex.quote(program))}"
+        return f"run a shell line with: {printable(shlex.join(['gsub', *typed, '--wrap', program]))}"
     if shutil.which(program):
-        return f"run a command with: gsub -- {printable(shlex.join(words))}"
+        return f"run a command with: {script.command_line(typed, words)}"
     return ""
 
 

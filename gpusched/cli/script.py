@@ -11,6 +11,8 @@ from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from gpusched.cli.parse import Table, Values
 
 _INTERPRETERS = {".py": "python", ".R": "Rscript", ".r": "Rscript", ".jl": "julia", ".pl": "perl", ".js": "node"}
@@ -32,17 +34,31 @@ def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
         raise Refused(f"the {what} {shown} cannot be read: {error.strerror}", f"look at: ls -l {shown}") from None
 
 
-def check(body: bytes, name: str) -> None:
-    """What every script must be. Raises: Refused."""
+def command_line(typed: Sequence[str], words: Sequence[str]) -> str:
+    """The line that submits a command with the options that were typed: without them it would get no GPU."""
+    import shlex  # serves a mistake only
+
+    return printable(shlex.join(["gsub", *typed, "--", *words]))
+
+
+def _without_options(words: Sequence[str]) -> str:
+    return command_line((), words)
+
+
+def check(body: bytes, name: str, line: Callable[[Sequence[str]], str] = _without_options) -> None:
+    """What every script must be. Raises: Refused.
+
+    Args: line: that submits this command in place of the script.
+    """
     shown = printable(name)
     if not body.strip():
         raise Refused(f"the script {shown} is empty", f"give it a first line {_first_line(name)} and a command")
     if b"\0" in body:
-        path = shown if "/" in shown else f"./{shown}"
-        raise Refused(f"{shown} holds a NUL byte: it is a program, not a script", f"run it with: gsub -- {path}")
+        path = name if "/" in name else f"./{name}"
+        raise Refused(f"{shown} holds a NUL byte: it is a program, not a script", f"run it with: {line([path])}")
     if not body.startswith(b"#!"):
         interpreter = _INTERPRETERS.get(os.path.splitext(name)[1])
-        run = f"run it with: gsub -- {interpreter} {shown}; or " if interpreter else ""
+        run = f"run it with: {line([interpreter, name])}; or " if interpreter else ""
         raise Refused(f"the script {shown} does not begin with #!", f"{run}make its first line {_first_line(name)}")
     if body.split(b"\n", 1)[0].endswith(b"\r"):
         raise Refused(f"the script {shown} has DOS line ends", f"convert it with: sed -i 's/\\r$//' {shown}")

@@ -1,4 +1,4 @@
-"""Slurm's `-o` language: `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; any other text is printed as it is."""
+"""Slurm's `-o` language: `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; text that is no field is printed as it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 from gpusched.cli import tables
 from gpusched.cli.query import COMPACT, elapsed
+from gpusched.errors import UsageError
 from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
@@ -172,6 +173,9 @@ def _split(form: str) -> list[_Piece]:
                 pieces.append((width, is_right, letter, ""))
                 at = end + 1
                 continue
+            if letter.isascii() and letter.isalpha():
+                known = " ".join(f"%{one}" for one in sorted(_FIELDS, key=str.lower))
+                raise UsageError(f"--format: unknown field {form[at : end + 1]!r}", f"fields: {known}")
         pieces.append((0, False, "", form[at]))
         at += 1
     return pieces

@@ -126,6 +126,8 @@ REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
 """Changes of what runs as the owner, where it writes, and who is told of it."""
 _REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
 _MOST_NAMES = 8
+_WORDS = {"gpu_fraction": "gpus", "gpu_type": "gpus", "never_satisfied": "kill-on-invalid-dep"}
+"""Fields whose word for `gctl update` is another one."""
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
 
@@ -383,10 +385,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
                 # A task that has begun stays as it is; the change is for those that have not.
                 continue
             if fixed and not (job.is_array and job.state is JobState.RUNNING):
-                raise Refused(
-                    f"{fixed[0]} of job {job.shown_id} cannot change while it is {job.state}",
-                    f"cancel it and submit it anew: gcancel {job.shown_id}",
-                )
+                raise _fixed(fixed[0], job)
         is_named_task = job.array_id is not None and job.id in named_ids
         after = _changed(job, _for_task(command.changes) if is_named_task else command.changes)
         if not _FILLED_IN.isdisjoint(command.changes):
@@ -413,6 +412,17 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
     return answer
 
 
+def _fixed(field: str, job: Job) -> Refused:
+    word, shown = _word(field), job.shown_id
+    hint = f"cancel it and submit it again: gcancel {shown}"
+    if job.spec.retry.requeue and job.spec.interactive is None:
+        hint = (
+            f"change it while it waits: gctl requeue --hold {shown}, then gctl update {shown} {word}=..., "
+            f"then gctl release {shown}"
+        )
+    return Refused(f"{word} of job {shown} cannot change while it is {job.state}", hint)
+
+
 def _has_ended(job: Job) -> Refused:
     return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
 
@@ -420,6 +430,13 @@ def _has_ended(job: Job) -> Refused:
 def _rests_on(job: Job) -> tuple[str | None, str | None]:
     """What it waits for, and what becomes of it when that cannot come."""
     return job.spec.dependency, job.spec.never_satisfied
+
+
+def _word(name: str) -> str:
+    """A field as it is typed for `gctl update`."""
+    if name in _WORDS:
+        return _WORDS[name]
+    return name.removesuffix("_at").removesuffix("_mib").replace("_", "-")
 
 
 def _said(name: str, value: object) -> str:

@@ -161,7 +161,7 @@ class Explainer:
     def _prospect(self, kept: Kept) -> str:
         """When it is expected to start, and what has to end for that."""
         waits_for = kept.waits_for(self._draft)
-        names = [self._name_of(number) for number in waits_for if number > 0]
+        names = [self._name_of(number) for number in sorted(waits_for) if number > 0]
         ends = name_some("job", names)
         windows = [_of_window(self._window(number)) for number in waits_for if number < 0]
         # What begins later, and has to be over as well.
@@ -173,7 +173,8 @@ class Explainer:
             names = [*([ends] if ends and not between else []), *later, *dict.fromkeys(windows)]
             ends = name_some("", names)
         if kept.start_at is None:
-            return f"; expected when {_end(ends, names)}, which nobody knows without a time limit"
+            limits = "no time limit" if len(names) == 1 else "not all have a time limit"
+            return f"; expected when {_end(ends, names)} ({limits})"
         return f"; expected in {about(kept.start_at - self._now)}, when {_end(ends, names)}"
 
     def _behind(self, head: Head, need: Need, facts: dict[str, object], kept: Kept | None) -> Reason:

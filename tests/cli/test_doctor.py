@@ -177,6 +177,13 @@ def test_ginfo_says_why_it_shows_no_gpu(source: str, error: str | None, notes: l
     assert ginfo.without_gpus([node]) == f"{expected}\n"
 
 
+def test_ginfo_says_the_error_of_a_driver_once_and_not_for_each_gpu() -> None:
+    gpu = {"state": "unknown", "why": "driver mismatch"}
+    assert ginfo._why(gpu, {"driver mismatch"}) == ""
+    assert ginfo._why(gpu, set()) == "driver mismatch"
+    assert ginfo._why({"state": "drained", "why": "drained: fans"}, set()) == "fans"
+
+
 @pytest.mark.parametrize(
     ("reading", "level", "text"),
     [

@@ -102,6 +102,9 @@ def test_watch_keeps_its_head_and_fits_the_terminal(busy: Shell) -> None:
         again = plain(screen.see("\x1b[J"))
         screen.process.send_signal(signal.SIGINT)
         assert screen.end() == 0
+    assert not re.search(r"[^\n]\x1b\[K\r\n", screen.shown.decode()), (
+        "behind a full line that would clear its last character"
+    )
     for lines in (frame, again):
         assert len(lines) < 12 or (len(lines) == 12 and not lines[-1])
         assert re.fullmatch(r"\d\d:\d\d:\d\d  1 running, 33 pending, 0 of 2 GPUs free", lines[0])

@@ -133,12 +133,19 @@ def test_where_to_look_is_said_once_for_mistakes_of_one_kind(own: Shell) -> None
     [
         (("true", "x"), "there is no script true", "run a command with: gsub -- true x"),
         (("true",), "there is no script true", "run a command with: gsub -- true"),
+        (("-g", "1", "true", "x y"), "there is no script true", "run a command with: gsub -g 1 -- true 'x y'"),
+        (
+            ("-g1", "a.py", "x"),
+            "the script a.py does not begin with #!",
+            "run it with: gsub -g1 -- python a.py x; or make its first line #!/usr/bin/env python",
+        ),
         (("sh -c true",), "there is no script sh -c true", "run a shell line with: gsub --wrap 'sh -c true'"),
         (("no.sh", "x"), "there is no script no.sh", "run a command with: gsub -- COMMAND [ARGS...]"),
         (("/",), "/ is a folder, not a script", "name a file, for example: gsub train.sh"),
     ],
 )
 def test_gsub_proposes_the_command_that_was_meant(sh: Shell, words: tuple[str, ...], error: str, hint: str) -> None:
+    (sh.work / "a.py").write_text("print(1)\n")
     result = sh.type("gsub", *words)
     assert (result.code, result.out) == (1, "")
     assert result.err == f"gsub: error: {error}\ngsub: hint: {hint}\n"

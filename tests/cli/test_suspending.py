@@ -83,6 +83,19 @@ def test_what_cannot_be_done_is_said_with_what_can(sh: Shell) -> None:
     sh.ok("gcancel", held, once)
 
 
+def test_update_of_what_a_run_has_names_the_way_that_works(own: Shell) -> None:
+    job_id, once = sleeper(own), sleeper(own, "--no-requeue")
+    done = own.type("gctl", "update", job_id, "begin=now+1h")
+    assert f"begin of job {job_id} cannot change while it is RUNNING" in done.err
+    assert f"gctl requeue --hold {job_id}, then gctl update {job_id} begin=..., then gctl release {job_id}" in done.err
+    assert "gpus of job" in own.type("gctl", "update", job_id, "gpus=0.5").err
+    own.ok("gctl", "requeue", "--hold", job_id)
+    wait_until(lambda: state(own, job_id) == "PENDING", what="the run to end")
+    own.ok("gctl", "update", job_id, "begin=now+1h")
+    own.ok("gctl", "release", job_id)
+    assert f"gcancel {once}" in own.type("gctl", "update", once, "begin=now+1h").err
+
+
 def test_hold_of_a_running_job_says_that_it_goes_on(own: Shell) -> None:
     job_id = sleeper(own)
     done = own.type("gctl", "hold", job_id)

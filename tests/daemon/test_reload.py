@@ -68,6 +68,11 @@ def test_what_needs_a_restart_is_named(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/cluster")["nodes"][0]["name"] != "elsewhere"
 
 
+def test_settings_that_are_as_before_are_said_to_be(daemon: Daemon) -> None:
+    assert (done := gctl(daemon, "reload")).returncode == 0
+    assert (done.stdout, done.stderr) == ("", "gctl: the settings have not changed\n")
+
+
 def test_a_hangup_reloads_and_says_so_in_the_log(daemon: Daemon) -> None:
     assert daemon.process is not None
     configure(daemon, "[node]\ncpus = 3\n")

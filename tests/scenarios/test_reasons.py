@@ -34,11 +34,11 @@ FIRST = {
         wants(9, 1, min_vram_mib=40 * GIB),
         "needs 1 free GPU with 40G or more, none of 1 is free; expected in about 3 days, when job 7 ends",
     ),
-    "that nobody knows the end of a job without a limit": (
+    "that the end of a job without a limit is unknown": (
         TWO,
         [running(7, "n1:0")],
         wants(9, 2),
-        "needs 2 free GPUs, 1 of 2 is free; expected when job 7 ends, which nobody knows without a time limit",
+        "needs 2 free GPUs, 1 of 2 is free; expected when job 7 ends (no time limit)",
     ),
     "the most that is free on one node": (
         [node("n1", gpus=4), node("n2", gpus=4)],
@@ -470,7 +470,7 @@ YOUNG = {
     ),
     "nothing of a preemption that is not its right": (
         [running(7, "n1:0,1", qos="urgent", since=60)],
-        "needs 1 free GPU, none of 2 is free; expected when job 7 ends, which nobody knows without a time limit",
+        "needs 1 free GPU, none of 2 is free; expected when job 7 ends (no time limit)",
     ),
 }
 
@@ -505,7 +505,7 @@ def test_a_job_behind_runs_that_are_being_stopped_is_told_so():
     )
     assert outcome.reasons[9].facts["expected_at"] == NOW + 180
     half = [held[0], running(8, "n1:1")]
-    assert "nobody knows" in Scenario(TWO, [wants(9, 2, limit=HOUR)], half).outcome().text(9)
+    assert "(not all have a time limit)" in Scenario(TWO, [wants(9, 2, limit=HOUR)], half).outcome().text(9)
 
 
 # --- ids ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
 from gpusched.cli.slurm_format import _FIELDS, keys, render
+from gpusched.errors import UsageError
 from gpusched.instants import parse_instant, parse_since
 from gpusched.tail import find_lines
 
@@ -91,6 +92,12 @@ GANG: dict[str, Any] = {
 )
 def test_slurms_fields(form: str, line: str) -> None:
     assert render(form, [JOB], header=False) == line + "\n"
+
+
+@pytest.mark.parametrize(("form", "field"), [("%i %z", "%z"), ("%.8G|", "%.8G")])
+def test_a_field_that_there_is_not_is_refused(form: str, field: str) -> None:
+    with pytest.raises(UsageError, match=f"^--format: unknown field '{field}'$"):
+        keys(form)
 
 
 def test_what_is_asked_of_nodes_in_slurms_fields() -> None:
