@@ -166,7 +166,9 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
         check_nice(nice, queue, command.caller, settings)
     specs = complete_all(command.specs, command.caller.user, settings)
     check_submission(specs, command.caller.user, turn)
-    never = {spec.dependency: text for spec in specs if (text := never_starts(spec, turn)) is not None}
+    # One of each kind: a batch has thousands of lines with the same dependency.
+    dependent = {spec.dependency: spec for spec in specs if spec.dependency}
+    never = {words: text for words, spec in dependent.items() if (text := never_starts(spec, turn)) is not None}
     doomed: dict[str, list[str]] = {}
     """Jobs that can never start, by why."""
     check_stored(command.payloads, command.caller, turn)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
+from gpusched.daemon import commands
 from gpusched.daemon.commands import Cancel, Hold, Release, Update
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.selection import Selection
@@ -253,6 +254,17 @@ def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() ->
     assert chained == [
         "job 13 can never start: depends on the success of job 8, which ended as CANCELLED; cancelled at once"
     ]
+
+
+def test_the_dependency_of_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(gpus=0)
+    looks: list[object] = []
+    real = commands.never_starts
+    monkeypatch.setattr(commands, "never_starts", lambda spec, turn: (looks.append(spec), real(spec, turn))[1])
+    one = lab.submission(dependency=f"afterok:{failed(lab)}")
+    (answer,) = lab.ask(replace(one, specs=[*one.specs] * 100))
+    assert answer["notes"][0].startswith("jobs 2, 3, 4 and 97 more can never start: ")
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("kind", ["afterany", "afternotok", "after"])
