@@ -364,9 +364,11 @@ class Loop:
 
     def _take_reading(self) -> None:
         reading = self._worker.poll()
-        if reading is not None:
-            self._has_requested = False
-            self._scheduler.observe_gpus(reading)
+        if reading is None:
+            return
+        self._has_requested = False
+        # A step of its own: a later look that finds no reading must not pass for one that could be taken in.
+        if self._failures.run("GPU accounts", self._scheduler.observe_gpus, reading):
             self.wake()
 
 

@@ -542,6 +542,8 @@ class Scheduler:
                 if not self._is_recorded(turn):
                     raise
                 self.failures.note("commit", error)
+            else:
+                self.failures.recovered("commit")
             self.trouble = None
         self._reconciler.committed(turn.changes, turn.forgettable, self.world)
         if not turn.changes:

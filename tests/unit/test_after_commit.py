@@ -134,8 +134,10 @@ def test_a_commit_that_raises_when_it_is_made_is_answered_and_carried_out(monkey
     assert alive(lab) == {"1.1"}
     (answer,) = lab.ask(Drain(ROOT, ("0",), "is smoking"))
     assert answer["changed"] == ["GPU-0"]
+    assert [failure.step for failure in lab.scheduler.failures.failing] == ["commit"]
     monkeypatch.undo()
-    lab.turn()
+    lab.ask(Drain(ROOT, ("0",), None))
+    assert lab.scheduler.failures.failing == ()
     check(lab)
 
 

@@ -146,6 +146,29 @@ def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeyp
     assert "gpusched_step_failures_total 2" in page(service).text("prometheus")
 
 
+def test_reading_that_cannot_be_taken_in_stays_shown_until_one_can(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two readings there is none to take in, which proves nothing."""
+    scheduler, reading = bench.lab.scheduler, bench.lab.scheduler.reading
+    polls: list[int] = []
+    monkeypatch.setattr(bench.worker, "poll", lambda: polls.append(1) or (reading if len(polls) % 2 else None))
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "observe_gpus", raises(TOO_MANY))
+        bench.run_until(lambda: len(polls) >= 6)
+        (failure,) = scheduler.failures.failing
+        assert failure.count >= 3
+    bench.run_until(lambda: len(polls) >= 8)
+    assert scheduler.failures.failing == ()
+
+
+def raises(error: Exception) -> Any:
+    def call(*arguments: Any) -> Any:
+        raise error
+
+    return call
+
+
 def test_messages_to_foreign_users_that_fail_stay_shown_while_the_processes_are_looked_at() -> None:
     lab = a_lab()
     bypassers = Bypassers(lab.scheduler)
