@@ -44,7 +44,7 @@ class SettingsFile:
             settings = self.read().settings
             check_promises(settings)
             return settings
-        except UsageError as error:
+        except (UsageError, NotReady) as error:
             return self.fall_back(error)
 
     def fall_back(self, error: GpuschedError) -> Settings:

@@ -87,6 +87,15 @@ def test_a_restart_with_a_plugin_that_is_not_there_goes_on_with_the_last_good_se
     assert daemon.call("GET", "/v1/status")["daemon"]["limits"]["jobs"] == 77
 
 
+def test_a_restart_with_a_file_that_others_may_write_obeys_the_copy(daemon: SystemDaemon) -> None:
+    daemon.start()
+    daemon.settings.chmod(0o666)
+    daemon.settings.write_text("[limit]\njobs = 5\n")
+    restart(daemon)
+    assert "can be written to by others than root" in str(settings_check(daemon)["text"])
+    assert daemon.call("GET", "/v1/status")["daemon"]["limits"]["jobs"] == 77
+
+
 def test_every_command_of_an_admin_says_so_and_no_other(daemon: SystemDaemon) -> None:
     daemon.start()
     daemon.configure(WRONG)
