@@ -83,7 +83,8 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
 
 
 def _look(outlook: Outlook, job: Job) -> tuple[tuple[int, int] | None, StartRange, tuple[Alternative, ...]]:
-    return outlook.place(job.id), outlook.starts([job.id])[job.id], outlook.alternatives(job)
+    number = outlook.waiting_ids([job])[job.id]
+    return outlook.place(number), outlook.starts([number])[number], outlook.alternatives(job)
 
 
 async def starts(request: web.Request) -> web.Response:
@@ -95,13 +96,13 @@ async def starts(request: web.Request) -> web.Response:
     jobs = [job for job in selected(viewer, wanted) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
     facts = service.facts_of(jobs)
-    ids = [job.id for job in jobs]
     outlook = Outlook.of(scheduler)
-    ranges = await service.work_out(lambda: outlook.starts(ids), viewer.caller)
+    ids = outlook.waiting_ids(jobs)
+    ranges = await service.work_out(lambda: outlook.starts(ids.values()), viewer.caller)
     rows = []
     calibration, now = scheduler.estimates.calibration(), scheduler.now()
     for job in jobs:
-        found, reason, place = ranges[job.id], facts(job).reason, kept.get(job.id)
+        found, reason, place = ranges[ids[job.id]], facts(job).reason, kept.get(ids[job.id])
         likely = likely_range(found, calibration, now)
         row = {
             "id": job.shown_id,

@@ -162,8 +162,8 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
     for text in answer.get("notes", ()):
         output.note("gctl", printable(text))
     for kept in answer.get("kept", ()):
-        gpus = "its GPU" if kept["gpus"] == 1 else f"its {kept['gpus']} GPUs"
-        output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have them: gctl requeue {kept['id']}")
+        gpus, them = ("its GPU", "it") if kept["gpus"] == 1 else (f"its {kept['gpus']} GPUs", "them")
+        output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have {them}: gctl requeue {kept['id']}")
 
 
 def _reload(rest: list[str], values: dict[str, Any]) -> int:

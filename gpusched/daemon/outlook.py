@@ -104,6 +104,16 @@ class Outlook:
         known = cache(self.predict)
         return forecast_starts(self.snapshot, self.settings, known, wanted, max_cycles, self.arrivals, self.extensions)
 
+    def waiting_ids(self, jobs: Iterable[Job]) -> dict[int, int]:
+        """The id under which each of these is in the snapshot, by its own: of an array, that of its next task."""
+        seen = {one.id for waiting in self.snapshot.pending for one in waiting.jobs}
+        found = {}
+        for job in jobs:
+            left = arrays.tasks_left(job) if job.is_array else None
+            task = arrays.task_id(job, left.at(0)) if left else job.id
+            found[job.id] = task if task in seen else job.id
+        return found
+
     def place(self, job_id: int) -> tuple[int, int] | None:
         """The place of a job in the queue, and of how many; None when it is too far behind to tell."""
         return queue_position(self.snapshot, self.settings, job_id, self.extensions)
@@ -119,7 +129,7 @@ class Outlook:
         def allowed(key: ClassKey) -> bool:
             return why_refused(_changed(job.spec, key), job.user, settings, tally) is None
 
-        return alternatives(self.snapshot, settings, job.id, allowed, self.extensions)
+        return alternatives(self.snapshot, settings, self.waiting_ids([job])[job.id], allowed, self.extensions)
 
 
 def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapshot:

@@ -70,6 +70,18 @@ def test_a_task_that_runs_while_others_of_its_array_wait_is_running(own: Shell) 
     assert (why["id"], why["reason"]) == (f"{array}_1", "JobArrayTaskLimit")
 
 
+def test_an_array_starts_when_its_next_task_does(own: Shell) -> None:
+    own.submit("-g", "2", "-t", "1h", "--", "sleep", "600")
+    array = own.submit("-a", "0-2", "-g", "2", "-t", "30m", "--", "sleep", "600")
+    why, task = (json.loads(own.ok("gq", "--why", job, "--json"))["why"] for job in (array, f"{array}_0"))
+    assert (why["place"], why["of"], task["place"]) == (1, 3, 1)
+    assert why["start"]["high_at"] == task["start"]["high_at"] is not None
+    (row,) = starts(own)
+    assert (row["id"], row["start_high_at"]) == (array, why["start"]["high_at"])
+    begins = own.submit("-a", "0-2", "-g", "1", "--begin", "now+2d", "-t", "1h", "--", "true")
+    assert next(one for one in starts(own) if one["id"] == begins)["start_high_at"] is not None
+
+
 def test_the_table_of_starts(lab: Shell) -> None:
     lab.submit("-H", "-J", "held", "--", "true")
     titles, *rows = [line.split() for line in lab.ok("gq", "--start").splitlines()]
