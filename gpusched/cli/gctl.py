@@ -163,7 +163,8 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
         output.note("gctl", printable(text))
     for kept in answer.get("kept", ()):
         gpus, them = ("its GPU", "it") if kept["gpus"] == 1 else (f"its {kept['gpus']} GPUs", "them")
-        output.note("gctl", f"{kept['id']} keeps {gpus} meanwhile; to let others have {them}: gctl requeue {kept['id']}")
+        job_id = kept["id"]
+        output.note("gctl", f"{job_id} keeps {gpus} meanwhile; to let others have {them}: gctl requeue {job_id}")
 
 
 def _reload(rest: list[str], values: dict[str, Any]) -> int:
