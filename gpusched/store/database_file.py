@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from contextlib import closing
 
 from gpusched.errors import StoreBroken
@@ -19,6 +20,8 @@ REPLACED = ".replaced"
 """Behind the name of a database in whose place another file was put: a copy of what it held."""
 RESTART = "gpusched daemon stop; gpusched daemon start (on a server: systemctl restart gpusched)"
 SIDE_FILES = ("-wal", "-shm")
+COPY_AGAIN_S = 60.0
+"""Between tries to make a copy, each of which fills what is left of a full disk."""
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 _CHANGES = slice(24, 28)
@@ -37,6 +40,9 @@ class DatabaseFile:
         self._side_ids: dict[str, tuple[int, int]] = {}
         self._copy: str | None = None
         """The copy that was made of it since it is gone from its path."""
+        self._copy_error = ""
+        self._copy_at = 0.0
+        """Monotonic instant from which on a copy may be tried."""
         self.note_write()
 
     def note_write(self) -> None:
@@ -99,11 +105,13 @@ class DatabaseFile:
 
     def _gone(self, what: str, suffix: str, connection: sqlite3.Connection) -> StoreBroken:
         text = f"the database {self.path} was {what} while the daemon runs; nothing is recorded"
-        try:
-            if self._copy is None:
+        if self._copy is None and time.monotonic() >= self._copy_at:
+            try:
                 self._copy = _copy(connection, self.path + suffix)
-        except (OSError, sqlite3.Error) as error:
-            return StoreBroken(f"{text}, and no copy of it can be made ({error})", "put the file back")
+            except (OSError, sqlite3.Error) as error:
+                self._copy_error, self._copy_at = str(error), time.monotonic() + COPY_AGAIN_S
+        if self._copy is None:
+            return StoreBroken(f"{text}, and no copy of it can be made ({self._copy_error})", "put the file back")
         if suffix == RESCUED:
             return StoreBroken(text, f"put the file back; or go on with the copy {self._copy}: {RESTART}")
         return StoreBroken(text, f"put the file back (a copy: {self._copy}); or go on with the new one: {RESTART}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.job import JobEvent
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import codec, packing, records, statements
+from gpusched.store import codec, database_file, packing, records, statements
 from gpusched.store.sqlite import SqliteStore, check_library
 from gpusched.testing import NOW, job, run
 
@@ -229,6 +231,31 @@ def test_a_look_in_the_middle_of_a_checkpoint_is_no_loss(store: SqliteStore, pat
             file.seek(0)
             file.write(whole[:size])
         assert store.lost() is None
+
+
+def test_a_copy_for_which_there_is_no_room_is_not_tried_at_every_look(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+    real = database_file._copy
+
+    def full(connection: sqlite3.Connection, target: str) -> str:
+        tries.append(target)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(database_file, "_copy", full)
+    path.unlink()
+    for _ in range(3):
+        problem = store.lost()
+        assert problem is not None
+        assert "no copy of it can be made ([Errno 28] No space left on device)" in problem.message
+    assert len(tries) == 1
+    monkeypatch.setattr(database_file, "_copy", real)
+    later = time.monotonic() + database_file.COPY_AGAIN_S
+    monkeypatch.setattr(database_file.time, "monotonic", lambda: later)
+    problem = store.lost()
+    assert problem is not None
+    assert f"the copy {path}.rescued" in problem.hint
 
 
 def test_a_job_that_somebody_else_deleted_is_written_whole_again(store: SqliteStore, path: Path) -> None:
