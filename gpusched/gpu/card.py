@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpusched.gpu.health import Heat, ailments, remark
-from gpusched.gpu.release import Release, named_openers, remains
+from gpusched.gpu.release import Release, is_same, named_openers, remains
 from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib, share_uses
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import split_run_id
@@ -178,15 +178,16 @@ class Card:
             release.is_dirty = True
 
     def _fold_foreign(self, at: float, usage: Usage) -> int:
-        former = {pid for pids in self._owned.values() for pid in pids}
-        owned = former.union(process.pid for process in usage.intruders if process.run is not None)
+        foreign = [process for process in usage.intruders if process.run is None]
+        former = {process.pid for process in foreign if self._was_owned(process)}
+        ours = former.union(process.pid for processes in usage.pids.values() for process in processes)
+        ours.update(process.pid for process in usage.intruders if process.run is not None)
         # A process that was foreign may turn out to be ours, as when runs are adopted after a restart.
-        kept = [entry for entry in self._peaks if not entry[2] & owned]
+        kept = [entry for entry in self._peaks if not entry[2] & ours]
         unbooked_mib = sum(usage.unbooked.values())
         # What an ended run has not given back is not foreign, nor is a process of its that lives a little longer.
         is_releasing = bool(self.releases)
         mib = usage.visible_mib - unbooked_mib if is_releasing else foreign_mib(usage, self._settings.baseline_mib)
-        foreign = [process for process in usage.intruders if process.run is None]
         mib -= sum(process.vram_mib or 0 for process in foreign if process.pid in former)
         departed = sum(mib for run, (_, mib) in self._unbooked.items() if run not in self._jobs)
         is_left = not is_releasing and usage.rest_mib > self._settings.baseline_mib
@@ -199,6 +200,10 @@ class Card:
         self._peaks = deque(kept)
         self._fold_unbooked(at, usage)
         return mib + unbooked_mib + self._departed_mib
+
+    def _was_owned(self, process: GpuProcess) -> bool:
+        """Whether it was seen as one of a run that is still booked here; another process may have its pid by now."""
+        return any(is_same(process, pids) for pids in self._owned.values())
 
     def _fold_unbooked(self, at: float, usage: Usage) -> None:
         """Keep unbooked use at its peak, as foreign use: a program may be between two of its processes.

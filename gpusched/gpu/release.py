@@ -7,6 +7,7 @@ clean. A card that stays dirty is suspect until a reading shows otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpusched.gpu.usage import Bookings, Usage, explained_mib
@@ -82,9 +83,12 @@ def named_openers(sample: GpuSample) -> str:
 def _holder(release: Release, sample: GpuSample, usage: Usage) -> GpuProcess | None:
     for process in usage.pids.get(release.run, ()):
         return process
-    for process in sample.processes or ():
-        if process.pid in release.former:
-            started_at = release.former[process.pid]
-            if started_at is None or process.started_at is None or started_at == process.started_at:
-                return process
-    return None
+    return next((process for process in sample.processes or () if is_same(process, release.former)), None)
+
+
+def is_same(process: GpuProcess, known: Mapping[int, float | None]) -> bool:
+    """Whether this is one of the known processes, start times by pid, and not a later one with the pid of one."""
+    if process.pid not in known:
+        return False
+    started_at = known[process.pid]
+    return started_at is None or process.started_at is None or started_at == process.started_at

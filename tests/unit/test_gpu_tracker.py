@@ -233,6 +233,18 @@ def test_a_process_that_turns_out_to_be_ours_was_never_foreign() -> None:
     assert view(tracker).foreign_mib == 0
 
 
+def test_foreign_process_with_the_pid_of_a_former_process_of_a_run_counts() -> None:
+    def of_pid_7(mib: int, started_at: float) -> GpuSample:
+        return sample(vram_used_mib=mib, processes=[GpuProcess(7, mib, "eva", started_at, "python")])
+
+    booked = slices(r1=4096)
+    tracker = seen(of_pid_7(500, 10.0), owners={7: "1.1"}, booked=booked)
+    seen(of_pid_7(500, 10.0), tracker=tracker, booked=booked)
+    assert view(tracker).foreign_mib == 0
+    seen(of_pid_7(6000, 20.0), tracker=tracker, booked=booked)
+    assert view(tracker).foreign_mib == 6000
+
+
 def test_host_memory_in_use_does_not_keep_whole_jobs_off_a_card_without_memory_of_its_own() -> None:
     fields: dict[str, Any] = {"unified_memory": True, "vram_used_mib": 9000}
     found = view(seen(*[sample(**fields)] * 2))
