@@ -153,7 +153,7 @@ def _limits(isolation: dict[str, Any]) -> str:
         parts.append("/tmp")
     why = "" if isolation["why_not"] is None else f" ({printable(isolation['why_not'])})"
     if not parts:
-        return f"none, what they ask for is only booked{why}"
+        return f"none; requests are only booked{why}"
     guard = ", ".join(map(printable, isolation["guard"]))
     return f"{', '.join(parts)}{why}; kept off the GPUs: {guard or 'nobody else, see gpusched system guard'}"
 
