@@ -137,6 +137,4 @@ def test_what_ginfo_says() -> None:
     )
     without = facts_of(Isolation("fork", is_limited=True, why_not_devices="the kernel takes no device rule"), settings)
     assert _limits(without).startswith("memory, tasks, weight of processors (the kernel takes no device rule); ")
-    assert _limits(facts_of(PERSONAL, settings)) == (
-        "none; requests are only booked (a personal daemon sets none)"
-    )
+    assert _limits(facts_of(PERSONAL, settings)) == "none; requests are only booked (a personal daemon sets none)"
