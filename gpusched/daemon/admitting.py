@@ -215,7 +215,7 @@ def check_dependency(dependency: str, turn: Turn) -> None:
             raise Refused(f"there is no job {one.shown_id}{gone} to depend on", "list the jobs with: gq -a")
 
 
-def never_starts(spec: JobSpec, turn: Turn) -> str | None:
+def never_starts(spec: JobSpec, turn: Turn, shown_id: str = "ID") -> str | None:
     """What becomes of a job whose dependency can never come true, to follow its name; None while it may.
 
     Not refused: whether the job that it names has failed yet is a matter of moments to a script that submits both.
@@ -227,7 +227,8 @@ def never_starts(spec: JobSpec, turn: Turn) -> str | None:
     if not isinstance(verdict, Never):
         return None
     ends = ends_unsatisfied(spec, turn.settings, is_spared=verdict.is_spared)
-    fate = "cancelled at once" if ends else "pending until the dependency is changed: gctl update ID dependency="
+    change = f"gctl update {shown_id} dependency="
+    fate = "cancelled at once" if ends else f"pending until the dependency is changed: {change}"
     return f"can never start: {verdict.text}; {fate}"
 
 

@@ -168,7 +168,9 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     check_submission(specs, command.caller.user, turn)
     # One of each kind: a batch has thousands of lines with the same dependency.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
-    never = {words: text for words, spec in dependent.items() if (text := never_starts(spec, turn)) is not None}
+    shown_id = str(world.next_id) if len(specs) == 1 else "ID"
+    looked = {words: never_starts(spec, turn, shown_id) for words, spec in dependent.items()}
+    never = {words: text for words, text in looked.items() if text is not None}
     doomed: dict[str, list[str]] = {}
     """Jobs that can never start, by why."""
     check_stored(command.payloads, command.caller, turn)
@@ -407,7 +409,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             turn.world.put_run(turn.run_of(before))
     answer: dict[str, Any] = {"changed": [job.shown_id for job in jobs]}
     if command.changes.get("dependency"):
-        found = ((after, never_starts(after.spec, turn)) for _, after in updated)
+        found = ((after, never_starts(after.spec, turn, after.shown_id)) for _, after in updated)
         answer["notes"] = [f"job {after.shown_id} {text}" for after, text in found if text is not None]
     if command.changes.get("queue"):
         answer["notes"] = [*answer.get("notes", ()), *queue_notes([command.changes["queue"]], turn.settings)]

@@ -242,7 +242,7 @@ def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() ->
     never = f"depends on the success of job {parent}, which ended as FAILED"
     assert notes(lab, dependency=f"afterok:{parent}") == [f"job 2 can never start: {never}; cancelled at once"]
     assert lab.job(2).state is JobState.CANCELLED
-    waits = f"can never start: {never}; pending until the dependency is changed: gctl update ID dependency="
+    waits = f"can never start: {never}; pending until the dependency is changed: gctl update 3 dependency="
     assert notes(lab, dependency=f"afterok:{parent}", never_satisfied="wait") == [f"job 3 {waits}"]
     assert lab.job(3).state is JobState.PENDING
     # An array is one submission, and so are the lines of a batch.
@@ -260,7 +260,7 @@ def test_the_dependency_of_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyP
     lab = Lab(gpus=0)
     looks: list[object] = []
     real = commands.never_starts
-    monkeypatch.setattr(commands, "never_starts", lambda spec, turn: (looks.append(spec), real(spec, turn))[1])
+    monkeypatch.setattr(commands, "never_starts", lambda spec, *rest: (looks.append(spec), real(spec, *rest))[1])
     one = lab.submission(dependency=f"afterok:{failed(lab)}")
     (answer,) = lab.ask(replace(one, specs=[*one.specs] * 100))
     assert answer["notes"][0].startswith("jobs 2, 3, 4 and 97 more can never start: ")
