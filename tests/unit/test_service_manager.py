@@ -20,7 +20,6 @@ from gpusched.daemon.service_manager import (
     journal_command,
     writes_to_journal,
 )
-from gpusched.daemon.settings_file import SettingsFile
 from gpusched.errors import NotReady
 from gpusched.model.settings import DaemonSettings, Settings
 
@@ -209,7 +208,7 @@ def test_runs_are_not_forked_into_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(main, "is_locked_in", lambda: True)
     settings = Settings(daemon=DaemonSettings(launcher="fork"))
     with pytest.raises(NotReady, match="runs would be locked in with the daemon") as caught:
-        main._serve(settings, SettingsFile(), main._Report(None), manager)
+        main._begin(settings, manager)
     assert "gpusched system install" in caught.value.hint
 
 
