@@ -12,7 +12,7 @@ import time
 
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
-from gpusched.engine.precedence import weigh_for_oom
+from gpusched.engine.precedence import RAISE_AFTER_S, lower_priority, raise_priority, weigh_for_oom
 from gpusched.engine.standstill import Standstill
 from gpusched.engine.users import LaunchError, as_user
 from gpusched.engine.wire import encode_event
@@ -82,6 +82,7 @@ class Supervisor:
         "heard",
         "home",
         "is_noticed",
+        "is_raised",
         "is_script",
         "job_pid",
         "kill_pause_s",
@@ -94,6 +95,7 @@ class Supervisor:
         "only_main",
         "order_offset",
         "peak_kib",
+        "raise_at",
         "record_fd",
         "run",
         "session",
@@ -135,6 +137,9 @@ class Supervisor:
         self.linger_until: float | None = None
         self.kills_at: float | None = None
         self.kill_pause_s = KILL_AGAIN_S[0]
+        self.raise_at: float | None = None
+        """When this process goes before its job at the processors."""
+        self.is_raised = False
 
     # --- from claim to result -------------------------------------------------------------------
 
@@ -165,6 +170,8 @@ class Supervisor:
             self.logs.drain()
         self.finish(launch_error)
         self.close()
+        if self.is_raised:
+            lower_priority()
         if self.session is not None:
             self.take_leave(self.session, launch_error)
             return False
@@ -244,6 +251,8 @@ class Supervisor:
         if self.session is not None:
             self.session.begin(self.logs)
         self.start_at, self.started = start_at, started
+        if home.oom_scores is not None:
+            self.raise_at = started + RAISE_AFTER_S
         files.note_start(self.record_fd, self.job_pid, start_at)
         self.tell(
             "started",
@@ -296,7 +305,8 @@ class Supervisor:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         looks_at = None if self.box is None else self.box.look_at
-        due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at, looks_at) if at is not None]
+        any_time = (self.raise_at, self.still.look_at, self.linger_until, self.kills_at, looks_at)
+        due = [at for at in (*moving, *any_time) if at is not None]
         if self.session is not None:
             at = self.session.due_at() if self.still.since is None else None
             due += [] if at is None else [at]
@@ -321,6 +331,9 @@ class Supervisor:
 
     def act(self, now: float) -> None:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
+        if self.raise_at is not None and now >= self.raise_at:
+            self.raise_at = None
+            self.is_raised = raise_priority()
         moves = self.still.since is None
         if moves and self.session is not None:
             self.session.act(now)
