@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _CUTOFF = 0.75
 """Below it two words share letters by chance: `input` and `output`, `gpu` and `cpu`."""
-_PARTS = re.compile(r"[a-z0-9]+")
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -26,4 +26,5 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 def _words(name: str) -> set[str]:
     """The words of a name of several, each without the s of a plural."""
-    return {part.rstrip("s") or part for part in _PARTS.findall(name.lower())}
+    parts = "".join(char if char.isalnum() else " " for char in name.lower()).split()
+    return {part.rstrip("s") or part for part in parts}
