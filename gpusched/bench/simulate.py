@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched.simulate import examples, runner
-from gpusched.simulate.choices import choices_of
+from gpusched.simulate import examples, planner_run
 from gpusched.simulate.cluster import nodes_of, processors
+from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import read_trace
 
 _STEPS = 3_000_000
@@ -56,15 +56,15 @@ def measure(case: Case, folder: Path) -> str:
     """One line: what this case costs. The memory is right in a process that has done nothing else."""
     trace = read_trace(folder / case.trace)
     nodes = nodes_of(case.nodes) if case.nodes else processors(trace.procs or 1)
-    (choice,) = choices_of([case.policy])
+    (policy,) = policies_of([case.policy])
     floor_s, before = floor(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
-    outcome = runner.run(
+    outcome = planner_run.run(
         trace.jobs,
         nodes,
-        choice.settings,
-        orders_by_run_time=choice.orders_by_run_time,
-        predict=choice.predict,
+        policy.settings,
+        orders_by_run_time=policy.orders_by_run_time,
+        predict=policy.predict,
     )
     cpu_s = time.process_time() - began
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

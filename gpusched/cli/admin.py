@@ -190,7 +190,7 @@ def simulate(
         return
     from gpusched.cli.simulating import show  # nothing that the other commands need
     from gpusched.cli.simulation import Asked
-    from gpusched.simulate.whole import Mishaps
+    from gpusched.simulate.daemon_run import Mishaps
 
     asked = Asked(
         trace=trace,

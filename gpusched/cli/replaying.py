@@ -19,7 +19,7 @@ from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, gpu_list, plural, printable
 from gpusched.policy.words import about
-from gpusched.simulate.choices import DEFAULT, PRESENT, choices_of
+from gpusched.simulate.policies import DEFAULT, PRESENT, policies_of
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 
 RECORDED = "recorded"
@@ -102,7 +102,7 @@ def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> 
         return []
     return [
         (one.name, one.settings if one.name in (DEFAULT, PRESENT) else under(recorded, one.name))
-        for one in choices_of(names, file)
+        for one in policies_of(names, file)
     ]
 
 

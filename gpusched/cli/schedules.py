@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gpusched.cli import output, tables
 from gpusched.model.units import format_duration, printable
 from gpusched.simulate import report
-from gpusched.simulate.gains import Gains, sentence
+from gpusched.simulate.comparison import Comparison, sentence
+from gpusched.simulate.planner_run import Progress
 from gpusched.simulate.report import Schedule
-from gpusched.simulate.runner import Progress
 from gpusched.simulate.trace import Trace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _HEADINGS = ["POLICY", "WAIT", "P95", "COMPLETION", "SLOWDOWN", "MAKESPAN", "UTI
 _PARTIES = ["JOBS", "WAIT", "SLOWDOWN", "SHARE", "MOST"]
 _GAINS = ["JOBS", "WAIT", "WAS", "SLOWDOWN", "WAS", "TIMES"]
 
-Compared = tuple[str, str, Gains]
+Compared = tuple[str, str, Comparison]
 """Two policies, the one before first, and who gains and loses."""
 
 
@@ -124,7 +124,7 @@ def print_document(trace: Trace, schedules: Sequence[Schedule], compared: Sequen
             "dropped": {why: {"count": one.count, "first": one.named} for why, one in trace.dropped.items()},
             "notes": trace.notes,
             "policies": [report.document(one) for one in schedules],
-            "gains": [report.gains_document(*one) for one in compared],
+            "gains": [report.comparison_document(*one) for one in compared],
             **more,
         }
     )

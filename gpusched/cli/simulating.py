@@ -12,9 +12,9 @@ from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, parse_duration_s, printable
 from gpusched.simulate import plots, report
 from gpusched.simulate.by_queue import QueueResult, results
-from gpusched.simulate.choices import Choice
-from gpusched.simulate.gains import gains
+from gpusched.simulate.comparison import compare
 from gpusched.simulate.metrics_over_time import Series
+from gpusched.simulate.policies import Policy
 
 _BY_QUEUE = ["QUEUE", "POLICY", "JOBS", "WAIT", "P95", "COMPLETION", "FAILED", "PREEMPTED", "LOST"]
 
@@ -38,25 +38,25 @@ def show(
     wait_bound_s = None if wait_bound is None else _duration_s(wait_bound)
     folder = None if plot is None else plots.folder_of(plot)
     simulation = prepare(asked)
-    _check_gains(simulation.choices, with_gains)
+    _check_gains(simulation.policies, with_gains)
     trace = simulation.trace
     measured, compared, drawn = [], [], []
     by_queue: list[tuple[str, list[QueueResult]]] = []
     first = None
     keeps_places = details or by is not None or as_json or as_csv or folder is not None
-    for choice in simulation.choices:
-        with schedules.progress(choice.name) as progress:
-            outcome = simulation.run(choice, keeps_places=keeps_places, progress=progress)
+    for policy in simulation.policies:
+        with schedules.progress(policy.name) as progress:
+            outcome = simulation.run(policy, keeps_places=keeps_places, progress=progress)
         series = None if folder is None else Series()
-        measured.append(report.measure(choice.name, outcome, simulation.size, wait_bound_s, series, by))
+        measured.append(report.measure(policy.name, outcome, simulation.size, wait_bound_s, series, by))
         if simulation.is_whole:
-            by_queue.append((choice.name, results(outcome)))
+            by_queue.append((policy.name, results(outcome)))
         if first is None:
             first = outcome
         else:
-            compared.append((simulation.choices[0].name, choice.name, gains(first, outcome, by)))
+            compared.append((simulation.policies[0].name, policy.name, compare(first, outcome, by)))
         if series is not None:
-            drawn.append(plots.Drawn(choice.name, outcome, series, by))
+            drawn.append(plots.Drawn(policy.name, outcome, series, by))
     if folder is not None:
         plots.write(folder, drawn)
     if as_json:
@@ -115,7 +115,7 @@ def _print_by_queue(found: Sequence[tuple[str, Sequence[QueueResult]]]) -> None:
     tables.print_table(_BY_QUEUE, lines, frozenset(range(2, 9)))
 
 
-def _check_gains(choices: Sequence[Choice], with_gains: bool) -> None:
-    if with_gains and len(choices) < 2:
-        text = f"--gains compares two policies, and {choices[0].name} is one"
-        raise UsageError(text, f"--policy {choices[0].name},sjf+easy --gains")
+def _check_gains(policies: Sequence[Policy], with_gains: bool) -> None:
+    if with_gains and len(policies) < 2:
+        text = f"--gains compares two policies, and {policies[0].name} is one"
+        raise UsageError(text, f"--policy {policies[0].name},sjf+easy --gains")

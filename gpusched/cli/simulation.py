@@ -10,16 +10,16 @@ from pathlib import Path
 from gpusched import paths
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
-from gpusched.simulate import predicting, runner, whole
-from gpusched.simulate.choices import DEFAULT, PRESENT, Choice, choices_of, refuse_fast
+from gpusched.simulate import daemon_run, planner_run, predicting
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
+from gpusched.simulate.daemon_run import Mishaps
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
 from gpusched.simulate.metrics import size_of
-from gpusched.simulate.rows import pick, rows_of
+from gpusched.simulate.planner_run import Outcome, Progress
+from gpusched.simulate.policies import DEFAULT, PRESENT, Policy, policies_of, refuse_fast
 from gpusched.simulate.rules import check_exact
-from gpusched.simulate.runner import Outcome, Progress
+from gpusched.simulate.segments import pick, segments_of
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
-from gpusched.simulate.whole import Mishaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Simulation:
 
     trace: Trace
     nodes: tuple[NodeView, ...]
-    choices: Sequence[Choice]
+    policies: Sequence[Policy]
     is_whole: bool
     """Everything that the daemon does happens, not the policy's decisions alone."""
     mishaps: Mishaps
@@ -61,23 +61,23 @@ class Simulation:
         """GPUs of the cluster, or its processors where nobody asks for GPUs."""
         return size_of(self.nodes, self.trace.jobs)
 
-    def run(self, choice: Choice, *, keeps_places: bool = False, progress: Progress | None = None) -> Outcome:
+    def run(self, policy: Policy, *, keeps_places: bool = False, progress: Progress | None = None) -> Outcome:
         """The schedule under one policy. Raises: UserError."""
         if self.is_whole:
-            return whole.run(
+            return daemon_run.run(
                 self.trace.jobs,
                 self.nodes,
-                choice.settings,
+                policy.settings,
                 mishaps=self.mishaps,
                 keeps_places=keeps_places,
                 progress=progress,
             )
-        return runner.run(
+        return planner_run.run(
             self.trace.jobs,
             self.nodes,
-            choice.settings,
-            orders_by_run_time=choice.orders_by_run_time,
-            predict=choice.predict,
+            policy.settings,
+            orders_by_run_time=policy.orders_by_run_time,
+            predict=policy.predict,
             keeps_places=keeps_places,
             progress=progress,
         )
@@ -89,33 +89,33 @@ def prepare(asked: Asked) -> Simulation:
     is_whole = asked.tick or asked.from_history
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
     config = None if asked.config is None else Path(asked.config)
-    choices = choices_of(names, config, asked.predict, is_exact=asked.is_exact)
+    policies = policies_of(names, config, asked.predict, is_exact=asked.is_exact)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
     if asked.rules is not None:
         check_exact(asked.rules, names, trace.jobs)
     if asked.rows:
-        pick(trace, rows_of(asked.rows))
+        pick(trace, segments_of(asked.rows))
     nodes = _machines(asked, trace)
-    for choice in choices:
+    for policy in policies:
         if is_whole:
-            whole.refuse(nodes, choice.settings)
-            if choice.orders_by_run_time:
+            daemon_run.refuse(nodes, policy.settings)
+            if policy.orders_by_run_time:
                 raise UsageError(
-                    f"{choice.name} knows how long each job will run, and the daemon does not",
+                    f"{policy.name} knows how long each job will run, and the daemon does not",
                     "leave --tick out, or name another policy",
                 )
-            if choice.predict not in (None, predicting.OWN):
+            if policy.predict not in (None, predicting.OWN):
                 raise UsageError(
-                    f"{choice.name} is to predict by {choice.predict}, and with --tick the daemon does so by itself",
+                    f"{policy.name} is to predict by {policy.predict}, and with --tick the daemon does so by itself",
                     "leave that out",
                 )
         else:
-            refuse_fast(choice)
+            refuse_fast(policy)
     trace.jobs = with_estimates(trace.jobs, "exact" if asked.is_exact or asked.rules == "gang" else "given")
     gpus, procs = largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    leave_out_what_cannot_fit(trace, nodes, choices, is_admitted=is_whole)
-    return Simulation(trace, nodes, choices, is_whole, asked.mishaps)
+    leave_out_what_cannot_fit(trace, nodes, policies, is_admitted=is_whole)
+    return Simulation(trace, nodes, policies, is_whole, asked.mishaps)
 
 
 _USUAL = ("fcfs+easy",)
@@ -171,7 +171,7 @@ def _machines(asked: Asked, trace: Trace) -> tuple[NodeView, ...]:
     if asked.from_history:
         from gpusched.simulate.history import read_machine
 
-        (present,) = choices_of([PRESENT])
+        (present,) = policies_of([PRESENT])
         return (read_machine(_table(), present.settings),)
     if trace.procs is not None:
         return processors(trace.procs)

@@ -18,8 +18,8 @@ from gpusched.model.units import printable
 if TYPE_CHECKING:
     from gpusched.cli.simulation import Asked, Simulation
     from gpusched.model.settings import PrioritySettings, Settings
-    from gpusched.simulate.goal import Goal, Score
-    from gpusched.simulate.runner import Outcome
+    from gpusched.simulate.objective import Objective, Score
+    from gpusched.simulate.planner_run import Outcome
     from gpusched.simulate.trace import TraceJob
 
 TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"
@@ -72,9 +72,9 @@ def tune(
     example: gpusched tune kth_sp2.swf.gz --rows 0:3000 --goal 'slowdown_mean of width<=4, wait_p95 of wide <= 12h'
     """
     from gpusched.cli.simulation import Asked
-    from gpusched.simulate.choices import DEFAULT, PRESENT
-    from gpusched.simulate.goal import EXAMPLE, goal_of
-    from gpusched.simulate.whole import Mishaps
+    from gpusched.simulate.daemon_run import Mishaps
+    from gpusched.simulate.objective import EXAMPLE, objective_of
+    from gpusched.simulate.policies import DEFAULT, PRESENT
 
     if not goal:
         raise UsageError("nothing says what the settings are to be good for", EXAMPLE)
@@ -95,7 +95,7 @@ def tune(
         rows=rows or (),
         mishaps=Mishaps(fail_rate, seed, retries),
     )
-    _tune(asked, goal_of(goal), tries, hold_out, seed, file, as_json)
+    _tune(asked, objective_of(goal), tries, hold_out, seed, file, as_json)
 
 
 def _writable(path: str) -> Path:
@@ -113,7 +113,7 @@ def _writable(path: str) -> Path:
 class _Report:
     """What a search has found."""
 
-    goal: Goal
+    goal: Objective
     tries: int
     seed: int
     jobs: tuple[int, int]
@@ -131,14 +131,16 @@ class _Report:
         return is_better(self.held_out[FOUND], self.held_out[TODAY])
 
 
-def _tune(asked: Asked, goal: Goal, tries: int, hold_out: float, seed: int, file: Path | None, as_json: bool) -> None:
+def _tune(
+    asked: Asked, goal: Objective, tries: int, hold_out: float, seed: int, file: Path | None, as_json: bool
+) -> None:
     from gpusched.cli import schedules
     from gpusched.cli.simulation import prepare
     from gpusched.simulate.rules import rules_of
     from gpusched.simulate.tuning import Search, split
 
     simulation = prepare(asked)
-    (present,) = simulation.choices
+    (present,) = simulation.policies
     settings = present.settings
     first, later = split(simulation.trace.jobs, goal, hold_out)
     with schedules.progress("tune") as progress:
@@ -184,7 +186,7 @@ class _Counted:
     def __call__(self, settings: Settings, jobs: Sequence[TraceJob]) -> Outcome:
         simulation = self._simulation
         part = replace(simulation, trace=replace(simulation.trace, jobs=list(jobs)))
-        outcome = part.run(replace(simulation.choices[0], settings=settings), progress=self._tell and self._told)
+        outcome = part.run(replace(simulation.policies[0], settings=settings), progress=self._tell and self._told)
         self._done += len(jobs)
         if self._tell is not None:
             self._tell(self._done, max(self.of, self._done))
@@ -212,7 +214,7 @@ def _print(report: _Report) -> None:
         sys.stdout.write(f"\n{section_of(report.priority)}")
 
 
-def _shown(goal: Goal, score: Score) -> list[str]:
+def _shown(goal: Objective, score: Score) -> list[str]:
     values = (score.value, *score.limited)
     return [
         f"{term.shown(value)}{' (!)' if term.limit is not None and value > term.limit else ''}"

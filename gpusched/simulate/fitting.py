@@ -11,7 +11,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.units import plural
 from gpusched.policy.capacity import refusal
 from gpusched.policy.sharing.admission import Tally, default_account, qos_of, time_limit, why_refused
-from gpusched.simulate.choices import Choice
+from gpusched.simulate.policies import Policy
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob
 
@@ -23,7 +23,7 @@ _MOST_REASONS = 5
 
 
 def leave_out_what_cannot_fit(
-    trace: Trace, nodes: Sequence[NodeView], choices: Sequence[Choice], *, is_admitted: bool
+    trace: Trace, nodes: Sequence[NodeView], policies: Sequence[Policy], *, is_admitted: bool
 ) -> None:
     """Leave out of all policies what any of them could never run, so that they are compared on the same jobs.
 
@@ -39,7 +39,7 @@ def leave_out_what_cannot_fit(
             mark = mark, job.user, job.queue, job.estimate_s
         if mark not in known:
             spec = _spec(job, nodes)
-            found = (_why_not(choice, spec, job, nodes, is_admitted) for choice in choices)
+            found = (_why_not(policy, spec, job, nodes, is_admitted) for policy in policies)
             known[mark] = next((why for why in found if why is not None), None)
         why = known[mark]
         if why is None:
@@ -65,8 +65,8 @@ def _tell(trace: Trace, left_out: Sequence[tuple[TraceJob, Why]]) -> None:
         trace.drop(f"{kind}, {text}", job.id)
 
 
-def _why_not(choice: Choice, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeView], is_admitted: bool) -> Why | None:
-    found = refusal(spec.request, nodes, choice.settings)
+def _why_not(policy: Policy, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeView], is_admitted: bool) -> Why | None:
+    found = refusal(spec.request, nodes, policy.settings)
     if found is not None:
         is_gang = job.spec is None and (spec.request.nodes > 1 or spec.request.tail_gpus)
         return (
@@ -75,9 +75,9 @@ def _why_not(choice: Choice, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeV
         )
     if not is_admitted:
         return None
-    asked = _completed(spec, job.user, choice.settings)
-    found = why_refused(asked, job.user, choice.settings, _NOBODY)
-    return None if found is None else (f"refused by the policy {choice.name}", found.text)
+    asked = _completed(spec, job.user, policy.settings)
+    found = why_refused(asked, job.user, policy.settings, _NOBODY)
+    return None if found is None else (f"refused by the policy {policy.name}", found.text)
 
 
 def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:

@@ -6,7 +6,7 @@ bounded slowdown        completion time over run time, where less than 10 s coun
 makespan                last end - first submission
 utilisation             processors or GPUs in use over those there are, from the first submission to the last end
 
-What depends on who held what, when, is in `metrics_over_time`; who gains and who loses in `gains`.
+What depends on who held what, when, is in `metrics_over_time`; who gains and who loses in `comparison`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusched.model.cluster import NodeView
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.planner_run import Outcome
 from gpusched.simulate.trace import TraceJob
 
 SHORT_S = 10

@@ -19,8 +19,8 @@ from gpusched.policy.fragmentation import Fragmentation, most_typical
 from gpusched.policy.need import Need
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics import Spread, jain, party, spread, width
+from gpusched.simulate.planner_run import Outcome
 from gpusched.simulate.rules import request_of
-from gpusched.simulate.runner import Outcome
 from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 

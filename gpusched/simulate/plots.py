@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpusched.errors import UserError
 from gpusched.simulate.metrics import party, size_of, slowdowns_of
 from gpusched.simulate.metrics_over_time import Series
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.planner_run import Outcome
 from gpusched.simulate.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from gpusched.policy.ahead.estimates import MAX_CYCLES, SLACK_S, forecast_starts
 from gpusched.policy.standing import Standing
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import predict
-from gpusched.simulate import runner
-from gpusched.simulate.choices import choices_of
+from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors
+from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob, read_trace
 
 
@@ -48,7 +48,7 @@ def measure(
     cycles: int = MAX_CYCLES,
     predict_by: str | None = None,
 ) -> Result:
-    """Ask for one of so many jobs that have to wait, as it arrives. `predict_by`: as `predict` of `runner.run`."""
+    """Ask for one of so many jobs that have to wait, as it arrives. `predict_by`: as `predict` of `planner_run.run`."""
     asked: dict[int, tuple[float, float, float | None]] = {}
     runs: dict[object, list[float]] = {}
     seen = unknown = 0
@@ -71,7 +71,7 @@ def measure(
                 else:
                     asked[number] = now, found.low_at, found.high_at
 
-    starts = runner.run(jobs, nodes, settings, predict=predict_by, watch=watch).start_s
+    starts = planner_run.run(jobs, nodes, settings, predict=predict_by, watch=watch).start_s
     inside = [
         low - SLACK_S <= starts[number] <= high + SLACK_S
         for number, (_, low, high) in asked.items()
@@ -101,7 +101,7 @@ def main() -> None:
     nodes = nodes_of(chosen.nodes) if chosen.nodes else processors(trace.procs or 0)
     gpus, procs = largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    (policy,) = choices_of([chosen.policy], predict=chosen.predict)
+    (policy,) = policies_of([chosen.policy], predict=chosen.predict)
     found = measure(trace.jobs[: chosen.jobs], nodes, policy.settings, chosen.every, predict_by=policy.predict)
     sys.stdout.write(
         f"asked {found.asked}, unknown {found.unknown}; between both ends {_percent(found.between_ends)}; "

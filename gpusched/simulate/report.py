@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpusched.model.units import format_duration
-from gpusched.simulate.gains import Gains
+from gpusched.simulate.comparison import Comparison
 from gpusched.simulate.metrics import Group, Misses, Worth, groups, late, party, past_deadline, worth
 from gpusched.simulate.metrics_over_time import OverTime, Series, over_time
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.planner_run import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ _PARTS = {
 }
 
 
-def gains_document(before: str, after: str, found: Gains) -> dict[str, Any]:
+def comparison_document(before: str, after: str, found: Comparison) -> dict[str, Any]:
     """Who gains and who loses, as JSON has it."""
     winners, losers = len(found.winners), len(found.losers)
     return {

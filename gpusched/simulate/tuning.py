@@ -21,9 +21,9 @@ from typing import Any
 
 from gpusched.errors import Refused, UsageError
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.simulate.goal import Goal, Score
 from gpusched.simulate.metrics import width
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.objective import Objective, Score
+from gpusched.simulate.planner_run import Outcome
 from gpusched.simulate.trace import TraceJob
 
 LEAST_JOBS = 20
@@ -112,7 +112,7 @@ def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
     return (*made, Pick("backfill_depth", (1, 2, 4, 8, 16)), Pick("backfill_order", ("line", "shortest")))
 
 
-def split(jobs: Sequence[TraceJob], goal: Goal, hold_out: float) -> tuple[list[TraceJob], list[TraceJob]]:
+def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[list[TraceJob], list[TraceJob]]:
     """The jobs to search on, and those that were submitted later, to report on.
 
     Args: hold_out: which part of all jobs the later ones are, 0 to 1.
@@ -144,7 +144,7 @@ class Search:
     """
 
     jobs: Sequence[TraceJob]
-    goal: Goal
+    goal: Objective
     settings: Settings
     """Today's; all but [priority] stays."""
     run: Run

@@ -28,7 +28,7 @@ from support import wait_until
 
 import gpusched
 from gpusched.model.recording import Recording, decode
-from gpusched.simulate import runner, whole
+from gpusched.simulate import daemon_run, planner_run
 from gpusched.simulate.replay import plan_of, under
 from gpusched.simulate.trace import TraceJob
 
@@ -212,11 +212,11 @@ def check(played: Played, jobs: list[TraceJob]) -> None:
     """Both ways, and that the trace was worth it."""
     played.await_gpus()
     recording = played.recording()
-    expected = simulated(runner, jobs, recording)
+    expected = simulated(planner_run, jobs, recording)
     # With the daemon's own tick on the clock of the trace.
-    assert simulated(whole, jobs, recording) == expected
+    assert simulated(daemon_run, jobs, recording) == expected
     other = replace(recording, settings=under(recording.settings, "fcfs"))
-    assert simulated(runner, jobs, other) != expected, "the trace has to tell policies apart"
+    assert simulated(planner_run, jobs, other) != expected, "the trace has to tell policies apart"
     found = played.play(jobs)
     assert found == expected
     order = played.in_order_of_start()

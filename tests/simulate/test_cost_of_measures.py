@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from gpusched.simulate import cluster, examples, report, rules, runner
+from gpusched.simulate import cluster, examples, planner_run, report, rules
 from gpusched.simulate.metrics import size_of
 from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import read_trace
@@ -23,7 +23,7 @@ def costs(trace, machines):
     """Seconds of the processor: simulated, where each ran put down once more, measured; and how many jobs."""
     settings = rules.rules_of("fcfs+easy").settings()
     began = time.process_time()
-    outcome = runner.run(trace.jobs, machines, settings, keeps_places=True)
+    outcome = planner_run.run(trace.jobs, machines, settings, keeps_places=True)
     simulated = time.process_time()
     report.measure("fcfs+easy", outcome, size_of(machines, trace.jobs), wait_bound_s=3600)
     measured = time.process_time()
@@ -67,7 +67,7 @@ def test_a_job_of_a_large_trace_takes_less_than_a_kilobyte(trace_file):
     trace = read_trace(path)
     del trace.jobs[10_000:]
     tracemalloc.reset_peak()
-    outcome = runner.run(trace.jobs, machines, settings, keeps_places=True)
+    outcome = planner_run.run(trace.jobs, machines, settings, keeps_places=True)
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert outcome.timeline is not None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import usable
 
-from gpusched.simulate import cluster, rules, runner
+from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.metrics_over_time import over_time
 from gpusched.simulate.trace import TraceJob
 
@@ -58,7 +58,7 @@ def pieces_of(jobs, size):
 def test_a_walk_over_moments_finds_what_counting_seconds_finds(world):
     jobs, count, size, policy = world
     made_settings = rules.rules_of(policy).settings()
-    outcome = runner.run(jobs, cluster.nodes_of(f"{count}x{size}"), made_settings, keeps_places=True)
+    outcome = planner_run.run(jobs, cluster.nodes_of(f"{count}x{size}"), made_settings, keeps_places=True)
     made = over_time(outcome)
     ends = [outcome.end_s(number) for number in range(len(jobs))]
     begin, end = min(job.submit_s for job in jobs), max(ends)

@@ -17,7 +17,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.need import Need
-from gpusched.simulate import cluster, rules, runner
+from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics_over_time import Series, Share, over_time
 from gpusched.simulate.timeline import Timeline
@@ -39,7 +39,7 @@ def schedule(jobs, nodes, *runs):
         timeline.add(number, begin_s, end_s, place)
     starts = [min(run[1] for run in runs if run[0] == number) for number in range(len(jobs))]
     ends = [max(run[2] for run in runs if run[0] == number) for number in range(len(jobs))]
-    return runner.Outcome(jobs, starts, 0, ends_s=ends, timeline=timeline)
+    return planner_run.Outcome(jobs, starts, 0, ends_s=ends, timeline=timeline)
 
 
 # --- fragments ----------------------------------------------------------------------------------------
@@ -362,12 +362,12 @@ def test_the_series_of_a_schedule():
 
 def test_a_schedule_that_does_not_know_where_is_refused():
     with pytest.raises(BrokenInvariant, match="where its jobs ran"):
-        over_time(runner.Outcome([job(0, 10)], [0], 1))
+        over_time(planner_run.Outcome([job(0, 10)], [0], 1))
 
 
 def test_the_walk_agrees_with_the_sums_of_the_jobs():
     jobs = [job(number * 7, 30 + number % 11 * 10, 1 + number % 9, f"u{number % 3}") for number in range(300)]
-    outcome = runner.run(jobs, cluster.nodes_of("3x8"), rules.rules_of("fcfs+easy").settings(), keeps_places=True)
+    outcome = planner_run.run(jobs, cluster.nodes_of("3x8"), rules.rules_of("fcfs+easy").settings(), keeps_places=True)
     series = Series()
     over_time(outcome, series)
     spans = [after - before for before, after in zip(series.at_s, series.at_s[1:], strict=False)]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.policy.standing.lines import Lines
 from gpusched.predict.judging import LEAST
-from gpusched.simulate import cluster, ranges, runner
-from gpusched.simulate.choices import choices_of
+from gpusched.simulate import cluster, planner_run, ranges
 from gpusched.simulate.metrics import slowdown
+from gpusched.simulate.policies import policies_of
 from gpusched.simulate.predicting import NAMES
 from gpusched.simulate.rules import rules_of
 from gpusched.simulate.trace import TraceJob, read_trace
@@ -39,7 +39,7 @@ def some_jobs(dice: Random, count: int = 40) -> list[TraceJob]:
 def schedule(jobs, policy, predict):
     chosen = rules_of(policy)
     nodes = cluster.processors(8)
-    return runner.run(jobs, nodes, chosen.settings(), predict=predict).start_s
+    return planner_run.run(jobs, nodes, chosen.settings(), predict=predict).start_s
 
 
 @hypothesis_settings(max_examples=60)
@@ -104,7 +104,7 @@ def test_a_guess_is_told_once_for_all_who_wait_with_it(order, monkeypatch):
     # All of one user come at once, each runs for another time than the one before it, and one at a time.
     jobs = [TraceJob(str(number), 0, 60 + 37 * (number % 7), 86400, procs=8, user="u") for number in range(300)]
     settings = Settings(priority=PrioritySettings(order=order, calc_period_s=86400.0))
-    runner.run(jobs, cluster.processors(8), settings, predict="similar")
+    planner_run.run(jobs, cluster.processors(8), settings, predict="similar")
     assert ranked < 4 * len(jobs)
 
 
@@ -125,7 +125,7 @@ def test_targets(file, policy, name, most, longest, trace_file):
     nodes = cluster.processors(trace.procs or 0)
     gpus, procs = cluster.largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    starts = runner.run(trace.jobs, nodes, rules_of(policy).settings(), predict=name).start_s
+    starts = planner_run.run(trace.jobs, nodes, rules_of(policy).settings(), predict=name).start_s
     waits = [at - job.submit_s for job, at in zip(trace.jobs, starts, strict=True)]
     slowdowns = [slowdown(job, wait) for job, wait in zip(trace.jobs, waits, strict=True)]
     assert sum(slowdowns) / len(slowdowns) <= most
@@ -173,7 +173,7 @@ def test_four_in_five_start_in_their_range(file, policy, size, every, count, tra
     nodes = cluster.nodes_of(size) if size else cluster.processors(trace.procs or 0)
     gpus, procs = cluster.largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    (chosen,) = choices_of([policy])
+    (chosen,) = policies_of([policy])
     found = ranges.measure(trace.jobs[:count], nodes, chosen.settings, every, predict_by=chosen.predict)
     assert found.calibration.judged > 200
     assert found.unknown < 0.1 * found.asked
@@ -187,11 +187,11 @@ def test_the_daemons_policy_is_simulated_with_the_daemons_predictions(tmp_path):
     blind = tmp_path / "blind.toml"
     blind.write_text("[priority]\npredict = false\n")
     found = [
-        choices_of(["default"])[0].predict,
-        choices_of(["default"], blind)[0].predict,
-        choices_of(["default"], is_exact=True)[0].predict,
-        choices_of(["default:last2"])[0].predict,
-        choices_of(["fcfs+easy"])[0].predict,
+        policies_of(["default"])[0].predict,
+        policies_of(["default"], blind)[0].predict,
+        policies_of(["default"], is_exact=True)[0].predict,
+        policies_of(["default:last2"])[0].predict,
+        policies_of(["fcfs+easy"])[0].predict,
     ]
     assert found == ["own", None, None, "last2", None]
 
@@ -225,9 +225,9 @@ def test_beside_limits_guesses_count_once_they_have_been_better(is_honest):
 )
 def test_the_default_keeps_up_with_an_order_of_arrival_that_knows_all_run_times(shape, wide_s, trace_file):
     trace, nodes = read_trace(trace_file("philly_jobs.csv.gz")), cluster.nodes_of(shape)
-    default, plain = choices_of(["default", "fcfs+easy"])
-    starts = runner.run(trace.jobs, nodes, default.settings, predict=default.predict).start_s
-    known = runner.run(trace.jobs, nodes, plain.settings).start_s
+    default, plain = policies_of(["default", "fcfs+easy"])
+    starts = planner_run.run(trace.jobs, nodes, default.settings, predict=default.predict).start_s
+    known = planner_run.run(trace.jobs, nodes, plain.settings).start_s
     waits = [at - job.submit_s for job, at in zip(trace.jobs, starts, strict=True)]
     others = [at - job.submit_s for job, at in zip(trace.jobs, known, strict=True)]
     assert sum(waits) < sum(others)

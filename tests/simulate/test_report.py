@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.simulate import cluster, metrics, report, rules, runner
+from gpusched.simulate import cluster, metrics, planner_run, report, rules
 from gpusched.simulate.by_queue import QueueResult
-from gpusched.simulate.gains import gains, sentence
-from gpusched.simulate.runner import Attempt, Outcome
+from gpusched.simulate.comparison import compare, sentence
+from gpusched.simulate.planner_run import Attempt, Outcome
 from gpusched.simulate.trace import TraceJob, read_trace
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "simulation.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ def job(submit_s, run_s, gpus=1, user="ann", **more):
 
 
 def simulated(jobs, policy="fcfs+easy", shape="2x4"):
-    return runner.run(jobs, cluster.nodes_of(shape), rules.rules_of(policy).settings(), keeps_places=True)
+    return planner_run.run(jobs, cluster.nodes_of(shape), rules.rules_of(policy).settings(), keeps_places=True)
 
 
 def names_in(found):
@@ -38,7 +38,7 @@ def test_every_name_of_the_document_is_explained():
     jobs = [job(0, 100, 3), job(1, 50, 8, "bob", deadline_s=60), job(2, 10)]
     first, second = simulated(jobs), simulated(jobs, "sjf")
     made = report.document(report.measure("fcfs+easy", first, 8, wait_bound_s=30))
-    compared = report.gains_document("fcfs+easy", "sjf", gains(first, second))
+    compared = report.comparison_document("fcfs+easy", "sjf", compare(first, second))
     known = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
     assert names_in([made, compared]) - known == set()
     assert {one.name for one in fields(QueueResult)} - known == set()
@@ -57,7 +57,7 @@ def test_every_line_of_the_details_is_explained():
 
 def test_a_schedule_without_places_has_no_measures_over_time():
     jobs = [job(0, 100)]
-    bare = runner.run(jobs, cluster.nodes_of("1x4"), rules.rules_of("fcfs").settings())
+    bare = planner_run.run(jobs, cluster.nodes_of("1x4"), rules.rules_of("fcfs").settings())
     made = report.document(report.measure("fcfs", bare, 4))
     assert (made["fragmentation"], made["finish_time_fairness"], made["late"], made["overdue"]) == (None,) * 4
     assert (made["wait_s"]["mean"], made["users"][0]["dominant_share"]) == (0, None)
@@ -67,7 +67,7 @@ def test_a_schedule_without_places_has_no_measures_over_time():
 
 def test_the_rows_of_all_schedules_have_the_same_columns():
     jobs = [job(0, 100)]
-    bare = runner.run(jobs, cluster.nodes_of("1x4"), rules.rules_of("fcfs").settings())
+    bare = planner_run.run(jobs, cluster.nodes_of("1x4"), rules.rules_of("fcfs").settings())
     full = report.row(report.measure("a", simulated([job(0, 9, deadline_s=3)]), 8, wait_bound_s=1))
     assert list(full) == list(report.row(report.measure("b", bare, 4)))
     assert (full["overdue_missed"], full["overdue_by_s"], full["late_missed"], full["late_bound_s"]) == (1, 6, 0, 1)
@@ -116,7 +116,7 @@ def test_mean_wait_and_slowdown_of_each_user_and_queue():
 def test_the_sentence_says_how_many_and_who_the_most():
     jobs = [job(0, 10), job(0, 10), job(0, 10, user="bob"), job(0, 10, user="eve")]
     before, after = Outcome(jobs, [0, 0, 30, 10], 4), Outcome(jobs, [10, 10, 0, 10], 4)
-    assert sentence(gains(before, after), "old", "new") == (
+    assert sentence(compare(before, after), "old", "new") == (
         "new instead of old: of 3 users 1 gains (25% of the jobs; most of all user bob with 1 job, mean slowdown 4.00 "
         "to 1.00), 1 loses (50% of the jobs; most of all user ann with 2 jobs, mean slowdown 1.00 to 2.00), "
         "1 sees no difference"
@@ -125,14 +125,14 @@ def test_the_sentence_says_how_many_and_who_the_most():
 
 def test_a_trifle_is_no_gain():
     jobs = [job(0, 1000), job(0, 1000, user="bob")]
-    found = gains(Outcome(jobs, [0, 0], 2), Outcome(jobs, [9, 10], 2))
+    found = compare(Outcome(jobs, [0, 0], 2), Outcome(jobs, [9, 10], 2))
     assert sentence(found, "old", "new") == "new instead of old: of 2 users 0 gain, 0 lose, 2 see no difference"
-    assert len(gains(Outcome(jobs, [0, 0], 2), Outcome(jobs, [9, 11], 2)).losers) == 1
+    assert len(compare(Outcome(jobs, [0, 0], 2), Outcome(jobs, [9, 11], 2)).losers) == 1
 
 
 def test_queues_stand_in_for_users_that_nobody_knows():
     jobs = [job(0, 10, user="", queue=""), job(0, 10, user="", queue="vision")]
-    found = gains(Outcome(jobs, [10, 0], 2), Outcome(jobs, [0, 10], 2))
+    found = compare(Outcome(jobs, [10, 0], 2), Outcome(jobs, [0, 10], 2))
     assert "of 2 queues 1 gains (50% of the jobs; most of all those without a queue with 1 job" in sentence(
         found, "old", "new"
     )

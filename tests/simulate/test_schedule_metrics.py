@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.simulate import cluster, examples, metrics, rules, runner
-from gpusched.simulate.gains import gains
+from gpusched.simulate import cluster, examples, metrics, planner_run, rules
+from gpusched.simulate.comparison import compare
 from gpusched.simulate.trace import TraceJob, read_trace
 
 
@@ -15,7 +15,7 @@ def job(submit_s, run_s, *, gpus=1, user="ann", queue="q"):
 
 def test_two_jobs_by_hand():
     jobs = [job(0, 100), job(50, 5, gpus=8, user="bob")]
-    made = metrics.worth(runner.Outcome(jobs, [0, 100], 2), 8)
+    made = metrics.worth(planner_run.Outcome(jobs, [0, 100], 2), 8)
     assert (made.wait_s.mean, made.wait_s.median, made.wait_s.p95, made.wait_s.most) == (25, 0, 50, 50)
     assert (made.completion_s.mean, made.completion_s.p99) == (77.5, 100)
     assert (made.slowdown.mean, made.slowdown.most) == ((1 + 5.5) / 2, 5.5)
@@ -28,7 +28,7 @@ def test_two_jobs_by_hand():
 
 def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
     trace = read_trace(examples.FOLDER / "muri_trace1.csv.gz")
-    outcome = runner.run(trace.jobs, cluster.nodes_of("8x8"), rules.rules_of("sjf+easy/best").settings())
+    outcome = planner_run.run(trace.jobs, cluster.nodes_of("8x8"), rules.rules_of("sjf+easy/best").settings())
     made = metrics.worth(outcome, 64)
     assert round(made.wait_s.mean, 1) == 998555.2
     assert round(made.completion_s.mean, 1) == 1249006.9
@@ -39,8 +39,8 @@ def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
 
 def test_who_gains_and_who_loses():
     jobs = [job(0, 10, user="ann"), job(0, 10, user="bob")]
-    before, after = runner.Outcome(jobs, [0, 10], 2), runner.Outcome(jobs, [10, 0], 2)
-    assert [(one.name, one.before.slowdown, one.after.slowdown) for one in gains(before, after).listed] == [
+    before, after = planner_run.Outcome(jobs, [0, 10], 2), planner_run.Outcome(jobs, [10, 0], 2)
+    assert [(one.name, one.before.slowdown, one.after.slowdown) for one in compare(before, after).listed] == [
         ("bob", 2, 1),
         ("ann", 1, 2),
     ]

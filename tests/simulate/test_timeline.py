@@ -11,7 +11,7 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
 from gpusched.policy.draft import Booking, Part
-from gpusched.simulate import cluster, rules, runner
+from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 
@@ -87,7 +87,7 @@ def test_a_run_that_cannot_have_been_is_refused():
 def test_a_simulation_says_where_each_ran_and_is_the_same_schedule():
     jobs = [job(0, 10, 12), job(1, 5, 2), job(2, 5, 8)]
     machines, settings = cluster.nodes_of("2x8"), rules.rules_of("fcfs+easy").settings()
-    bare, known = (runner.run(jobs, machines, settings, keeps_places=keeps) for keeps in (False, True))
+    bare, known = (planner_run.run(jobs, machines, settings, keeps_places=keeps) for keeps in (False, True))
     assert bare.timeline is None
     timeline = known.timeline
     assert timeline is not None
@@ -104,7 +104,7 @@ def test_a_job_takes_less_than_a_kilobyte():
     count = 3000
     tracemalloc.start()
     jobs = [job(number * 40, 100 + number % 977, 1 + number % 8, user=f"u{number % 7}") for number in range(count)]
-    outcome = runner.run(jobs, machines, settings, keeps_places=True)
+    outcome = planner_run.run(jobs, machines, settings, keeps_places=True)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert outcome.timeline is not None

@@ -13,9 +13,9 @@ from history_builders import Lab
 from gpusched.cli.admin import main
 from gpusched.config import load_settings
 from gpusched.model.settings import PrioritySettings, QueueSettings, Settings
-from gpusched.simulate import runner
+from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.goal import Score, goal_of
+from gpusched.simulate.objective import Score, objective_of
 from gpusched.simulate.trace import TraceJob
 from gpusched.simulate.tuning import Search, is_better, knobs_of, section_of, split
 
@@ -37,17 +37,17 @@ def blocks(count: int, *, small_s: int, first_at: int = 0) -> list[TraceJob]:
 
 def search(jobs, text, *, tries=12, seed=0, settings=None):
     def run(settings, jobs):
-        return runner.run(jobs, NODES, settings)
+        return planner_run.run(jobs, NODES, settings)
 
-    return Search(jobs, goal_of(text), settings or Settings(), run, tries, seed)
+    return Search(jobs, objective_of(text), settings or Settings(), run, tries, seed)
 
 
 def test_a_weight_that_is_known_to_be_best_is_found():
     jobs = blocks(10, small_s=150)
     by_hand = PrioritySettings(weight_age=0, weight_size=1e5, favor_small=True)
-    goal = goal_of("wait_mean of small")
-    best = goal.score(runner.run(jobs, NODES, Settings(priority=by_hand))).value
-    today = goal.score(runner.run(jobs, NODES, Settings())).value
+    goal = objective_of("wait_mean of small")
+    best = goal.score(planner_run.run(jobs, NODES, Settings(priority=by_hand))).value
+    today = goal.score(planner_run.run(jobs, NODES, Settings())).value
     assert (today, best) == (399, 199)
     found, score = search(jobs, "wait_mean of small").find()
     assert score.value == best
@@ -67,9 +67,9 @@ def test_settings_are_steps_from_the_best_once_some_are_known():
 
     def run(settings, jobs):
         seen.append(settings.priority)
-        return runner.run(jobs, NODES, settings)
+        return planner_run.run(jobs, NODES, settings)
 
-    made = Search(jobs, goal_of("wait_mean of small"), Settings(), run, 12, 3)
+    made = Search(jobs, objective_of("wait_mean of small"), Settings(), run, 12, 3)
     made.find()
     assert len(seen) == 13
     assert len(set(seen)) == 13
@@ -137,7 +137,7 @@ def test_later_jobs_are_held_out_whatever_the_order_of_the_file():
     jobs = blocks(10, small_s=150)
     mixed = list(jobs)
     Random(1).shuffle(mixed)
-    first, later = split(mixed, goal_of("wait_mean"), 0.4)
+    first, later = split(mixed, objective_of("wait_mean"), 0.4)
     assert (len(first), len(later)) == (36, 24)
     assert max(job.submit_s for job in first) <= min(job.submit_s for job in later)
 

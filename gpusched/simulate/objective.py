@@ -21,7 +21,7 @@ from math import inf, isfinite
 from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, parse_duration_s
 from gpusched.simulate.metrics import WIDE_GPUS, slowdowns_of, spread, width
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.planner_run import Outcome
 from gpusched.simulate.trace import TraceJob
 
 EXAMPLE = "--goal 'wait_p95 of small, slowdown_mean of wide <= 20'"
@@ -100,7 +100,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Objective:
     """One measure to be made small, others within limits."""
 
     target: Term
@@ -133,14 +133,14 @@ class Goal:
         return Score(self.target.value(outcome), limited, excess)
 
 
-def goal_of(text: str) -> Goal:
+def objective_of(text: str) -> Objective:
     """The goal that a text states. Raises: UsageError for what cannot be read, naming what can."""
     terms = [_term(part.strip()) for part in text.split(",")]
     targets = [term for term in terms if term.limit is None]
     if len(targets) != 1:
         what = f"{len(targets)} measures without a limit" if targets else "no measure without a limit"
         raise UsageError(f"the goal {text!r} has {what}, and just one is made small", EXAMPLE)
-    return Goal(targets[0], tuple(term for term in terms if term.limit is not None))
+    return Objective(targets[0], tuple(term for term in terms if term.limit is not None))
 
 
 def _term(text: str) -> Term:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.simulate.goal import Score, Term, goal_of
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.objective import Score, Term, objective_of
+from gpusched.simulate.planner_run import Outcome
 from gpusched.simulate.trace import TraceJob
 
 
@@ -38,9 +38,9 @@ from gpusched.simulate.trace import TraceJob
     ],
 )
 def test_a_goal_in_words(text, target, limits):
-    goal = goal_of(text)
+    goal = objective_of(text)
     assert (goal.target, goal.limits) == (target, limits)
-    assert goal_of(str(goal)) == goal
+    assert objective_of(str(goal)) == goal
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_goal_in_words(text, target, limits):
 )
 def test_what_is_no_goal_is_refused_with_an_example(text, why):
     with pytest.raises(UsageError, match=re.escape(why)) as caught:
-        goal_of(text)
+        objective_of(text)
     assert caught.value.hint.startswith("--goal '")
 
 
@@ -93,14 +93,14 @@ DONE = Outcome(JOBS, (0, 100, 160, 30), 4)
     ],
 )
 def test_what_a_schedule_is_worth(text, value):
-    assert goal_of(text).score(DONE).value == value
+    assert objective_of(text).score(DONE).value == value
 
 
 def test_limits_come_before_the_goal():
-    goal = goal_of("wait_mean of small, slowdown_most <= 8, wait_most <= 300s")
+    goal = objective_of("wait_mean of small, slowdown_most <= 8, wait_most <= 300s")
     score = goal.score(DONE)
     assert (score.limited, score.excess) == ((16, 150), 1.0)
-    kept = goal_of("wait_mean, slowdown_most <= 16").score(DONE)
+    kept = objective_of("wait_mean, slowdown_most <= 16").score(DONE)
     assert kept.excess == 0
     assert kept.rank < score.rank
     assert kept.value > score.value
@@ -113,6 +113,6 @@ def test_who_exceeds_limits_alike_is_told_apart_by_the_measure():
 
 
 def test_a_group_that_nobody_is_of_is_named():
-    goal = goal_of("wait_mean of small, wait_most of queue=c <= 1h")
+    goal = objective_of("wait_mean of small, wait_most of queue=c <= 1h")
     assert goal.missing_in(JOBS) == "queue=c"
-    assert goal_of("wait_mean of wide").missing_in(JOBS) is None
+    assert objective_of("wait_mean of wide").missing_in(JOBS) is None

@@ -18,14 +18,14 @@ from gpusched.config.reading import CONFIG_VARIABLE
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.settings import Settings
 from gpusched.simulate import predicting
+from gpusched.simulate.daemon_run import may_preempt
 from gpusched.simulate.rules import rules_of
-from gpusched.simulate.whole import may_preempt
 
 DEFAULT, PRESENT = "default", "present"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Policy:
     """One policy to be simulated."""
 
     name: str
@@ -36,9 +36,9 @@ class Choice:
     """How run times are guessed, by a name of `predicting`; None: they are not."""
 
 
-def choices_of(
+def policies_of(
     names: Sequence[str], config: Path | None = None, predict: str | None = None, *, is_exact: bool = False
-) -> list[Choice]:
+) -> list[Policy]:
     """The policies of these names, `NAME[:PREDICTION]`; `config` is the file of `default`.
 
     Args:
@@ -51,10 +51,10 @@ def choices_of(
         raise UsageError(
             f"no policy goes by {config}: it says what the policy default is", f"--policy {DEFAULT},{','.join(names)}"
         )
-    return [_choice(name, config, predict, is_exact=is_exact) for name in names]
+    return [_policy_of(name, config, predict, is_exact=is_exact) for name in names]
 
 
-def _choice(text: str, config: Path | None, predict: str | None, *, is_exact: bool) -> Choice:
+def _policy_of(text: str, config: Path | None, predict: str | None, *, is_exact: bool) -> Policy:
     name, _, own = text.partition(":")
     found = _named(name, config)
     found = replace(found, name=text, predict=own or predict or (None if is_exact else found.predict))
@@ -62,7 +62,7 @@ def _choice(text: str, config: Path | None, predict: str | None, *, is_exact: bo
     return found
 
 
-def _named(name: str, config: Path | None) -> Choice:
+def _named(name: str, config: Path | None) -> Policy:
     if name == DEFAULT:
         if config is None:
             return _of_daemon(name, Settings())
@@ -72,17 +72,17 @@ def _named(name: str, config: Path | None) -> Choice:
     if name == PRESENT:
         return _of_daemon(name, load_settings(paths.config_file(), os.environ).settings)
     rules = rules_of(name)
-    return Choice(name, rules.settings(), rules.orders_by_run_time)
+    return Policy(name, rules.settings(), rules.orders_by_run_time)
 
 
-def _of_daemon(name: str, settings: Settings) -> Choice:
+def _of_daemon(name: str, settings: Settings) -> Policy:
     """One that predicts as the daemon does under these settings."""
-    return Choice(name, settings, predict=predicting.OWN if settings.priority.predict else None)
+    return Policy(name, settings, predict=predicting.OWN if settings.priority.predict else None)
 
 
-def refuse_fast(choice: Choice) -> None:
+def refuse_fast(policy: Policy) -> None:
     """Raises: UsageError for settings under which more happens than a policy that is asked alone can do."""
-    settings = choice.settings
+    settings = policy.settings
     why = None
     if may_preempt(settings):
         why = "runs make room for others"
@@ -93,6 +93,6 @@ def refuse_fast(choice: Choice) -> None:
             why = f"{' and '.join(named)} decide who may submit what"
     if why is not None:
         raise UsageError(
-            f"under the policy {choice.name} {why}, which the fast simulation does not do",
+            f"under the policy {policy.name} {why}, which the fast simulation does not do",
             "let all that the daemon does happen: --tick",
         )

@@ -38,8 +38,8 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.policy.ordering import rank_period_s
 from gpusched.ports import Changes
+from gpusched.simulate.planner_run import Attempt, Outcome, Progress
 from gpusched.simulate.rules import request_of
-from gpusched.simulate.runner import Attempt, Outcome, Progress
 from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 from gpusched.store.memory import MemoryStore

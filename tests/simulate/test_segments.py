@@ -6,8 +6,8 @@ from copy import copy
 
 import pytest
 
-from gpusched.simulate import cluster, examples, metrics, rules, runner
-from gpusched.simulate.rows import pick, rows_of
+from gpusched.simulate import cluster, examples, metrics, planner_run, rules
+from gpusched.simulate.segments import pick, segments_of
 from gpusched.simulate.trace import read_trace
 
 DRAWN = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
@@ -21,7 +21,7 @@ def mean_slowdown(trace, policy, rows):
     part = copy(trace)
     pick(part, rows)
     chosen = rules.rules_of(policy)
-    outcome = runner.run(part.jobs, cluster.processors(part.procs), chosen.settings())
+    outcome = planner_run.run(part.jobs, cluster.processors(part.procs), chosen.settings())
     return metrics.worth(outcome, part.procs).slowdown.mean
 
 
@@ -33,11 +33,11 @@ def test_each_part_is_scheduled_as_if_it_were_alone():
     for rows in ((700, 90), (10, 150)):
         part = copy(trace)
         pick(part, [rows])
-        outcome = runner.run(part.jobs, nodes, settings)
+        outcome = planner_run.run(part.jobs, nodes, settings)
         alone += [start - job.submit_s for start, job in zip(outcome.start_s, part.jobs, strict=True)]
     both = copy(trace)
-    pick(both, rows_of(["700:90", "10:150"]))
-    outcome = runner.run(both.jobs, nodes, settings)
+    pick(both, segments_of(["700:90", "10:150"]))
+    outcome = planner_run.run(both.jobs, nodes, settings)
     assert [start - job.submit_s for start, job in zip(outcome.start_s, both.jobs, strict=True)] == alone
     assert [job.id for job in both.jobs] == [job.id for job in (*trace.jobs[700:790], *trace.jobs[10:160])]
     assert any(alone)

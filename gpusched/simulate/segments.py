@@ -12,11 +12,11 @@ from dataclasses import replace
 from gpusched.errors import UsageError
 from gpusched.simulate.trace import Trace, TraceJob
 
-Rows = tuple[int, int]
+Segment = tuple[int, int]
 """The place of the first job in the trace, from 0, and how many there are."""
 
 
-def rows_of(texts: Iterable[str]) -> list[Rows]:
+def segments_of(texts: Iterable[str]) -> list[Segment]:
     """Parts named `FIRST:COUNT`. Raises: UsageError for a text that is none."""
     found = []
     for text in texts:
@@ -27,7 +27,7 @@ def rows_of(texts: Iterable[str]) -> list[Rows]:
     return found
 
 
-def pick(trace: Trace, rows: Sequence[Rows]) -> None:
+def pick(trace: Trace, rows: Sequence[Segment]) -> None:
     """Leave these parts alone in the trace, each so late that all that came before it has ended by then.
 
     Raises: UsageError for rows that it does not have.

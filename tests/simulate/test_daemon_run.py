@@ -21,11 +21,11 @@ from gpusched.model.settings import (
     QueueSettings,
     Settings,
 )
-from gpusched.simulate import examples, runner, whole
-from gpusched.simulate.choices import choices_of
+from gpusched.simulate import daemon_run, examples, planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors
+from gpusched.simulate.daemon_run import Mishaps
+from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob, read_trace
-from gpusched.simulate.whole import Mishaps
 from gpusched.testing import spec
 
 ONE = nodes_of("1x4xA100-80GiB:64")
@@ -36,8 +36,8 @@ def gpu_job(name: str, submit_s: int, run_s: int, gpus: int = 1, **parts) -> Tra
 
 
 def both(jobs, nodes, name: str):
-    (choice,) = choices_of([name])
-    return runner.run(jobs, nodes, choice.settings), whole.run(jobs, nodes, choice.settings)
+    (policy,) = policies_of([name])
+    return planner_run.run(jobs, nodes, policy.settings), daemon_run.run(jobs, nodes, policy.settings)
 
 
 POLICIES = ("fcfs", "fcfs+easy", "fcfs+greedy", "sjf+easy", "saf+cons", "default", "sjf+easy/first")
@@ -85,7 +85,7 @@ def test_jobs_of_several_users_start_alike_where_use_counts_at_once(rows):
     jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
     rules = Settings(priority=PrioritySettings(calc_period_s=0.0))
     nodes = nodes_of("1x8")
-    assert whole.run(jobs, nodes, rules).start_s == runner.run(jobs, nodes, rules).start_s
+    assert daemon_run.run(jobs, nodes, rules).start_s == planner_run.run(jobs, nodes, rules).start_s
 
 
 @pytest.mark.nightly
@@ -106,10 +106,10 @@ def test_how_many_times_as_long_the_tick_takes_as_the_policy_alone(trace_file, n
     gpus, procs = largest(machines)
     trace = read_trace(trace_file(name))
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
-    jobs, (choice,) = trace.jobs[:count], choices_of(["fcfs+easy"])
+    jobs, (policy,) = trace.jobs[:count], policies_of(["fcfs+easy"])
     at = [time.process_time()]
-    for simulate in (runner.run, whole.run):
-        simulate(jobs, machines, choice.settings)
+    for simulate in (planner_run.run, daemon_run.run):
+        simulate(jobs, machines, policy.settings)
         at.append(time.process_time())
     ratio = (at[2] - at[1]) / (at[1] - at[0])
     print(f"{name}: {len(jobs)} jobs, {ratio:.0f} times, {len(jobs) / (at[2] - at[1]):.0f} jobs/s by the tick")
@@ -125,9 +125,9 @@ def ends_of(outcome, number: int) -> list[tuple[int, int, str]]:
 
 def test_a_job_that_failed_in_the_trace_fails_each_time_it_is_tried():
     jobs = [gpu_job("a", 0, 100, outcome="failed"), gpu_job("b", 0, 50, outcome="completed")]
-    once = whole.run(jobs, ONE, Settings())
+    once = daemon_run.run(jobs, ONE, Settings())
     assert ends_of(once, 0) == [(0, 100, "failed")]
-    outcome = whole.run(jobs, ONE, Settings(), mishaps=Mishaps(retries=2))
+    outcome = daemon_run.run(jobs, ONE, Settings(), mishaps=Mishaps(retries=2))
     first, second, third = ends_of(outcome, 0)
     assert (first, [how for *_, how in (second, third)]) == ((0, 100, "failed"), ["failed", "failed"])
     # The backoff of 10 s and then 20 s, each a quarter more or less, as the daemon has it.
@@ -141,7 +141,8 @@ def test_runs_fail_by_seed_alone_and_only_where_the_end_is_not_known():
     known = [gpu_job(f"k{n}", n, 40, outcome="completed") for n in range(30)]
     jobs = [gpu_job(f"u{n}", n, 40) for n in range(60)] + known
     runs = [
-        whole.run(jobs, ONE, Settings(), mishaps=Mishaps(fail_rate=0.3, seed=seed, retries=1)) for seed in (1, 1, 2)
+        daemon_run.run(jobs, ONE, Settings(), mishaps=Mishaps(fail_rate=0.3, seed=seed, retries=1))
+        for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
     assert runs[0].attempts != runs[2].attempts
@@ -153,7 +154,7 @@ def test_runs_fail_by_seed_alone_and_only_where_the_end_is_not_known():
 
 def test_a_run_ends_at_its_time_limit():
     jobs = [gpu_job("a", 0, 60, estimate_s=60, outcome="timeout"), gpu_job("b", 1, 20, gpus=4, estimate_s=30)]
-    outcome = whole.run(jobs, ONE, Settings())
+    outcome = daemon_run.run(jobs, ONE, Settings())
     assert ends_of(outcome, 0) == [(0, 60, "timeout")]
     assert ends_of(outcome, 1) == [(60, 80, "completed")]
 
@@ -161,7 +162,7 @@ def test_a_run_ends_at_its_time_limit():
 def test_each_recorded_run_of_a_job_of_the_history_is_repeated():
     asked = spec(retry=RetryRule(retries=3, backoff_s=0.0), time_limit_s=500)
     job = replace(gpu_job("a", 0, 70), spec=asked, attempts=((5, "failed"), (6, "out_of_memory"), (70, "completed")))
-    outcome = whole.run([job], ONE, Settings())
+    outcome = daemon_run.run([job], ONE, Settings())
     assert [(end - start, how) for start, end, how in ends_of(outcome, 0)] == [
         (5, "failed"),
         (6, "out_of_memory"),
@@ -177,7 +178,7 @@ LAB = Settings(
 
 def test_a_queue_takes_back_what_it_has_lent_and_the_lost_work_is_counted():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
-    outcome = whole.run(jobs, ONE, LAB)
+    outcome = daemon_run.run(jobs, ONE, LAB)
     assert ends_of(outcome, 0) == [(0, 1000, "preempted"), (1600, 6600, "completed")]
     assert ends_of(outcome, 1) == [(1000, 1600, "completed")]
     assert (outcome.start_s, outcome.ends_s) == ([0, 1000], [6600, 1600])
@@ -185,14 +186,14 @@ def test_a_queue_takes_back_what_it_has_lent_and_the_lost_work_is_counted():
 
 def test_a_run_is_safe_for_as_long_as_the_settings_say_and_no_longer():
     jobs = [gpu_job("big", 900, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
-    outcome = whole.run(jobs, ONE, LAB)
+    outcome = daemon_run.run(jobs, ONE, LAB)
     assert ends_of(outcome, 0)[0] == (900, 1200, "preempted")
     assert outcome.start_s[1] == 1200
 
 
 def test_without_preemption_who_is_promised_gpus_waits_for_them():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
-    outcome = whole.run(jobs, ONE, replace(LAB, preempt=PreemptSettings(mode="off")))
+    outcome = daemon_run.run(jobs, ONE, replace(LAB, preempt=PreemptSettings(mode="off")))
     assert outcome.start_s == [0, 5000]
 
 
@@ -200,7 +201,7 @@ def test_a_higher_qos_takes_the_place_of_a_lower_one():
     levels = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",), min_run_s=0.0)}
     asked = [spec(request=replace(spec().request, gpus=4), time_limit_s=900, qos=qos) for qos in ("low", "high")]
     jobs = [replace(gpu_job(str(n), 400 * n, 900, 4), spec=one) for n, one in enumerate(asked)]
-    outcome = whole.run(jobs, ONE, Settings(qos=levels))
+    outcome = daemon_run.run(jobs, ONE, Settings(qos=levels))
     assert ends_of(outcome, 0)[0] == (0, 400, "preempted")
     assert outcome.start_s == [0, 400]
 
@@ -208,7 +209,7 @@ def test_a_higher_qos_takes_the_place_of_a_lower_one():
 def test_who_may_have_no_more_jobs_asks_again_later():
     queue = QueueSettings("default", max_jobs_per_user=1)
     jobs = [gpu_job("a", 0, 700, user="ann"), gpu_job("b", 10, 5, user="ann"), gpu_job("c", 10, 5, user="bob")]
-    outcome = whole.run(jobs, ONE, Settings(queue={"default": queue}))
+    outcome = daemon_run.run(jobs, ONE, Settings(queue={"default": queue}))
     assert outcome.start_s == [0, 1210, 10]
 
 
@@ -217,27 +218,27 @@ def test_who_has_waited_for_too_long_goes_first_without_any_other_event():
     # One that is shorter, and too wide for the cards that are free, keeps it from them until it is overdue itself.
     jobs = [gpu_job("now", 0, 5000, 2), gpu_job("wide", 25, 50, 4), gpu_job("long", 21, 900)]
     jobs.append(gpu_job("first", 0, 30, 2))
-    overdue = whole.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1000)))
+    overdue = daemon_run.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1000)))
     # Ranks are worked out each minute.
     assert overdue.start_s == [0, 5000, 1080, 0]
-    at_once = whole.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1000, calc_period_s=0)))
+    at_once = daemon_run.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1000, calc_period_s=0)))
     assert at_once.start_s == [0, 5000, 1021, 0]
-    patient = whole.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1e9)))
+    patient = daemon_run.run(jobs, ONE, Settings(priority=replace(order, max_wait_s=1e9)))
     assert patient.start_s == [0, 5000, 5050, 0]
 
 
 def test_many_ended_jobs_are_forgotten_on_the_way_and_none_in_the_result(monkeypatch):
-    monkeypatch.setattr(whole, "_FORGOTTEN_AT", 3)
+    monkeypatch.setattr(daemon_run, "_FORGOTTEN_AT", 3)
     jobs = [gpu_job(str(n), n, 7, 1 + n % 4) for n in range(20)]
-    outcome = whole.run(jobs, ONE, Settings())
+    outcome = daemon_run.run(jobs, ONE, Settings())
     assert sorted(one.job for one in outcome.attempts) == list(range(20))
     assert min(outcome.ends_s) > 0
 
 
 def test_where_each_run_was_is_put_down_when_that_is_asked_for():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
-    assert whole.run(jobs, ONE, LAB).timeline is None
-    kept = whole.run(jobs, ONE, LAB, keeps_places=True).timeline
+    assert daemon_run.run(jobs, ONE, LAB).timeline is None
+    kept = daemon_run.run(jobs, ONE, LAB, keeps_places=True).timeline
     assert sorted((kept.job[n], kept.begin_s[n], kept.how(n)) for n in range(len(kept))) == [
         (0, 0, "preempted"),
         (0, 1600, "completed"),
@@ -247,21 +248,21 @@ def test_where_each_run_was_is_put_down_when_that_is_asked_for():
 
 def test_jobs_that_fail_at_once_take_no_card_away():
     jobs = [gpu_job(f"f{n}", 10 * n, 3, 4, user=f"u{n % 3}", outcome="failed") for n in range(9)]
-    outcome = whole.run([*jobs, gpu_job("last", 100, 50, 4)], ONE, Settings())
+    outcome = daemon_run.run([*jobs, gpu_job("last", 100, 50, 4)], ONE, Settings())
     assert outcome.start_s[-1] == 100
 
 
 def test_more_cores_than_there_are_can_be_handed_out():
     jobs = [TraceJob(str(n), 0, 100, 100, procs=8) for n in range(3)]
-    plain = whole.run(jobs, processors(8), Settings())
-    twice = whole.run(jobs, processors(8), Settings(oversubscribe=OversubscribeSettings(cpus=2.0)))
+    plain = daemon_run.run(jobs, processors(8), Settings())
+    twice = daemon_run.run(jobs, processors(8), Settings(oversubscribe=OversubscribeSettings(cpus=2.0)))
     assert (plain.start_s, twice.start_s) == ([0, 100, 200], [0, 0, 100])
 
 
 def test_who_was_let_before_others_is_let_again_and_without_that_nobody_is():
     asked = [spec(nice=nice, time_limit_s=50, request=replace(spec().request, gpus=4)) for nice in (0, 0, -500)]
     jobs = [replace(gpu_job(str(n), n, 50, 4, user="ann"), spec=one) for n, one in enumerate(asked)]
-    assert whole.run(jobs, ONE, Settings()).start_s == [0, 100, 50]
+    assert daemon_run.run(jobs, ONE, Settings()).start_s == [0, 100, 50]
 
 
 # --- what cannot be simulated ---------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_who_was_let_before_others_is_let_again_and_without_that_nobody_is():
 )
 def test_what_the_daemon_or_a_trace_does_not_have_is_refused(nodes, rules, text):
     with pytest.raises(UsageError, match=text) as caught:
-        whole.run([gpu_job("a", 0, 1)], nodes, rules)
+        daemon_run.run([gpu_job("a", 0, 1)], nodes, rules)
     assert caught.value.hint
 
 
@@ -284,19 +285,19 @@ def test_jobs_that_are_refused_to_the_end_are_named_with_the_reason():
     queue = QueueSettings("default", max_gpus=2)
     jobs = [gpu_job("a", 0, 10, 2), gpu_job("wide", 0, 10, 3)]
     with pytest.raises(UserError, match="1 job is refused to the end, the first of them wide: asked for 3 GPUs; queue"):
-        whole.run(jobs, ONE, Settings(queue={"default": queue}))
+        daemon_run.run(jobs, ONE, Settings(queue={"default": queue}))
 
 
 def test_jobs_that_nothing_lets_start_are_named_with_the_reason():
     jobs = [gpu_job("a", 0, 10), gpu_job("b", 0, 10)]
     with pytest.raises(UserError, match="2 jobs are left that nothing lets start, the first of them a: .*0 jobs"):
-        whole.run(jobs, ONE, Settings(limit=LimitSettings(running_per_user=0)))
+        daemon_run.run(jobs, ONE, Settings(limit=LimitSettings(running_per_user=0)))
 
 
 def test_a_job_that_was_lost_with_the_machine_for_good_fails():
     asked = spec(time_limit_s=100, retry=RetryRule(requeue=False))
     job = replace(gpu_job("a", 0, 30), spec=asked, attempts=((30, "node_fail"),))
-    outcome = whole.run([job], ONE, Settings())
+    outcome = daemon_run.run([job], ONE, Settings())
     assert ends_of(outcome, 0) == [(0, 30, "failed")]
 
 
@@ -314,7 +315,7 @@ ROWS = st.lists(
 @given(ROWS, st.sampled_from([0.0, 0.4]), st.integers(0, 2))
 def test_nothing_is_booked_twice_and_every_job_comes_to_its_end(rows, fail_rate, retries):
     jobs = [gpu_job(str(n), at, run_s, gpus, queue=queue) for n, (at, run_s, gpus, queue) in enumerate(rows)]
-    outcome = whole.run(
+    outcome = daemon_run.run(
         jobs, ONE, LAB, mishaps=Mishaps(fail_rate=fail_rate, retries=retries, seed=3), keeps_places=True
     )
     kept = outcome.timeline
@@ -353,8 +354,8 @@ def test_a_job_without_a_limit_is_planned_with_what_others_like_it_took():
         replace(gpu_job("filler", base + 2, 100, 2), spec=short[0]),
     ]
     rules = PrioritySettings(predict=False, weight_short=0.0, backfill_by="prediction")
-    blind = whole.run(jobs, ONE, Settings(priority=rules))
-    told = whole.run(jobs, ONE, Settings(priority=replace(rules, predict=True)))
+    blind = daemon_run.run(jobs, ONE, Settings(priority=rules))
+    told = daemon_run.run(jobs, ONE, Settings(priority=replace(rules, predict=True)))
     # Who knows that the filler takes 100 s lets it run while the wide one waits for the long one.
     assert blind.start_s[-1] == base + 1400
     assert told.start_s[-1] == base + 2
@@ -366,6 +367,6 @@ def test_a_run_that_stands_still_to_make_room_goes_on_where_it_was():
     asked = [spec(request=replace(spec().request, cpus=64.0), time_limit_s=900, qos=qos) for qos in ("low", "high")]
     jobs = [replace(TraceJob(str(n), 300 * n, 500 - 300 * n, 900, cpus=64.0), spec=one) for n, one in enumerate(asked)]
     rules = Settings(qos=levels, preempt=PreemptSettings(mode="suspend", min_run_s=0.0))
-    outcome = whole.run(jobs, ONE, rules)
+    outcome = daemon_run.run(jobs, ONE, rules)
     assert ends_of(outcome, 0) == [(0, 700, "completed")]
     assert ends_of(outcome, 1) == [(300, 500, "completed")]

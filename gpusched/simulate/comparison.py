@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusched.simulate.metrics import Group, groups, party
-from gpusched.simulate.runner import Outcome
+from gpusched.simulate.planner_run import Outcome
 
 LEAST = 0.01
 """A mean slowdown that changes by less than this part of it is no change."""
@@ -36,7 +36,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Gains:
+class Comparison:
     """All of them, who gains most first."""
 
     what: str
@@ -54,15 +54,15 @@ class Gains:
         return tuple(reversed([one for one in self.listed if one.is_loss]))
 
 
-def gains(before: Outcome, after: Outcome, by: str | None = None) -> Gains:
+def compare(before: Outcome, after: Outcome, by: str | None = None) -> Comparison:
     """Each user under either schedule of the same jobs, or each queue; None: as `metrics.party` has it."""
     what, name_of = party(before.jobs, by)
     first, second = groups(before, name_of), groups(after, name_of)
     listed = [Gain(name, first[name], second[name]) for name in first]
-    return Gains(what, tuple(sorted(listed, key=lambda one: (one.times, one.name))))
+    return Comparison(what, tuple(sorted(listed, key=lambda one: (one.times, one.name))))
 
 
-def sentence(found: Gains, before: str, after: str) -> str:
+def sentence(found: Comparison, before: str, after: str) -> str:
     """How many gain and lose when `after` takes the place of `before`, with how many of the jobs, and who the most."""
     winners, losers = found.winners, found.losers
     jobs = sum(one.before.jobs for one in found.listed)
