@@ -5,7 +5,6 @@ from __future__ import annotations
 import _socket
 import os
 import posixpath
-import shutil
 import signal
 import sys
 import time
@@ -220,6 +219,8 @@ class Waiting:
 
     def show(self, text: str) -> None:
         """Say it in place of what was said before."""
+        import shutil  # brings regular expressions; where output goes to a file nobody waits for them
+
         width = shutil.get_terminal_size().columns - 1
         line = f"grun: {text}"
         self._write("\r\x1b[K" + (line if len(line) <= width else line[: width - 3] + "..."))
