@@ -582,15 +582,19 @@ async def wait(request: web.Request) -> web.Response:
         for job_id in ids:
             if job_id not in jobs:
                 raise viewer.missing(job_id)
-        done = all(job.state.is_final for job in jobs.values())
+        left = [job_id for job_id, job in jobs.items() if not job.state.is_final]
+        done = not left
         if done and (now := _each_once(_as_now(named, service, caller))) != ids:
             ids = now
             continue
         left_s = deadline - loop.time()
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
-        # An array of short tasks changes hundreds of times a second.
-        await service.changed(ids, left_s, caller, ends_only=state_not is None and run_not is None)
+        if state_not is None and run_not is None:
+            # Among a thousand short jobs one ends every millisecond or two: only the last end is looked into.
+            await service.ended(left, left_s, caller)
+        else:
+            await service.changed(ids, left_s, caller)
     spared = service.not_needed(request.query.get("ids", ""))
     return respond(
         done=done,

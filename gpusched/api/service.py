@@ -41,6 +41,29 @@ MOST_WATCHED = 200_000
 """Each is a few hundred bytes of memory as long as somebody waits."""
 
 
+@dataclass(slots=True, eq=False)
+class Watch:
+    """What one client waits for: any change of some jobs, or the ends of all of them."""
+
+    left: set[int] | None
+    """Jobs that have not ended; None where any change will do."""
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notice(self, job: Job) -> None:
+        """Take in a changed row of one of the jobs, or of the array of one."""
+        if self.left is None:
+            self.is_over.set()
+            return
+        if not job.state.is_final:
+            return
+        self.left.discard(job.id)
+        if job.is_array:
+            # Those of its tasks that never got a row have ended with it.
+            self.left = {job_id for job_id in self.left if not job.id < job_id <= job.last_id}
+        if not self.left:
+            self.is_over.set()
+
+
 @dataclass(slots=True)
 class Service:
     """The daemon as its API sees it."""
@@ -61,7 +84,8 @@ class Service:
     """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
-    watchers: dict[int, dict[asyncio.Event, bool]] = field(default_factory=dict)
+    watchers: dict[int, set[Watch]] = field(default_factory=dict)
+    """By job, the clients that wait for it."""
     thinking: dict[int, int] = field(default_factory=dict)
     """How many questions of each user are being worked out."""
     waiting: dict[int, int] = field(default_factory=dict)
@@ -118,40 +142,44 @@ class Service:
             if not counts[uid]:
                 del counts[uid]
 
-    def announce(self, job_ids: Iterable[int]) -> None:
-        """Wake the clients that wait for any of these jobs; called after each commit."""
+    def announce(self, jobs: Mapping[int, Job]) -> None:
+        """Wake the clients that wait for any of these jobs; called after each commit with the rows that changed."""
         if self.watchers:
-            active = self.scheduler.world.jobs
-            for job_id in job_ids:
-                for event, is_for_ends in self.watchers.get(job_id, {}).items():
-                    if not is_for_ends or job_id not in active:
-                        event.set()
+            for job_id, job in jobs.items():
+                for watch in self.watchers.get(job_id, ()):
+                    watch.notice(job)
 
-    async def changed(self, ids: Iterable[int], timeout_s: float, caller: Caller, *, ends_only: bool = False) -> None:
-        """Return when the row of one of these jobs changes, or one of them ends, or after the timeout.
+    async def changed(self, ids: Iterable[int], timeout_s: float, caller: Caller) -> None:
+        """Return when the row of one of these jobs changes, or after the timeout.
 
         Raises: TooMany when the caller waits for too many jobs already.
         """
-        watched = dict.fromkeys(ids, ends_only)
-        # A task without a row changes with its array.
-        watched.update(dict.fromkeys(filter(None, map(self.scheduler.world.arrays.array_of, watched)), False))
-        with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "jobs that are waited for"):
-            await self._changed(watched, timeout_s)
+        await self._watch(Watch(None), list(ids), timeout_s, caller)
 
-    async def _changed(self, watched: Mapping[int, bool], timeout_s: float) -> None:
-        event = asyncio.Event()
-        for job_id, is_for_ends in watched.items():
-            self.watchers.setdefault(job_id, {})[event] = is_for_ends
-        try:
-            await asyncio.wait_for(event.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            pass  # the caller looks at the states again either way
-        finally:
+    async def ended(self, ids: Iterable[int], timeout_s: float, caller: Caller) -> None:
+        """Return when all of these jobs, of which none has ended, have ended, or after the timeout.
+
+        Raises: TooMany when the caller waits for too many jobs already.
+        """
+        left = set(ids)
+        await self._watch(Watch(left), list(left), timeout_s, caller)
+
+    async def _watch(self, watch: Watch, ids: list[int], timeout_s: float, caller: Caller) -> None:
+        # A task without a row changes and ends with its array.
+        watched = dict.fromkeys([*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))])
+        with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "jobs that are waited for"):
             for job_id in watched:
-                events = self.watchers[job_id]
-                del events[event]
-                if not events:
-                    del self.watchers[job_id]
+                self.watchers.setdefault(job_id, set()).add(watch)
+            try:
+                await asyncio.wait_for(watch.is_over.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                pass  # the caller looks at the states again either way
+            finally:
+                for job_id in watched:
+                    watches = self.watchers[job_id]
+                    watches.remove(watch)
+                    if not watches:
+                        del self.watchers[job_id]
 
     # --- looking jobs up --------------------------------------------------------------------------
 

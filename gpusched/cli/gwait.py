@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 60
 _RECONNECT_S = 0.2
+_IDS_AT_ONCE = 400
+"""The daemon takes addresses of 8 KiB, and an id may have twenty characters."""
 _PATIENCE_S = 30.0
 """How long a waiting command puts up with a daemon that is away, for example while it is restarted."""
 
@@ -104,6 +106,19 @@ def ending(job: dict[str, Any]) -> str:
 def wait_until_done(client: Client, ids: list[str], timeout_s: float | None) -> dict[str, Any]:
     """The daemon's answer once all have ended, or after the timeout. A daemon that restarts is waited for."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    answers = [
+        _wait_until_done(client, ids[at : at + _IDS_AT_ONCE], deadline) for at in range(0, len(ids), _IDS_AT_ONCE)
+    ]
+    if len(answers) == 1:
+        return answers[0]
+    return {
+        "done": all(answer["done"] for answer in answers),
+        "not_needed": [job_id for answer in answers for job_id in answer.get("not_needed", ())],
+        "jobs": [job for answer in answers for job in answer["jobs"]],
+    }
+
+
+def _wait_until_done(client: Client, ids: list[str], deadline: float | None) -> dict[str, Any]:
     names = quote(",".join(ids))
     while True:
         left_s = _POLL_S if deadline is None else max(0.0, min(_POLL_S, deadline - time.monotonic()))
