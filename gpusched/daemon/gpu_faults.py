@@ -52,6 +52,9 @@ class GpuFaults:
         self._parents: dict[str, str] = {}
         """UUIDs of the cards that MIG instances are parts of."""
         self._new: list[GpuFault] = []
+        """Not acted on in any turn that was recorded."""
+        self._taken = 0
+        """How many of them the last turn acted on."""
         self._lost: dict[str, GpuFault] = {}
         """Cards that are lost, by UUID."""
         self._read_until: float | None = None
@@ -93,11 +96,12 @@ class GpuFaults:
         self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in turn.world.drains}
         for uuid, message in self._drains.items():
             turn.drain(uuid, message)
-        new, self._new = self._new, []
-        for fault in new:
+        new, tried, self._taken = self._new, self._taken, len(self._new)
+        for number, fault in enumerate(new):
             late_s = turn.now - fault.at
             late = f", found in the kernel's log {format_duration(late_s)} later" if late_s > _LATE_S else ""
-            log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
+            if number >= tried:
+                log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
             if takes_out(fault, turn.settings.fault, turn.world.clearances.get(fault.uuid)):
                 self._drain(fault.uuid, fault.index, fault.text + late, turn)
         # At once, before more of the same kind are started while these come to their end.
@@ -105,6 +109,11 @@ class GpuFaults:
             job = turn.world.jobs[run.job_id]
             if self._note_faulty(job, run, self._with_instances(run, new), turn.settings.fault):
                 self.hold_repeated(job, run, turn)
+
+    def recorded(self) -> None:
+        """What this turn has done about faults is in the table."""
+        del self._new[: self._taken]
+        self._taken = 0
 
     def _with_instances(self, run: Run, faults: Sequence[GpuFault]) -> tuple[GpuFault, ...]:
         """The faults, those of a divided card as those of the run's instance of it: which one had it, nobody says."""

@@ -45,6 +45,8 @@ class History:
         self._judge = Judge()
         self._said: dict[int, int] = {}
         """What running jobs with a time limit were guessed to run, as they started."""
+        self._learned: set[str] = set()
+        """Runs learned in the turn that is under way: after a commit that fails it is repeated."""
         self._news: dict[Family, None] = {}
         """Families of which something was learned since the last look."""
         self._looked_at = -inf
@@ -89,7 +91,10 @@ class History:
             self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-vram.RUNS :]
 
     def learn(self, job: Job, run: Run) -> None:
-        """Take in a run that has ended; what failed or was stopped says nothing of how long it takes."""
+        """Take in a run that has ended, once; what failed or was stopped says nothing of how long it takes."""
+        if run.id in self._learned:
+            return
+        self._learned.add(run.id)
         said_s = self._said.pop(job.id, None)
         run_s = _run_s(run)
         if self._unread is None or job.id in self._unread or run_s is None:
@@ -111,6 +116,10 @@ class History:
             self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-vram.RUNS :]
             if len(self._peaks_mib) > MOST_FAMILIES:
                 del self._peaks_mib[next(iter(self._peaks_mib))]
+
+    def recorded(self) -> None:
+        """The ends that were learned last are in the table: none of them comes again."""
+        self._learned.clear()
 
     def news(self, as_of: float) -> Collection[Family]:
         """Families of which something was learned since this was last asked; nothing twice as of the same instant."""

@@ -17,7 +17,7 @@ After a restart the engine tells what became of open runs (`Engine.adopt`), and 
     supervisor gone, no result     what it left is ended: RunLost, the requeue rule decides
     another boot of the machine    nothing can be alive: RunLost
 
-Ended runs whose GPUs were not proven clean before the crash are watched again by the scheduler itself.
+GPUs of ended runs are watched in the same way, see `GpuTracker.reconcile_releases`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import getLogger
 
@@ -24,15 +24,18 @@ from gpusched.model.units import gpu_label
 from gpusched.policy.life import lifecycle
 
 from .accounting import charge
+from .failures import StepFailures
 from .gpu_faults import GpuFaults
 from .growing import grow
 from .history import History
-from .intruders import IntruderWatch
-from .overuse import OveruseWatch
 from .turn import Turn
-from .world import World
 
 log = getLogger("gpusched.daemon")
+
+Judge = Callable[[Job, Run, Turn], Run]
+"""Says who is to blame for the end of a run: the run with another outcome, or the same."""
+
+_VERDICT = "verdict"
 
 
 class RunEvents:
@@ -43,15 +46,15 @@ class RunEvents:
         tracker: GpuTracker,
         history: History,
         gpu_faults: GpuFaults,
-        overuse: OveruseWatch,
-        intruders: IntruderWatch,
+        judges: Sequence[Judge],
+        failures: StepFailures,
         boot_id: str,
     ) -> None:
         self._tracker = tracker
         self._history = history
         self._gpu_faults = gpu_faults
-        self._overuse = overuse
-        self._intruders = intruders
+        self._judges = judges
+        self._failures = failures
         self._boot_id = boot_id
 
     def apply(self, turn: Turn, event: EngineEvent) -> None:
@@ -99,12 +102,11 @@ class RunEvents:
             turn.world.put_run(run)
         else:
             turn.world.begin_release(run)
-            for share in run.gpus:
-                self._tracker.begin_release(share.uuid, run.id, turn.now)
         turn.forgettable.append(run.id)
 
     def _with_meter(self, run: Run) -> Run:
-        meter = self._tracker.take_meter(run.id)
+        # Looked at, not taken out: the event comes again when this turn cannot be recorded.
+        meter = self._tracker.meter(run.id)
         if meter is None:
             return run
         return evolve(
@@ -114,22 +116,17 @@ class RunEvents:
             energy_j=meter.energy_j,
         )
 
-    def resume_releases(self, world: World, now: float) -> None:
-        """Have the cards of ended runs watched, after the memory was made anew."""
-        for run in world.releasing.values():
-            for share in run.gpus:
-                self._tracker.begin_release(share.uuid, run.id, now)
-
     def finish_releases(self, turn: Turn) -> None:
         """End the jobs whose cards are clean by now, or are given up on."""
         for run in list(turn.world.releasing.values()):
             states = {share.uuid: self._tracker.release_state(share.uuid, turn.now, run.id) for share in run.gpus}
-            if "waiting" in states.values() or self._gpu_faults.may_be_unread(run, turn):
+            if not self._tracker.is_released(run.id) or "waiting" in states.values():
+                continue
+            if self._gpu_faults.may_be_unread(run, turn):
                 continue
             job = turn.world.jobs[run.job_id]
             turn.end_release(run)
-            for judge in (self._overuse.judge, self._intruders.judge, self._gpu_faults.judge):
-                run = judge(job, run, turn)
+            run = self._judged(job, run, turn)
             job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
             turn.put_job(job)
             turn.tell(*story)
@@ -139,6 +136,22 @@ class RunEvents:
                     why = (self._tracker.status(uuid, now=turn.now).why or "see ginfo").removeprefix(SUSPECT)
                     text = f"GPU {uuid} was not given back: {why}"
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
+
+    def _judged(self, job: Job, run: Run, turn: Turn) -> Run:
+        """The ended run with whoever is to blame. A judge that raises has no say, and keeps no run from its end."""
+        for judge in self._judges:
+            try:
+                run = judge(job, run, turn)
+            except Exception as error:
+                self._failures.note(_VERDICT, error)
+            else:
+                self._failures.recovered(_VERDICT)
+        return run
+
+    def recorded(self) -> None:
+        """What was applied last is in the table, and will not be applied again."""
+        self._history.recorded()
+        self._gpu_faults.recorded()
 
     def stop_runs_of_lost_gpus(self, turn: Turn) -> None:
         """Have the runs ended whose card the driver has lost."""

@@ -6,8 +6,8 @@
     commit     all of it in one durable transaction
     reply      clients get their answers
     reconcile  the engine is brought in line with the committed rows: what is to start, to stop, to stand
-               still, and what it may forget, see `reconcile`
-    signal     signals and notes that somebody sent go to their runs, at most once
+               still, and what it may forget, see `reconcile`; so is the watch on GPUs of ended runs
+    signal     signals and notes go to their runs, at most once
 
 A crash between any two steps loses nothing: before `commit` nothing was promised, and after it the
 table and the engine's spool together say what is left to do. An exception before the commit drops the
@@ -155,8 +155,9 @@ class Scheduler:
         self.alerts = Alerts(store, self.world, settings)
         self._tell_tracker()
         self._gpu_watch = GpuWatch()
-        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, self.overuse, self.intruders, boot_id)
-        self._run_events.resume_releases(self.world, self._clock.now())
+        judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge)
+        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, judges, self.failures, boot_id)
+        self._reconcile_releases(clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
     # --- what the edges call --------------------------------------------------------------------
@@ -363,6 +364,8 @@ class Scheduler:
             self._tell_of(turn)
         self._enter("reconcile")
         self.failures.run("reconcile", self._reconcile)
+        if not self._is_behind:
+            self._reconcile_releases(now)
         self._enter("signal")
         for run_id, order in turn.signals if turn is not None else ():
             self.failures.run("signal", self.engine.order, run_id, order)
@@ -393,6 +396,7 @@ class Scheduler:
             turn.changes, self._carried = self._carried, Changes()
             answers = self._prepare(turn, events, queue)
             self._commit(turn, answers)
+            self._run_events.recorded()
         except NotReady as error:
             self._give_up(events, queue, error)
             raise
@@ -430,6 +434,10 @@ class Scheduler:
         # Only what is committed counts, and a memory that could not be read anew may be ahead of that.
         if not self._is_behind:
             self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
+
+    def _reconcile_releases(self, now: float) -> None:
+        """Have the cards of ended runs watched, as the committed rows say which."""
+        self.failures.run("releases", self.tracker.reconcile_releases, self.world.releasing, now)
 
     def _tells_of_shutdown(self, event: EngineEvent) -> bool:
         """Whether a run of this boot was ended because the machine is going down."""
@@ -631,7 +639,7 @@ class Scheduler:
         self.overuse.reload()
         self.intruders.reload()
         self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
-        self._run_events.resume_releases(self.world, self._clock.now())
+        self._reconcile_releases(self._clock.now())
         self._reconciler.look_at_all(self.world)
         self._is_behind = False
 

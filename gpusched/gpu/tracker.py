@@ -15,7 +15,7 @@ from gpusched.gpu.meter import CardUse, Meter, RunMeter
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
 from gpusched.gpu.usage import Bookings
 from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView, ShareUse
-from gpusched.model.job import GpuShare
+from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings
 
 __all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
@@ -44,6 +44,8 @@ class GpuTracker:
         self.adopt(settings, poll_s)
         self._early: dict[str, dict[str, Release]] = {}
         """Releases on cards that have not been read yet."""
+        self._ended: set[str] = set()
+        """Runs whose releases have begun."""
         self._drains: Mapping[str, str] = {}
         self._clearances: Mapping[str, Clearance] = {}
         self._meters: dict[str, Meter] = {}
@@ -146,6 +148,25 @@ class GpuTracker:
         """Whether somebody or something has taken the card out."""
         return uuid in self._drains
 
+    def reconcile_releases(self, ended: Mapping[str, Run], now: float) -> None:
+        """Watch the cards of exactly these runs, which have ended, until they are clean; the same again does nothing.
+
+        Args: ended: by run handle, all runs whose end is recorded and whose cards are not proven clean. now: readings
+            taken later count for those that are new. What another run was given up with stays as it is measured.
+        """
+        if ended.keys() == self._ended:
+            return
+        for handle, run in ended.items():
+            if handle not in self._ended:
+                for share in run.gpus:
+                    self.begin_release(share.uuid, handle, now)
+                self._ended.add(handle)
+        for handle in self._ended - ended.keys():
+            for releases in (*self._early.values(), *(card.releases for card in self._cards.values())):
+                if handle in releases and not releases[handle].is_dirty:
+                    del releases[handle]
+            self._ended.discard(handle)
+
     def begin_release(self, uuid: str, run: str, now: float) -> None:
         """A run has ended: wait for a reading after `now` that shows the card clean of it."""
         card = self._cards.get(uuid)
@@ -154,6 +175,10 @@ class GpuTracker:
         releases = self._early.setdefault(uuid, {}) if card is None else card.releases
         releases.setdefault(run, Release(run, now))
         self._meters.pop(run, None)
+
+    def is_released(self, run: str) -> bool:
+        """Whether the cards of an ended run are watched at all: of others nothing is proven."""
+        return run in self._ended
 
     # --- what goes out --------------------------------------------------------------------------
 
@@ -187,9 +212,9 @@ class GpuTracker:
         """By GPU UUID, what no booking explains, of the cards that the last reading tells of; see `GpuStatus`."""
         return {uuid: card.intruders for uuid, card in self._cards.items() if card.trouble is None and card.intruders}
 
-    def take_meter(self, run: str) -> RunMeter | None:
-        """What the run was seen to use, once; None when no reading fell into it."""
-        meter = self._meters.pop(run, None)
+    def meter(self, run: str) -> RunMeter | None:
+        """What the run was seen to use so far; None when no reading fell into it."""
+        meter = self._meters.get(run)
         return None if meter is None else meter.result()
 
     def views(self, now: float) -> tuple[GpuView, ...]:

@@ -18,7 +18,7 @@ def metered(*series: Any, booked: Any, owners: Any = None) -> RunMeter | None:
     for step, found in enumerate(series):
         samples = found if isinstance(found, tuple) else (found,)
         tracker.observe(reading(100.0 + 10 * step, *samples), {7: "1.1"} if owners is None else owners, booked)
-    return tracker.take_meter("1.1")
+    return tracker.meter("1.1")
 
 
 def test_a_run_that_was_never_read_has_no_meter() -> None:
@@ -90,10 +90,10 @@ def test_several_cards_are_added_up() -> None:
     assert found == RunMeter(7000, pytest.approx(0.4), pytest.approx(3000))
 
 
-def test_a_meter_is_taken_once_and_not_begun_again_while_the_card_is_released() -> None:
+def test_a_meter_stays_until_the_card_is_released_and_is_not_begun_again_then() -> None:
     tracker = GpuTracker(GpuSettings())
     tracker.observe(reading(100.0, sample()), {}, whole("1.1"))
-    assert tracker.take_meter("1.1") is not None
+    assert tracker.meter("1.1") == tracker.meter("1.1") is not None
     tracker.begin_release("GPU-0", "1.1", 100.5)
     tracker.observe(reading(101.0, sample(vram_used_mib=8000)), {}, whole("1.1"))
-    assert tracker.take_meter("1.1") is None
+    assert tracker.meter("1.1") is None

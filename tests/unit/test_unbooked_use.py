@@ -158,8 +158,8 @@ def test_unbooked_use_of_a_booked_gpu_is_told_from_its_own() -> None:
     tracker = seen((1, 9000), (2, 4000), booked=whole("1.1"))
     assert [(one.pid, one.run) for one in tracker.status(UUID).intruders] == [(2, "2.1")]
     assert why_not(tracker) == "unbooked use of 3.9G: job 2, which did not book it"
-    assert tracker.take_meter("2.1") is None
-    meter = tracker.take_meter("1.1")
+    assert tracker.meter("2.1") is None
+    meter = tracker.meter("1.1")
     assert meter is not None
     assert meter.peak_vram_mib == 9000
 
