@@ -367,7 +367,7 @@ def users_of(lack: Lack, cycle: Cycle) -> str:
         return ""
     users = [
         f"job {cycle.name_of(job_id)} of {user}"
-        for job_id, user, held in cycle.license_users
+        for job_id, user, held in sorted(cycle.license_users)
         if any(name == license_name for name, _ in held)
     ]
     return f" (in use by {name_some('', users)})" if users else ""
