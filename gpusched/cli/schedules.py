@@ -13,7 +13,7 @@ from gpusched.cli import output, tables
 from gpusched.model.units import format_duration, printable
 from gpusched.simulate import report
 from gpusched.simulate.comparison import Comparison, sentence
-from gpusched.simulate.planner_run import Progress
+from gpusched.simulate.event_loop import Progress
 from gpusched.simulate.report import Schedule
 from gpusched.simulate.trace import Trace
 

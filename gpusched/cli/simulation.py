@@ -13,9 +13,10 @@ from gpusched.model.cluster import NodeView
 from gpusched.simulate import daemon_run, planner_run, predicting
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.daemon_run import Mishaps
+from gpusched.simulate.event_loop import Progress
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
 from gpusched.simulate.metrics import size_of
-from gpusched.simulate.planner_run import Outcome, Progress
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.policies import DEFAULT, PRESENT, Policy, policies_of, refuse_fast
 from gpusched.simulate.rules import check_exact
 from gpusched.simulate.segments import pick, segments_of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpusched.cli.simulation import Asked, Simulation
     from gpusched.model.settings import PrioritySettings, Settings
     from gpusched.simulate.objective import Objective, Score
-    from gpusched.simulate.planner_run import Outcome
+    from gpusched.simulate.outcome import Outcome
     from gpusched.simulate.trace import TraceJob
 
 TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 
 KEPT = 8
 """So many run times are kept under each mark; older ones would count next to nothing."""
@@ -37,6 +37,7 @@ _WIDER = 1.0
 """Runs that all wider marks together count for, beside those of a mark."""
 
 _STEP = 1.1
+_LOG_OF_STEP = log(_STEP)
 
 Marks = Sequence[Hashable]
 """Narrowest first."""
@@ -107,16 +108,19 @@ METHODS: Mapping[str, Method] = {"last2": by_last_two_of_user, "similar": by_las
 
 def _mixed_s(known: Sequence[Sequence[float]], limit_s: int | None) -> float:
     left, mean_s, inverse = 1.0, 0.0, 0.0
+    most_s = inf if limit_s is None else limit_s
     for number, run_times_s in enumerate(known):
-        weights = [_HALVES**age for age in range(len(run_times_s))]
-        total = sum(weights)
+        weights, total = _WEIGHTS[len(run_times_s)]
         is_last = limit_s is None and number == len(known) - 1
         part = left if is_last else left * total / (total + _WIDER)
-        for weight, run_s in zip(weights, reversed(run_times_s), strict=True):
-            share = part * weight / total
-            bounded_s = max(SHORT_S, run_s if limit_s is None else min(run_s, limit_s))
-            mean_s += share * bounded_s
-            inverse += share / bounded_s
+        sum_s = of_inverses = 0.0
+        for weight, run_s in zip(weights, run_times_s, strict=True):
+            bounded_s = max(SHORT_S, min(run_s, most_s))
+            sum_s += weight * bounded_s
+            of_inverses += weight / bounded_s
+        share = part / total
+        mean_s += share * sum_s
+        inverse += share * of_inverses
         left -= part
     if limit_s is not None:
         mean_s += left * limit_s
@@ -124,7 +128,16 @@ def _mixed_s(known: Sequence[Sequence[float]], limit_s: int | None) -> float:
     return sqrt(mean_s / inverse)
 
 
+def _weights(count: int) -> tuple[tuple[float, ...], float]:
+    """What each of so many runs counts, oldest first, and all of them together."""
+    weights = tuple(_HALVES**age for age in reversed(range(count)))
+    return weights, sum(weights)
+
+
+_WEIGHTS = tuple(map(_weights, range(KEPT + 1)))
+
+
 def in_steps(length_s: float, limit_s: int | None) -> int:
     """A whole number of seconds, one of few; never more than the limit, at least one."""
-    rounded = max(1, round(_STEP ** round(log(max(1.0, length_s)) / log(_STEP))))
+    rounded = max(1, round(_STEP ** round(log(max(1.0, length_s)) / _LOG_OF_STEP)))
     return rounded if limit_s is None else min(rounded, limit_s)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gpusched.simulate.metrics import spread, width
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 
 _FAILED = frozenset({"failed", "out_of_memory", "timeout", "node_fail"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusched.simulate.metrics import Group, groups, party
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 
 LEAST = 0.01
 """A mean slowdown that changes by less than this part of it is no change."""

@@ -1,8 +1,8 @@
 """The daemon itself on a virtual clock: jobs go through `daemon.tick`, with its table in memory and simulated runs.
 
-Where `runner` asks the policy alone, here everything happens that the tick does: queues, accounts and QOS admit or
-refuse, runs fail and are tried again after a backoff, reach their limits, make room for others and wait once more. The
-clock goes from event to event:
+Where `planner_run` asks the planner alone, here everything happens that the tick does: queues, accounts and QOS admit
+or refuse, runs fail and are tried again after a backoff, reach their limits, make room for others and wait once more.
+The clock goes from event to event:
 
     arrivals     of the trace, and of submissions made again that had been refused
     ends         of runs, as `engine.simulated` has them
@@ -38,9 +38,9 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.policy.ordering import rank_period_s
 from gpusched.ports import Changes
-from gpusched.simulate.planner_run import Attempt, Outcome, Progress
+from gpusched.simulate.event_loop import Progress, play
+from gpusched.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.simulate.rules import request_of
-from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 from gpusched.store.memory import MemoryStore
 
@@ -54,7 +54,6 @@ _FIRST_UID = 2_000_000_000
 """Nobody's, so that no user of a trace has rights on this machine."""
 _NO_TEXT = "none"
 _ADMINS = "simulated-admins"
-_TOLD_EVERY = 256
 _FORGOTTEN_AT = 1024
 """So many ended jobs are kept before the table lets go of them."""
 _JUST_AFTER_S = 0.001
@@ -118,10 +117,8 @@ def run(
     lets start.
     """
     refuse(nodes, settings)
-    simulation = _Whole(jobs, nodes[0], settings, mishaps or Mishaps())
-    if keeps_places:
-        simulation.timeline = Timeline(nodes, settings)
-    return simulation.run(progress)
+    body = DaemonRun(jobs, nodes[0], settings, mishaps or Mishaps(), RunLog(nodes, settings) if keeps_places else None)
+    return body.outcome(play([job.submit_s for job in jobs], body, progress))
 
 
 def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
@@ -164,10 +161,17 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
     )
 
 
-class _Whole:
-    """One simulation; it is run once."""
+class DaemonRun:
+    """The daemon's whole tick as a body of `event_loop.play`; it is played once."""
 
-    def __init__(self, jobs: Sequence[TraceJob], node: NodeView, settings: Settings, mishaps: Mishaps) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        node: NodeView,
+        settings: Settings,
+        mishaps: Mishaps,
+        run_log: RunLog | None = None,
+    ) -> None:
         self._jobs = jobs
         self._node = node
         self._mishaps = mishaps
@@ -208,44 +212,17 @@ class _Whole:
         self._refusals: dict[int, GpuschedError] = {}
         self._refused_at = -inf
         self._protected_s = _protected_s(self._settings)
-        self.timeline: Timeline | None = None
+        self._must_look = False
+        """Whether it is time to look at everything again."""
+        self._run_log = run_log
 
     # --- time -----------------------------------------------------------------------------------
 
-    def run(self, progress: Progress | None) -> Outcome:
-        """Let all of it happen."""
-        jobs, clock, scheduler = self._jobs, self._clock, self._scheduler
-        arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
-        coming, last = 0, len(arrivals)
-        while True:
-            arrives_at = jobs[arrivals[coming]].submit_s if coming < last else inf
-            now = self._next_at(arrives_at)
-            if now == inf:
-                break
-            clock.at = max(clock.at, now)
-            must_tick = self._wake()
-            while coming < last and jobs[arrivals[coming]].submit_s <= clock.at:
-                self._submit(arrivals[coming])
-                coming += 1
-            while self._again and self._again[0][0] <= clock.at:
-                self._submit(heappop(self._again)[1])
-            if must_tick:
-                scheduler.observe_host(self._host())
-            scheduler.tick()
-            self._forget()
-            if self._refused_at == clock.at and not scheduler.world.jobs:
-                self._give_up_refused()
-            if progress is not None and scheduler.ticks % _TOLD_EVERY == 0:
-                progress(coming, last)
-        self._check_done()
-        self._attempts.sort(key=lambda one: (one.start_s, one.job))
-        return Outcome(jobs, self._starts, scheduler.ticks, self._ends, self._attempts, self.timeline)
-
-    def _next_at(self, arrives_at: float) -> float:
-        """When something happens next; infinite when nothing does any more."""
-        event_at = self._engine.next_event_at()
-        due_at = self._scheduler.next_due()
-        if due_at is not None and due_at <= self._clock.at:
+    def next_at(self, arrives_at: float) -> float:
+        """When something happens next."""
+        now = self._clock.at
+        event_at, due_at = self._engine.next_event_at(), self._scheduler.next_due()
+        if due_at is not None and due_at <= now:
             # It has been looked at: the daemon would look again at its next poll.
             due_at = None
         awaited = (arrives_at, event_at, due_at, self._again[0][0] if self._again else None)
@@ -254,7 +231,33 @@ class _Whole:
         while wakes and wakes[0][0] <= first_at and not self._still_waits(wakes[0][1]):
             # Nothing happens until then by which anybody could come to wait for it.
             heappop(wakes)
-        return min(first_at, wakes[0][0]) if wakes else first_at
+        return max(now, min(first_at, wakes[0][0]) if wakes else first_at)
+
+    def advance(self, now: float) -> None:
+        """Set the clock; runs end in the tick."""
+        self._clock.at = now
+        self._must_look = self._wake()
+
+    def arrive(self, job: int) -> None:
+        """Submit a job."""
+        self._submit(job)
+
+    def settle(self, now: float) -> None:
+        """Submit again what was refused some time ago, and tick."""
+        while self._again and self._again[0][0] <= now:
+            self._submit(heappop(self._again)[1])
+        if self._must_look:
+            self._scheduler.observe_host(self._host())
+        self._scheduler.tick()
+        self._forget()
+        if self._refused_at == now and not self._scheduler.world.jobs:
+            self._give_up_refused()
+
+    def outcome(self, cycles: int) -> Outcome:
+        """The schedule. Raises: UserError when jobs are left that nothing lets start."""
+        self._check_done()
+        self._attempts.sort(key=lambda one: (one.start_s, one.job))
+        return Outcome(self._jobs, self._starts, cycles, self._ends, self._attempts, self._run_log)
 
     def _wake(self) -> bool:
         """Whether it is time to look at everything again."""
@@ -383,9 +386,9 @@ class _Whole:
         begin_s, end_s = round(start_at), round(start_at if run.end_at is None else run.end_at)
         how = "" if run.outcome is None else run.outcome.value.lower()
         self._attempts.append(Attempt(number, begin_s, end_s, how))
-        if self.timeline is not None:
+        if self._run_log is not None:
             placement = Placement(run.node, run.gpus, run.cpus, run.mem_mib)
-            self.timeline.add(number, begin_s, end_s, placement, how)
+            self._run_log.add(number, begin_s, end_s, placement, how)
 
     def _forget(self) -> None:
         if len(self._ended) >= _FORGOTTEN_AT:

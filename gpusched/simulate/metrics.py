@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusched.model.cluster import NodeView
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
 SHORT_S = 10

@@ -1,6 +1,6 @@
 """What a schedule is worth from moment to moment: fragments, balance, shares, and each job against a fair share.
 
-Everything is worked out of a `Timeline` in one walk over its moments, from the first submission to the last end. "Room"
+Everything is worked out of a `RunLog` in one walk over its moments, from the first submission to the last end. "Room"
 is that of GPUs, where no job asks for any that of cores. `docs/reference/simulation.md` has the formulas.
 """
 
@@ -17,11 +17,11 @@ from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.fragmentation import Fragmentation, most_typical
 from gpusched.policy.need import Need
+from gpusched.simulate.event_loop import play
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics import Spread, jain, party, spread, width
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome, RunLog, Walk
 from gpusched.simulate.rules import request_of
-from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
 
 
@@ -71,42 +71,28 @@ class OverTime:
 
 
 def over_time(outcome: Outcome, series: Series | None = None, by: str | None = None) -> OverTime:
-    """The measures of a schedule that knows where its jobs ran (`runner.run(keeps_places=True)`).
+    """The measures of a schedule that knows where its jobs ran (`planner_run.run(keeps_places=True)`).
 
     Args:
         series: to be filled, when that is wanted.
         by: whose shares, `user` or `queue`; None: as `metrics.party` has it.
-    Raises: BrokenInvariant for a schedule without a timeline.
+    Raises: BrokenInvariant for a schedule that does not know.
     """
-    timeline, jobs = outcome.timeline, outcome.jobs
-    if timeline is None:
+    if outcome.runs is None:
         raise BrokenInvariant("a schedule that does not know where its jobs ran")
-    world = _World(timeline.layout, jobs, by)
-    running: dict[int, Booking] = {}
-    last = _last_runs(timeline, len(jobs))
-    for moment in timeline.moments(jobs):
-        world.pass_to(moment.at)
-        for run in moment.ended:
-            number = timeline.job[run]
-            world.end(number, running.pop(run), is_last=last[number] == run)
-        for number in moment.arrived:
-            world.arrive(number)
-        for run in moment.began:
-            number = timeline.job[run]
-            running[run] = timeline.booking(run, world.uids[number])
-            world.begin(number, running[run])
-        world.settle()
-        if series is not None:
-            world.note(series)
+    world = _World(outcome.runs, outcome.jobs, by, series)
+    play([job.submit_s for job in outcome.jobs], world)
     return world.measures(outcome)
 
 
-class _World:
+class _World(Walk):
     """The cluster at one instant of the walk, and what has been summed up until then."""
 
-    def __init__(self, layout: Layout, jobs: Sequence[TraceJob], by: str | None) -> None:
+    def __init__(self, runs: RunLog, jobs: Sequence[TraceJob], by: str | None, series: Series | None) -> None:
+        super().__init__(runs)
         self.jobs = jobs
-        self.layout = layout
+        self.series = series
+        self.layout = layout = runs.layout
         self.draft = Draft(layout)
         users = {user: 1000 + number for number, user in enumerate(dict.fromkeys(job.user for job in jobs))}
         self.uids = [users[job.user] for job in jobs]
@@ -130,11 +116,14 @@ class _World:
         self.stranded_s = 0
         self.stranded = 0
         self._touched: set[int] = set()
+        self._running: dict[int, Booking] = {}
+        self._last = _last_runs(runs, len(jobs))
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def pass_to(self, at: int) -> None:
-        """Nothing changes until then."""
+    def advance(self, now: float) -> None:
+        """Nothing has changed until now."""
+        at = int(now)
         if self.at is not None:
             for_s = at - self.at
             self.crowd_s += self.present * for_s
@@ -144,39 +133,44 @@ class _World:
             if self.fgd is not None:
                 self.fgd.pass_for(for_s)
             self.balance.pass_for(for_s)
-        self.at = at
-        self.shares.at = at
+        self.at = self.shares.at = at
+        super().advance(now)
 
-    def arrive(self, number: int) -> None:
+    def arrive(self, job: int) -> None:
         self.present += 1
-        self.crowd_before_s[number] = self.crowd_s
-        self._wait(number, 1)
-        self.shares.come(number)
+        self.crowd_before_s[job] = self.crowd_s
+        self._wait(job, 1)
+        self.shares.come(job)
 
-    def begin(self, number: int, booking: Booking) -> None:
+    def begin(self, run: int) -> None:
+        number = self.runs.job[run]
+        booking = self._running[run] = self.runs.booking(run, self.uids[number])
         self._wait(number, -1)
-        self.draft.book(booking)
+        self.draft.take(booking)
         self._hold(number, booking, 1)
 
-    def end(self, number: int, booking: Booking, *, is_last: bool) -> None:
-        self.draft.release(booking)
+    def end(self, run: int) -> None:
+        number, booking = self.runs.job[run], self._running.pop(run)
+        self.draft.give_back(booking)
         self._hold(number, booking, -1)
-        if is_last:
+        if self._last[number] == run:
             self.present -= 1
             self.crowd_before_s[number] = self.crowd_s - self.crowd_before_s[number]
             self.shares.go(number)
         else:
             self._wait(number, 1)
 
-    def settle(self) -> None:
-        """All of this instant has happened."""
-        self.draft.settle()
+    def settle(self, now: float) -> None:
+        """Begin what begins now; all of this instant has happened."""
+        super().settle(now)
         for node in self._touched:
             self.idle.changed(node)
             if self.fgd is not None:
                 self.fgd.changed(node)
         self._touched.clear()
         self.stranded = self.idle.idle - self.idle.usable() if self.idle.is_wanted else 0
+        if self.series is not None:
+            self._note(self.series)
 
     def _wait(self, number: int, count: int) -> None:
         self.waiting += count
@@ -191,7 +185,7 @@ class _World:
 
     # --- what it comes to -----------------------------------------------------------------------
 
-    def note(self, series: Series) -> None:
+    def _note(self, series: Series) -> None:
         series.at_s.append(self.at or 0)
         series.used.append(self.balance.used / self.balance.room)
         series.stranded.append(self.stranded / self.balance.room)
@@ -373,12 +367,12 @@ class _Shares:
         }
 
 
-def _last_runs(timeline: Timeline, jobs: int) -> list[int]:
+def _last_runs(runs: RunLog, jobs: int) -> list[int]:
     """Per job the run after which it was over."""
     last = [-1] * jobs
-    for run, number in enumerate(timeline.job):
+    for run, number in enumerate(runs.job):
         before = last[number]
-        if before < 0 or timeline.begin_s[run] >= timeline.begin_s[before]:
+        if before < 0 or runs.begin_s[run] >= runs.begin_s[before]:
             last[number] = run
     return last
 

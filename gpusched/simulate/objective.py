@@ -21,7 +21,7 @@ from math import inf, isfinite
 from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, parse_duration_s
 from gpusched.simulate.metrics import WIDE_GPUS, slowdowns_of, spread, width
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
 EXAMPLE = "--goal 'wait_p95 of small, slowdown_mean of wide <= 20'"

@@ -1,14 +1,8 @@
-"""Lets the time pass: at each instant first what ends, then what arrives, then one cycle of the policy.
-
-The clock is virtual and goes from event to event. What decides is `policy.standing`, on the settings of the daemon;
-what is simulated is that jobs run for as long as the trace says.
-"""
+"""The planner alone on the clock of a trace, on the settings of the daemon; jobs run for as long as the trace says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from gpusched.errors import BrokenInvariant
@@ -16,55 +10,11 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob
 from gpusched.policy.standing import Kind, Standing
+from gpusched.simulate.event_loop import Progress, play
+from gpusched.simulate.outcome import Outcome, RunLog
 from gpusched.simulate.predicting import Foresight
 from gpusched.simulate.rules import request_of
-from gpusched.simulate.timeline import Timeline
 from gpusched.simulate.trace import TraceJob
-
-Progress = Callable[[int, int], None]
-"""Told now and then how many jobs have started, and of how many."""
-
-Watch = Callable[[int, Standing, Sequence[int], Sequence[int]], None]
-"""Told of each cycle: the instant, what stands then, who has come and waits, who has ended; by place in the trace."""
-
-_TOLD_EVERY = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One run of a job, where a job may have several: it failed and was tried again, or it made room."""
-
-    job: int
-    """Its place in `Outcome.jobs`."""
-    start_s: int
-    end_s: int
-    how: str
-    """A state in small letters: `completed`, `failed`, `timeout`, `preempted`, `cancelled`, `node_fail`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A schedule: when each job started first, in the order of the trace."""
-
-    jobs: Sequence[TraceJob]
-    start_s: Sequence[int]
-    cycles: int
-    """How often the policy was asked."""
-    ends_s: Sequence[int] | None = None
-    """When each was over for good; None where each ran once, for as long as the trace says."""
-    attempts: Sequence[Attempt] = ()
-    """Every run of every job, by start; empty where each ran once."""
-    timeline: Timeline | None = None
-    """Where each ran, if that was asked for."""
-
-    def end_s(self, number: int) -> int:
-        """When the job at this place was over for good."""
-        return self.start_s[number] + self.jobs[number].run_s if self.ends_s is None else self.ends_s[number]
-
-    @property
-    def starts_sha(self) -> str:
-        """The first 16 digits of the SHA-256 of all starts, one a line: equal for equal schedules."""
-        return sha256("\n".join(map(str, self.start_s)).encode()).hexdigest()[:16]
 
 
 def run(
@@ -75,7 +25,6 @@ def run(
     orders_by_run_time: bool = False,
     predict: str | None = None,
     keeps_places: bool = False,
-    watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """The schedule of these jobs on these machines.
@@ -83,67 +32,95 @@ def run(
     Args:
         orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
         predict: plan, and order where the order asks for it, by what `predicting` makes of the jobs that have ended.
-        watch: called after each cycle.
         keeps_places: put down where each ran, for what depends on time (`metrics_over_time`) and for plots.
     Raises: BrokenInvariant when jobs wait that nothing can ever start.
     """
-    standing = Standing(nodes, settings)
-    key_of = _Keys(standing.nodes, orders_by_run_time)
-    foresight = None if predict is None else Foresight(predict, jobs, standing, key_of)
-    kinds = [] if foresight else _kinds(jobs, standing, key_of)
-    starts = [-1] * len(jobs)
-    timeline = Timeline(standing.nodes, settings) if keeps_places else None
-    arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
-    ends: list[tuple[int, int]] = []
-    coming, last, cycles = 0, len(arrivals), 0
-    while coming < last or ends:
-        came: list[int] = []
-        over: list[int] = []
-        now = jobs[arrivals[coming]].submit_s if coming < last else ends[0][0]
-        if ends and ends[0][0] <= now:
-            now = ends[0][0]
-            while ends and ends[0][0] == now:
-                job_id = heappop(ends)[1]
-                standing.ended(job_id)
-                over.append(job_id - 1)
-                if foresight is not None:
-                    foresight.ended(job_id - 1)
-            if foresight is not None:
-                foresight.renew()
-        while coming < last and jobs[arrivals[coming]].submit_s == now:
-            number = arrivals[coming]
-            kind = foresight.arrived(number) if foresight is not None else kinds[number]
-            standing.arrived(kind, PendingJob(number + 1, now))
-            came.append(number)
-            coming += 1
-        cycles += 1
-        for start in standing.decide(now).starts:
+    body = PlannerRun(
+        jobs, nodes, settings, orders_by_run_time=orders_by_run_time, predict=predict, keeps_places=keeps_places
+    )
+    return body.outcome(play([job.submit_s for job in jobs], body, progress))
+
+
+class PlannerRun:
+    """The planner as a body of `event_loop.play`; it is played once. Ids of jobs are their places from 1."""
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[NodeView],
+        settings: Settings,
+        *,
+        orders_by_run_time: bool = False,
+        predict: str | None = None,
+        keeps_places: bool = False,
+    ) -> None:
+        self.planner = Standing(nodes, settings)
+        self.starts = [-1] * len(jobs)
+        self._jobs = jobs
+        self._runs = RunLog(self.planner.nodes, settings) if keeps_places else None
+        self._ends: list[tuple[int, int]] = []
+        """When each running job ends, with its id, as a heap."""
+        self._now = 0
+        keys = _Keys(self.planner.nodes, orders_by_run_time=orders_by_run_time)
+        self._foresight = None if predict is None else Foresight(predict, jobs, self.planner, keys.of)
+        self._kinds = [] if self._foresight else keys.kinds(jobs, self.planner)
+
+    def next_at(self, arrives_at: float) -> float:
+        """The next arrival, or the next end if it is not later."""
+        ends = self._ends
+        return ends[0][0] if ends and ends[0][0] <= arrives_at else arrives_at
+
+    def advance(self, now: float) -> None:
+        """End the runs that end now."""
+        self._now = int(now)
+        ends = self._ends
+        if not ends or ends[0][0] > now:
+            return
+        while ends and ends[0][0] <= now:
+            self.end(heappop(ends)[1])
+        if self._foresight is not None:
+            self._foresight.renew()
+
+    def end(self, job_id: int) -> None:
+        """A run is over."""
+        self.planner.ended(job_id)
+        if self._foresight is not None:
+            self._foresight.ended(job_id - 1)
+
+    def arrive(self, job: int) -> None:
+        """A job waits from now on."""
+        kind = self._kinds[job] if self._foresight is None else self._foresight.arrived(job)
+        self.planner.arrived(kind, PendingJob(job + 1, self._now))
+
+    def settle(self, now: float) -> None:
+        """Start what the planner starts."""
+        for start in self.planner.decide(now).starts:
             number = start.job_id - 1
-            starts[number] = now
-            if foresight is not None:
-                foresight.started(number)
-            heappush(ends, (now + jobs[number].run_s, start.job_id))
-            if timeline is not None:
-                timeline.add(number, now, now + jobs[number].run_s, start.placement)
-        if watch is not None:
-            watch(now, standing, [number for number in came if starts[number] < 0], over)
-        if progress is not None and cycles % _TOLD_EVERY == 0:
-            progress(coming, last)
-    stuck = [jobs[number].id for number, at in enumerate(starts) if at < 0]
-    if stuck:
-        raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first of them {stuck[0]}")
-    return Outcome(jobs, starts, cycles, timeline=timeline)
+            self.starts[number] = self._now
+            end_s = self._now + self._jobs[number].run_s
+            heappush(self._ends, (end_s, start.job_id))
+            if self._foresight is not None:
+                self._foresight.started(number)
+            if self._runs is not None:
+                self._runs.add(number, self._now, end_s, start.placement)
+
+    def outcome(self, cycles: int) -> Outcome:
+        """The schedule. Raises: BrokenInvariant when jobs are left."""
+        stuck = [job.id for job, start_s in zip(self._jobs, self.starts, strict=True) if start_s < 0]
+        if stuck:
+            raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first of them {stuck[0]}")
+        return Outcome(self._jobs, self.starts, cycles, runs=self._runs)
 
 
 class _Keys:
     """What each job of a trace is to the policy. Where it tells no users, it is queues among which use is shared."""
 
-    def __init__(self, nodes: Sequence[NodeView], orders_by_run_time: bool) -> None:
+    def __init__(self, nodes: Sequence[NodeView], *, orders_by_run_time: bool) -> None:
         self._nodes = nodes
         self._orders_by_run_time = orders_by_run_time
         self._users: dict[str, int] = {}
 
-    def __call__(self, job: TraceJob) -> ClassKey:
+    def of(self, job: TraceJob) -> ClassKey:
         """Its key, the same for equal jobs."""
         return ClassKey(
             uid=1000 + self._users.setdefault(job.user, len(self._users)),
@@ -156,29 +133,14 @@ class _Keys:
             predicted_s=job.run_s if self._orders_by_run_time else None,
         )
 
-    def mark(self, job: TraceJob) -> object:
-        """What the key is made of, in a form that is made faster than the key."""
-        return (
-            job.procs,
-            job.gpus,
-            job.estimate_s,
-            job.run_s if self._orders_by_run_time else None,
-            job.user,
-            job.queue,
-            job.cpus,
-            job.mem_mib,
-            job.gpu_fraction,
-        )
-
-
-def _kinds(jobs: Sequence[TraceJob], standing: Standing, key_of: _Keys) -> list[Kind]:
-    """What each job is to the policy, worked out once for all that are equal to it."""
-    known: dict[object, Kind] = {}
-    found = []
-    for job in jobs:
-        mark = key_of.mark(job)
-        kind = known.get(mark)
-        if kind is None:
-            kind = known[mark] = standing.kind_of(key_of(job))
-        found.append(kind)
-    return found
+    def kinds(self, jobs: Sequence[TraceJob], planner: Standing) -> list[Kind]:
+        """What each job is to the planner, worked out once for all that are equal to it."""
+        known: dict[object, Kind] = {}
+        found = []
+        for job in jobs:
+            mark = (*job.mark, job.estimate_s, job.run_s if self._orders_by_run_time else None)
+            kind = known.get(mark)
+            if kind is None:
+                kind = known[mark] = planner.kind_of(self.of(job))
+            found.append(kind)
+        return found

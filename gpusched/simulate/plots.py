@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from importlib.util import find_spec
 from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UserError
+from gpusched.simulate.event_loop import play
 from gpusched.simulate.metrics import party, size_of, slowdowns_of
 from gpusched.simulate.metrics_over_time import Series
-from gpusched.simulate.planner_run import Outcome
-from gpusched.simulate.timeline import Timeline
+from gpusched.simulate.outcome import Outcome, RunLog, Walk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,32 +104,43 @@ def _save(path: Path, draw: Callable[[Axes], None], height: float) -> Path:
 # --- who ran where ----------------------------------------------------------------------------------
 
 
-def bars(outcome: Outcome, timeline: Timeline) -> Iterable[Bar]:
+def bars(outcome: Outcome, runs: RunLog) -> Iterable[Bar]:
     """Every run on its cards; without cards on processors, which have no names: the lowest that are free."""
     if any(job.gpus for job in outcome.jobs):
-        for run in range(len(timeline)):
-            cards = sorted(part.card for piece in timeline.booking(run).pieces() for part in piece.parts)
-            yield from _on(cards, timeline, run)
+        for run in range(len(runs)):
+            cards = sorted(part.card for piece in runs.booking(run).pieces() for part in piece.parts)
+            yield from _on(cards, runs, run)
         return
-    free = list(range(ceil(sum(timeline.layout.millicpus) / 1000)))
-    heapify(free)
-    held: dict[int, list[int]] = {}
-    for moment in timeline.moments(outcome.jobs):
-        for run in moment.ended:
-            for number in held.pop(run, ()):
-                heappush(free, number)
-        for run in moment.began:
-            count = ceil(sum(piece.millicpus for piece in timeline.booking(run).pieces()) / 1000)
-            held[run] = [heappop(free) for _ in range(min(count, len(free)))]
-            yield from _on(held[run], timeline, run)
+    walk = _ByProcessor(runs)
+    play([job.submit_s for job in outcome.jobs], walk)
+    yield from walk.bars
 
 
-def _on(numbers: Sequence[int], timeline: Timeline, run: int) -> Iterable[Bar]:
+class _ByProcessor(Walk):
+    """Gives each run the lowest processors that are free as it begins."""
+
+    def __init__(self, runs: RunLog) -> None:
+        super().__init__(runs)
+        self.bars: list[Bar] = []
+        self._free = list(range(ceil(sum(runs.layout.millicpus) / 1000)))
+        self._held: dict[int, list[int]] = {}
+
+    def end(self, run: int) -> None:
+        for number in self._held.pop(run):
+            heappush(self._free, number)
+
+    def begin(self, run: int) -> None:
+        count = ceil(sum(piece.millicpus for piece in self.runs.booking(run).pieces()) / 1000)
+        held = self._held[run] = [heappop(self._free) for _ in range(min(count, len(self._free)))]
+        self.bars += _on(held, self.runs, run)
+
+
+def _on(numbers: Sequence[int], runs: RunLog, run: int) -> Iterable[Bar]:
     """One bar for all that lie side by side."""
     first = 0
     for place in range(1, len(numbers) + 1):
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            yield Bar(timeline.job[run], timeline.begin_s[run], timeline.end_s[run], numbers[first], place - first)
+            yield Bar(runs.job[run], runs.begin_s[run], runs.end_s[run], numbers[first], place - first)
             first = place
 
 
@@ -137,8 +148,8 @@ def _gantt(axes: Axes, drawn: Drawn) -> None:
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
 
-    outcome, timeline = drawn.outcome, drawn.outcome.timeline
-    assert timeline is not None  # as `Drawn` has it
+    outcome, runs = drawn.outcome, drawn.outcome.runs
+    assert runs is not None  # as `Drawn` has it
     what, name_of = party(outcome.jobs, drawn.by)
     names = sorted({name_of(job) for job in outcome.jobs})
     colour_of = {name: number % _COLOURS for number, name in enumerate(names)}
@@ -146,14 +157,14 @@ def _gantt(axes: Axes, drawn: Drawn) -> None:
     _, unit_s = _unit(drawn.series)
     shapes, fills = [], []
     begin_s = drawn.series.at_s[0]
-    for bar in bars(outcome, timeline):
+    for bar in bars(outcome, runs):
         left, right = (bar.begin_s - begin_s) / unit_s, (bar.end_s - begin_s) / unit_s
         low, high = bar.first, bar.first + bar.count
         shapes.append(((left, low), (left, high), (right, high), (right, low)))
         # Where all are of one, job beside job can still be told apart.
         fills.append(colours(colour_of[name_of(outcome.jobs[bar.job])] if len(names) > 1 else bar.job % _COLOURS))
     axes.add_collection(PolyCollection(shapes, facecolors=fills, edgecolors="none", rasterized=True))
-    axes.set_ylim(0, size_of(timeline.layout.nodes, outcome.jobs))
+    axes.set_ylim(0, size_of(runs.layout.nodes, outcome.jobs))
     _title(axes, f"{drawn.policy}: who ran where, by {what if len(names) > 1 else 'job'}", drawn.series)
     axes.set_ylabel("GPU" if any(job.gpus for job in outcome.jobs) else "processor")
 

@@ -13,7 +13,7 @@ from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey
 from gpusched.policy.standing import Kind, Standing
 from gpusched.predict.judging import Judge, Said
-from gpusched.predict.past import METHODS, Guess, Method, Past
+from gpusched.predict.past import METHODS, Guess, Past
 from gpusched.simulate.trace import TraceJob
 
 EXACT = "exact"
@@ -38,18 +38,24 @@ def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
 
 
 class _Group:
-    """Jobs that are one class without predictions, and what is thought of them."""
+    """Jobs that are one class without predictions, and what is predicted of them."""
 
-    __slots__ = ("guess", "kind", "waiting")
+    __slots__ = ("guess", "job", "kind", "limit_s", "marks", "user", "waiting")
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, job: TraceJob, marks: tuple[Hashable, ...], limit_s: int | None) -> None:
         self.kind = kind
+        self.job = job
+        """One of them."""
+        self.user = _whose(job)
+        self.marks = marks
+        """From those of jobs very much like it to those of everybody's."""
+        self.limit_s = limit_s
         self.guess: Guess | None = None
         self.waiting = 0
 
 
 class Foresight:
-    """The kinds of the jobs of a trace, and what is thought of them from one instant to the next.
+    """The kinds of the jobs of a trace, and what is predicted of them from one instant to the next.
 
     Args: key_of: what a job is to the policy, without any prediction.
     """
@@ -68,88 +74,88 @@ class Foresight:
         """Of whether guesses are gone by; None: they are."""
         self._said_s: dict[int, int] = {}
         """What running jobs were guessed to run as they started, where that is judged."""
-        self._groups: dict[Hashable, _Group] = {}
+        self._known: dict[Hashable, _Group] = {}
         """By what makes jobs alike."""
-        self._waiting: dict[str, dict[_Group, TraceJob]] = {}
-        """Of each user those of whom somebody waits, with one of them."""
+        self._groups: list[_Group | None] = [None] * len(jobs)
+        """Of each job that has arrived and has not ended."""
+        self._waiting: dict[str, dict[_Group, None]] = {}
+        """By user those with pending jobs."""
         self._changed: dict[str, None] = {}
         """Users who have seen a job end since the last look."""
 
-    def marks(self, job: TraceJob) -> tuple[Hashable, ...]:
-        """From those of jobs very much like it to those of everybody's."""
-        whose = _whose(job)
-        size = job.procs, job.gpus
+    def _new_group(self, job: TraceJob) -> _Group:
+        limit_s = job.estimate_s if self.has_limits else None
+        kind = self._standing.own_kind(replace(self._key_of(job), time_limit_s=limit_s))
+        user, size = _whose(job), (job.procs, job.gpus)
+        marks: tuple[Hashable, ...]
         if self.has_limits:
-            return (whose, job.name, job.estimate_s, size), (whose, job.name, job.estimate_s), (whose,)
-        return (whose, job.name, size), (whose, job.name), (size,), ()
+            marks = (user, job.name, limit_s, size), (user, job.name, limit_s), (user,)
+        else:
+            marks = (user, job.name, size), (user, job.name), (size,), ()
+        return _Group(kind, job, marks, limit_s)
 
-    def guess(self, job: TraceJob) -> Guess | None:
-        """How long this one will run, judged by those that have ended; None where that is not gone by."""
+    def _group_of(self, number: int) -> _Group:
+        group = self._groups[number]
+        assert group is not None  # it has arrived
+        return group
+
+    def _guess(self, group: _Group) -> Guess | None:
+        """How long these will run, judged by those that have ended; None where that is not gone by."""
         if self._method is None:
-            return Guess(job.run_s, job.run_s)
-        if self._judge is not None and not self._judge.measure.is_better:
+            return Guess(group.job.run_s, group.job.run_s)
+        if self._judge is not None and not self._judge.is_better:
             return None
-        return self._guess(job, self._method)
-
-    def _guess(self, job: TraceJob, method: Method) -> Guess | None:
-        return method(self._past, self.marks(job), job.estimate_s if self.has_limits else None)
+        return self._method(self._past, group.marks, group.limit_s)
 
     def arrived(self, number: int) -> Kind:
         """The kind of a job that arrives; by what it is guessed to run, all that wait with it are."""
         job = self._jobs[number]
-        alike = self._alike(job)
-        group = self._groups.get(alike)
+        # An exact guess is of one run time alone.
+        lengths = job.estimate_s if self.has_limits else None, job.run_s if self._method is None else None
+        mark = (*job.mark, job.name, *lengths)
+        group = self._known.get(mark)
         if group is None:
-            key = replace(self._key_of(job), time_limit_s=job.estimate_s if self.has_limits else None)
-            group = self._groups[alike] = _Group(self._standing.own_kind(key))
-        self._think(group, self.guess(job))
+            group = self._known[mark] = self._new_group(job)
+        self._groups[number] = group
+        self._think(group)
         if not group.waiting:
-            self._waiting.setdefault(_whose(job), {})[group] = job
+            self._waiting.setdefault(group.user, {})[group] = None
         group.waiting += 1
         return group.kind
 
     def started(self, number: int) -> None:
         """A job waits no longer."""
-        job = self._jobs[number]
-        group = self._groups[self._alike(job)]
+        group = self._group_of(number)
         group.waiting -= 1
         if self._judge is not None and self._method is not None:
-            said = self._guess(job, self._method)
-            self._said_s[number] = job.estimate_s if said is None else said.plan_s
+            said = self._method(self._past, group.marks, group.limit_s)
+            self._said_s[number] = self._jobs[number].estimate_s if said is None else said.plan_s
         if not group.waiting:
-            del self._waiting[_whose(job)][group]
+            del self._waiting[group.user][group]
 
     def ended(self, number: int) -> None:
         """A job has ended, and everybody may know how long it ran."""
-        job = self._jobs[number]
+        job, group = self._jobs[number], self._group_of(number)
+        self._groups[number] = None
         if self._judge is not None:
             self._judge.add(Said(self._said_s.pop(number), job.estimate_s, job.run_s))
         if self._method is not None:
-            self._past.learn(self.marks(job), job.run_s)
-            self._changed[_whose(job)] = None
+            self._past.learn(group.marks, job.run_s)
+            self._changed[group.user] = None
 
     def renew(self) -> None:
         """Tell the policy what is to be thought now of those that wait, where a job of the same user has ended."""
-        for whose in self._changed:
-            for group, job in self._waiting.get(whose, {}).items():
-                self._think(group, self.guess(job))
+        for user in self._changed:
+            for group in self._waiting.get(user, ()):
+                self._think(group)
         self._changed.clear()
 
-    def _think(self, group: _Group, guess: Guess | None) -> None:
+    def _think(self, group: _Group) -> None:
+        guess = self._guess(group)
         if guess != group.guess:
             group.guess = guess
             known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
             self._standing.foresee(group.kind, *known)
-
-    def _alike(self, job: TraceJob) -> Hashable:
-        """What all have in common that are one class without predictions."""
-        # An exact guess is of one run time alone.
-        limit_s = job.estimate_s if self.has_limits else None
-        run_s = job.run_s if self._method is None else None
-        return (
-            *(limit_s, run_s, job.procs, job.gpus, job.user, job.queue, job.name),
-            *(job.cpus, job.mem_mib, job.gpu_fraction),
-        )
 
 
 def _whose(job: TraceJob) -> str:

@@ -19,11 +19,11 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.policy.ahead.estimates import MAX_CYCLES, SLACK_S, forecast_starts
-from gpusched.policy.standing import Standing
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import predict
-from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors
+from gpusched.simulate.event_loop import play
+from gpusched.simulate.planner_run import PlannerRun
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob, read_trace
 
@@ -49,29 +49,9 @@ def measure(
     predict_by: str | None = None,
 ) -> Result:
     """Ask for one of so many jobs that have to wait, as it arrives. `predict_by`: as `predict` of `planner_run.run`."""
-    asked: dict[int, tuple[float, float, float | None]] = {}
-    runs: dict[object, list[float]] = {}
-    seen = unknown = 0
-
-    def usual(job_id: int) -> Prediction | None:
-        job = jobs[job_id - 1]
-        return predict(runs.get((job.user or job.queue, job.name, job.procs, job.gpus), ()))
-
-    def watch(now: int, standing: Standing, waits: Sequence[int], ended: Sequence[int]) -> None:
-        nonlocal seen, unknown
-        for number in ended:
-            job = jobs[number]
-            runs.setdefault((job.user or job.queue, job.name, job.procs, job.gpus), []).append(job.run_s)
-        for number in waits:
-            seen += 1
-            if seen % every == 0:
-                found = forecast_starts(standing.snapshot(now), settings, usual, [number + 1], cycles)[number + 1]
-                if found.low_at is None:
-                    unknown += 1
-                else:
-                    asked[number] = now, found.low_at, found.high_at
-
-    starts = planner_run.run(jobs, nodes, settings, predict=predict_by, watch=watch).start_s
+    body = _Asking(jobs, nodes, settings, every, cycles, predict_by)
+    starts = body.outcome(play([job.submit_s for job in jobs], body)).start_s
+    asked, unknown = body.asked, body.unknown
     inside = [
         low - SLACK_S <= starts[number] <= high + SLACK_S
         for number, (_, low, high) in asked.items()
@@ -83,6 +63,65 @@ def measure(
     ]
     between = sum(inside) / len(inside) if inside else None
     return Result(len(asked) + unknown, unknown, between, calibrate(told))
+
+
+class _Asking(PlannerRun):
+    """A run of the planner in which a range is worked out now and then."""
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[NodeView],
+        settings: Settings,
+        every: int,
+        cycles: int,
+        predict_by: str | None,
+    ) -> None:
+        super().__init__(jobs, nodes, settings, predict=predict_by)
+        self.asked: dict[int, tuple[float, float, float | None]] = {}
+        """When each was asked for, and both ends of its range."""
+        self.unknown = 0
+        self._all, self._settings, self._every, self._cycles = jobs, settings, every, cycles
+        self._came: list[int] = []
+        self._waited = 0
+        self._run_times_s: dict[object, list[float]] = {}
+
+    def end(self, job_id: int) -> None:
+        """Learn from a run."""
+        super().end(job_id)
+        job = self._all[job_id - 1]
+        self._run_times_s.setdefault(_family(job), []).append(job.run_s)
+
+    def arrive(self, job: int) -> None:
+        """Look at it once the instant has been planned."""
+        super().arrive(job)
+        self._came.append(job)
+
+    def settle(self, now: float) -> None:
+        """Plan, and ask for one of so many of those that came and have to wait."""
+        super().settle(now)
+        for number in self._came:
+            if self.starts[number] >= 0:
+                continue
+            self._waited += 1
+            if self._waited % self._every == 0:
+                self._ask(number, now)
+        self._came.clear()
+
+    def _ask(self, number: int, now: float) -> None:
+        snapshot = self.planner.snapshot(now)
+        found = forecast_starts(snapshot, self._settings, self._usual, [number + 1], self._cycles)[number + 1]
+        if found.low_at is None:
+            self.unknown += 1
+        else:
+            self.asked[number] = now, found.low_at, found.high_at
+
+    def _usual(self, job_id: int) -> Prediction | None:
+        return predict(self._run_times_s.get(_family(self._all[job_id - 1]), ()))
+
+
+def _family(job: TraceJob) -> object:
+    return job.user or job.queue, job.name, job.procs, job.gpus
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from gpusched.model.units import format_duration
 from gpusched.simulate.comparison import Comparison
 from gpusched.simulate.metrics import Group, Misses, Worth, groups, late, party, past_deadline, worth
 from gpusched.simulate.metrics_over_time import OverTime, Series, over_time
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def measure(
         policy=policy,
         starts_sha=outcome.starts_sha,
         worth=worth(outcome, size),
-        timed=None if outcome.timeline is None else over_time(outcome, series, by),
+        timed=None if outcome.runs is None else over_time(outcome, series, by),
         wait_bound_s=wait_bound_s,
         late=None if wait_bound_s is None else late(outcome, wait_bound_s),
         overdue=overdue if overdue.jobs else None,

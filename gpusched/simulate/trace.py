@@ -62,6 +62,11 @@ class TraceJob:
     deadline_s: int | None = None
     """When it was to be over at the latest."""
 
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """Whose it is and what it asks for, but for how long: equal for jobs that are alike."""
+        return self.user, self.queue, self.gpus, self.procs, self.cpus, self.mem_mib, self.gpu_fraction
+
 
 @dataclass(slots=True)
 class Dropped:

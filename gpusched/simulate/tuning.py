@@ -23,7 +23,7 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.simulate.metrics import width
 from gpusched.simulate.objective import Objective, Score
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
 LEAST_JOBS = 20

@@ -193,17 +193,17 @@ class Played:
 def simulated(simulator: Any, jobs: list[TraceJob], recording: Recording) -> list[Decision]:
     """The same trace on the machine and by the settings that the daemon has recorded."""
     outcome = simulator.run(jobs, recording.snapshot.nodes, recording.settings, keeps_places=True)
-    timeline = outcome.timeline
-    assert timeline is not None
-    layout = timeline.layout
+    runs = outcome.runs
+    assert runs is not None
+    layout = runs.layout
     places: dict[int, Started] = {}
     events: dict[int, str] = {job.submit_s: f"{job.id} comes" for job in jobs}
-    for run in range(len(timeline)):
-        job = jobs[timeline.job[run]]
-        booking = timeline.booking(run)
+    for run in range(len(runs)):
+        job = jobs[runs.job[run]]
+        booking = runs.booking(run)
         cards = tuple(sorted(layout.cards[part.card].view.index for part in booking.parts))
-        places.setdefault(timeline.begin_s[run], []).append((job.id, layout.nodes[booking.node].name, cards))
-        events[timeline.end_s[run]] = f"{job.id} ends"
+        places.setdefault(runs.begin_s[run], []).append((job.id, layout.nodes[booking.node].name, cards))
+        events[runs.end_s[run]] = f"{job.id} ends"
     assert max(events) < LENGTH_S
     return [Decision(at_s, what, sorted(places.get(at_s, []))) for at_s, what in sorted(events.items())]
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpusched.simulate import cluster, examples, planner_run, report, rules
 from gpusched.simulate.metrics import size_of
-from gpusched.simulate.timeline import Timeline
+from gpusched.simulate.outcome import RunLog
 from gpusched.simulate.trace import read_trace
 
 MOST_TIMES = 3.0
@@ -27,13 +27,13 @@ def costs(trace, machines):
     simulated = time.process_time()
     report.measure("fcfs+easy", outcome, size_of(machines, trace.jobs), wait_bound_s=3600)
     measured = time.process_time()
-    timeline = outcome.timeline
-    assert timeline is not None
-    places = [timeline.layout.placement(timeline.booking(run)) for run in range(len(timeline))]
-    again = Timeline(machines, settings)
+    runs = outcome.runs
+    assert runs is not None
+    places = [runs.layout.placement(runs.booking(run)) for run in range(len(runs))]
+    again = RunLog(machines, settings)
     placing = time.process_time()
     for run, place in enumerate(places):
-        again.add(timeline.job[run], timeline.begin_s[run], timeline.end_s[run], place)
+        again.add(runs.job[run], runs.begin_s[run], runs.end_s[run], place)
     return simulated - began, time.process_time() - placing, measured - simulated, len(trace.jobs)
 
 
@@ -70,6 +70,6 @@ def test_a_job_of_a_large_trace_takes_less_than_a_kilobyte(trace_file):
     outcome = planner_run.run(trace.jobs, machines, settings, keeps_places=True)
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert outcome.timeline is not None
+    assert outcome.runs is not None
     print(f"philly_jobs, 10,000 jobs: {kept / 10_000:,.0f} bytes a job with places, at most {most / 10_000:,.0f}")
     assert kept / 10_000 < 1000

@@ -237,8 +237,8 @@ def test_many_ended_jobs_are_forgotten_on_the_way_and_none_in_the_result(monkeyp
 
 def test_where_each_run_was_is_put_down_when_that_is_asked_for():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
-    assert daemon_run.run(jobs, ONE, LAB).timeline is None
-    kept = daemon_run.run(jobs, ONE, LAB, keeps_places=True).timeline
+    assert daemon_run.run(jobs, ONE, LAB).runs is None
+    kept = daemon_run.run(jobs, ONE, LAB, keeps_places=True).runs
     assert sorted((kept.job[n], kept.begin_s[n], kept.how(n)) for n in range(len(kept))) == [
         (0, 0, "preempted"),
         (0, 1600, "completed"),
@@ -318,7 +318,7 @@ def test_nothing_is_booked_twice_and_every_job_comes_to_its_end(rows, fail_rate,
     outcome = daemon_run.run(
         jobs, ONE, LAB, mishaps=Mishaps(fail_rate=fail_rate, retries=retries, seed=3), keeps_places=True
     )
-    kept = outcome.timeline
+    kept = outcome.runs
     spans: dict[int, list[tuple[int, int]]] = {}
     for number in range(len(kept)):
         for part in kept.booking(number).parts:

@@ -31,14 +31,14 @@ def worlds(draw):
 
 def held_at(second, outcome, size):
     """GPUs held on each node, and by each user."""
-    timeline = outcome.timeline
+    runs = outcome.runs
     nodes, users = Counter(), Counter()
-    for run in range(len(timeline)):
-        if timeline.begin_s[run] <= second < timeline.end_s[run]:
-            for piece in timeline.booking(run).pieces():
+    for run in range(len(runs)):
+        if runs.begin_s[run] <= second < runs.end_s[run]:
+            for piece in runs.booking(run).pieces():
                 assert {part.card // size for part in piece.parts} == {piece.node}
                 nodes[piece.node] += len(piece.parts)
-                users[outcome.jobs[timeline.job[run]].user] += len(piece.parts)
+                users[outcome.jobs[runs.job[run]].user] += len(piece.parts)
     return nodes, users
 
 

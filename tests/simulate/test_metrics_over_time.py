@@ -20,7 +20,7 @@ from gpusched.policy.need import Need
 from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics_over_time import Series, Share, over_time
-from gpusched.simulate.timeline import Timeline
+from gpusched.simulate.outcome import Outcome, RunLog
 from gpusched.simulate.trace import TraceJob
 
 
@@ -34,12 +34,12 @@ def on(node, *cards, cpus=0.0, mem_mib=0):
 
 def schedule(jobs, nodes, *runs):
     """Of runs (job, begin, end, place)."""
-    timeline = Timeline(nodes)
+    placed = RunLog(nodes)
     for number, begin_s, end_s, place in runs:
-        timeline.add(number, begin_s, end_s, place)
+        placed.add(number, begin_s, end_s, place)
     starts = [min(run[1] for run in runs if run[0] == number) for number in range(len(jobs))]
     ends = [max(run[2] for run in runs if run[0] == number) for number in range(len(jobs))]
-    return planner_run.Outcome(jobs, starts, 0, ends_s=ends, timeline=timeline)
+    return Outcome(jobs, starts, 0, ends_s=ends, runs=placed)
 
 
 # --- fragments ----------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_the_series_of_a_schedule():
 
 def test_a_schedule_that_does_not_know_where_is_refused():
     with pytest.raises(BrokenInvariant, match="where its jobs ran"):
-        over_time(planner_run.Outcome([job(0, 10)], [0], 1))
+        over_time(Outcome([job(0, 10)], [0], 1))
 
 
 def test_the_walk_agrees_with_the_sums_of_the_jobs():

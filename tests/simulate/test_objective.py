@@ -8,7 +8,7 @@ import pytest
 
 from gpusched.errors import UsageError
 from gpusched.simulate.objective import Score, Term, objective_of
-from gpusched.simulate.planner_run import Outcome
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
 

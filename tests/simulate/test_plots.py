@@ -21,7 +21,7 @@ def simulated(jobs, machines):
 
 def test_a_job_on_neighbouring_cards_is_one_bar():
     outcome = simulated([job(0, 9, 3), job(1, 5, 2), job(2, 4, 6)], cluster.nodes_of("2x4"))
-    assert sorted(plots.bars(outcome, outcome.timeline), key=lambda bar: (bar.begin_s, bar.first)) == [
+    assert sorted(plots.bars(outcome, outcome.runs), key=lambda bar: (bar.begin_s, bar.first)) == [
         Bar(0, 0, 9, 0, 3),
         Bar(1, 1, 6, 4, 2),
         Bar(2, 9, 13, 0, 6),
@@ -31,7 +31,7 @@ def test_a_job_on_neighbouring_cards_is_one_bar():
 def test_without_cards_a_job_is_on_the_lowest_processors_that_are_free():
     jobs = [job(0, 5, procs=2), job(0, 20, procs=1), job(1, 9, procs=4)]
     outcome = simulated(jobs, cluster.processors(6))
-    assert list(plots.bars(outcome, outcome.timeline)) == [
+    assert list(plots.bars(outcome, outcome.runs)) == [
         Bar(0, 0, 5, 0, 2),
         Bar(1, 0, 20, 2, 1),
         Bar(2, 5, 14, 0, 2),
@@ -43,7 +43,7 @@ def test_no_processor_is_drawn_twice_at_once():
     jobs = [job(number * 3, 10 + number % 7 * 5, procs=1 + number % 5) for number in range(120)]
     outcome = simulated(jobs, cluster.processors(16))
     taken = set()
-    for bar in plots.bars(outcome, outcome.timeline):
+    for bar in plots.bars(outcome, outcome.runs):
         for number in range(bar.first, bar.first + bar.count):
             for second in range(bar.begin_s, bar.end_s):
                 assert number < 16

@@ -11,7 +11,7 @@ import pytest
 from gpusched.simulate import cluster, metrics, planner_run, report, rules
 from gpusched.simulate.by_queue import QueueResult
 from gpusched.simulate.comparison import compare, sentence
-from gpusched.simulate.planner_run import Attempt, Outcome
+from gpusched.simulate.outcome import Attempt, Outcome
 from gpusched.simulate.trace import TraceJob, read_trace
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "simulation.md").read_text(encoding="utf-8")

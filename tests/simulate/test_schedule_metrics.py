@@ -6,6 +6,7 @@ import pytest
 
 from gpusched.simulate import cluster, examples, metrics, planner_run, rules
 from gpusched.simulate.comparison import compare
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob, read_trace
 
 
@@ -15,7 +16,7 @@ def job(submit_s, run_s, *, gpus=1, user="ann", queue="q"):
 
 def test_two_jobs_by_hand():
     jobs = [job(0, 100), job(50, 5, gpus=8, user="bob")]
-    made = metrics.worth(planner_run.Outcome(jobs, [0, 100], 2), 8)
+    made = metrics.worth(Outcome(jobs, [0, 100], 2), 8)
     assert (made.wait_s.mean, made.wait_s.median, made.wait_s.p95, made.wait_s.most) == (25, 0, 50, 50)
     assert (made.completion_s.mean, made.completion_s.p99) == (77.5, 100)
     assert (made.slowdown.mean, made.slowdown.most) == ((1 + 5.5) / 2, 5.5)
@@ -39,7 +40,7 @@ def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
 
 def test_who_gains_and_who_loses():
     jobs = [job(0, 10, user="ann"), job(0, 10, user="bob")]
-    before, after = planner_run.Outcome(jobs, [0, 10], 2), planner_run.Outcome(jobs, [10, 0], 2)
+    before, after = Outcome(jobs, [0, 10], 2), Outcome(jobs, [10, 0], 2)
     assert [(one.name, one.before.slowdown, one.after.slowdown) for one in compare(before, after).listed] == [
         ("bob", 2, 1),
         ("ann", 1, 2),

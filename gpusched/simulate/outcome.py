@@ -1,14 +1,15 @@
-"""Where every job of a schedule ran, from when until when, in a few dozen bytes each.
+"""What a simulation comes to: when each job started and ended, and in a few dozen bytes a run where it lay.
 
-All that depends on time (fragments, shares, balance, what Gantt shows) is worked out of it afterwards, in one walk over
-`moments`, so that a simulation that nobody wants to look into pays nothing for it.
+All that depends on time (fragments, shares, balance, what Gantt shows) is worked out of it afterwards, in one walk
+(`Walk`), so that a simulation that nobody looks into pays nothing for it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
@@ -22,19 +23,43 @@ COMPLETED = "completed"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """All that happens at one instant, in the order in which it counts. Numbers are of runs, or of jobs."""
+class Attempt:
+    """One run of a job, where a job may have several: it failed and was tried again, or it made room."""
 
-    at: int
-    ended: Sequence[int]
-    """Runs."""
-    arrived: Sequence[int]
-    """Jobs."""
-    began: Sequence[int]
-    """Runs."""
+    job: int
+    """Its place in `Outcome.jobs`."""
+    start_s: int
+    end_s: int
+    how: str
+    """A state in small letters: `completed`, `failed`, `timeout`, `preempted`, `cancelled`, `node_fail`."""
 
 
-class Timeline:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A schedule: when each job started first, in the order of the trace."""
+
+    jobs: Sequence[TraceJob]
+    start_s: Sequence[int]
+    cycles: int
+    """How often the policy was asked."""
+    ends_s: Sequence[int] | None = None
+    """When each was over for good; None where each ran once, for as long as the trace says."""
+    attempts: Sequence[Attempt] = ()
+    """Every run of every job, by start; empty where each ran once."""
+    runs: RunLog | None = None
+    """Where each ran, if that was asked for."""
+
+    def end_s(self, number: int) -> int:
+        """When the job at this place was over for good."""
+        return self.start_s[number] + self.jobs[number].run_s if self.ends_s is None else self.ends_s[number]
+
+    @property
+    def starts_sha(self) -> str:
+        """The first 16 digits of the SHA-256 of all starts, one a line: equal for equal schedules."""
+        return sha256("\n".join(map(str, self.start_s)).encode()).hexdigest()[:16]
+
+
+class RunLog:
     """The runs of a schedule, in the order in which they were added.
 
     A run is a job's number in the schedule, begin and end in seconds, how it ended (a state in small letters) and what
@@ -117,34 +142,6 @@ class Timeline:
             return first
         return Booking(first.node, uid, first.millicpus, first.mem_mib, first.parts, others=tuple(pieces[1:]))
 
-    def moments(self, jobs: Sequence[TraceJob]) -> Iterator[Moment]:
-        """The instants of the schedule in order; at each first what ends, then what arrives, then what begins.
-
-        A run that takes no time ends in a second moment of its instant.
-        """
-        begins = sorted(range(len(self)), key=self.begin_s.__getitem__)
-        ends = sorted(range(len(self)), key=lambda run: (self.end_s[run], self.begin_s[run]))
-        arrivals = sorted(range(len(jobs)), key=lambda number: jobs[number].submit_s)
-        has_begun = bytearray(len(self))
-        ending = coming = beginning = 0
-        while ending < len(ends):
-            at = self.end_s[ends[ending]]
-            if coming < len(arrivals):
-                at = min(at, jobs[arrivals[coming]].submit_s)
-            if beginning < len(begins):
-                at = min(at, self.begin_s[begins[beginning]])
-            first = ending
-            while ending < len(ends) and self.end_s[ends[ending]] == at and has_begun[ends[ending]]:
-                ending += 1
-            ended, first = ends[first:ending], coming
-            while coming < len(arrivals) and jobs[arrivals[coming]].submit_s == at:
-                coming += 1
-            arrived, first = arrivals[first:coming], beginning
-            while beginning < len(begins) and self.begin_s[begins[beginning]] == at:
-                has_begun[begins[beginning]] = 1
-                beginning += 1
-            yield Moment(at, ended, arrived, begins[first:beginning])
-
     def _place_of(self, placement: Placement) -> int:
         made = [1 + len(placement.others)]
         for place in (placement, *placement.others):
@@ -162,3 +159,50 @@ class Timeline:
             at = self._known[mark] = len(self._booked)
             self._booked += booked
         return at
+
+
+class Walk:
+    """A finished schedule on the clock once more: a body of `event_loop.play` with hooks for begins and ends.
+
+    At each instant first `end`, then `arrive`, then `begin`. A run that takes no time ends as its instant comes again.
+    """
+
+    def __init__(self, runs: RunLog) -> None:
+        self.runs = runs
+        self._begins = sorted(range(len(runs)), key=runs.begin_s.__getitem__)
+        self._ends = sorted(range(len(runs)), key=lambda run: (runs.end_s[run], runs.begin_s[run]))
+        self._begun = bytearray(len(runs))
+        self._next_begin = self._next_end = 0
+
+    def next_at(self, arrives_at: float) -> float:
+        """The next arrival, begin or end."""
+        at, runs = arrives_at, self.runs
+        if self._next_begin < len(self._begins):
+            at = min(at, runs.begin_s[self._begins[self._next_begin]])
+        if self._next_end < len(self._ends):
+            at = min(at, runs.end_s[self._ends[self._next_end]])
+        return at
+
+    def advance(self, now: float) -> None:
+        """Move on, and end the runs that end now."""
+        end_s, ends, begun = self.runs.end_s, self._ends, self._begun
+        while self._next_end < len(ends) and end_s[ends[self._next_end]] == now and begun[ends[self._next_end]]:
+            self.end(ends[self._next_end])
+            self._next_end += 1
+
+    def arrive(self, job: int) -> None:
+        """A job waits from now on."""
+
+    def settle(self, now: float) -> None:
+        """Begin the runs that begin now."""
+        begin_s, begins = self.runs.begin_s, self._begins
+        while self._next_begin < len(begins) and begin_s[begins[self._next_begin]] == now:
+            self._begun[begins[self._next_begin]] = 1
+            self.begin(begins[self._next_begin])
+            self._next_begin += 1
+
+    def begin(self, run: int) -> None:
+        """A run begins."""
+
+    def end(self, run: int) -> None:
+        """A run ends."""

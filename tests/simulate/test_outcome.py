@@ -12,7 +12,8 @@ from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
 from gpusched.policy.draft import Booking, Part
 from gpusched.simulate import cluster, planner_run, rules
-from gpusched.simulate.timeline import Timeline
+from gpusched.simulate.event_loop import play
+from gpusched.simulate.outcome import RunLog, Walk
 from gpusched.simulate.trace import TraceJob
 
 
@@ -24,38 +25,62 @@ def whole(node, *cards, cpus=0.0):
     return Placement(node, tuple(GpuShare(f"{node}-{card}", card) for card in cards), cpus, 0)
 
 
-def told(timeline, jobs):
-    return [(one.at, list(one.ended), list(one.arrived), list(one.began)) for one in timeline.moments(jobs)]
+class Witness(Walk):
+    """Writes down what happens at each instant."""
+
+    def __init__(self, runs):
+        super().__init__(runs)
+        self.seen, self.ended, self.arrived, self.begun = [], [], [], []
+
+    def end(self, run):
+        self.ended.append(run)
+
+    def arrive(self, job):
+        self.arrived.append(job)
+
+    def begin(self, run):
+        self.begun.append(run)
+
+    def settle(self, now):
+        super().settle(now)
+        self.seen.append((now, self.ended, self.arrived, self.begun))
+        self.ended, self.arrived, self.begun = [], [], []
+
+
+def told(runs, jobs):
+    witness = Witness(runs)
+    assert play([job.submit_s for job in jobs], witness) == len(witness.seen)
+    return witness.seen
 
 
 def test_what_was_held_is_told_again():
-    timeline = Timeline(cluster.nodes_of("2x2"))
-    timeline.add(0, 0, 5, whole("node0", 1, cpus=1.5))
+    runs = RunLog(cluster.nodes_of("2x2"))
+    runs.add(0, 0, 5, whole("node0", 1, cpus=1.5))
     gang = Placement("node0", whole("node0", 0, 1).gpus, 0, 64, others=(whole("node1", 1),))
-    timeline.add(1, 5, 9, gang, "preempted")
-    assert timeline.booking(0, 7) == Booking(0, 7, 1500, 0, (Part(1, True),))
+    runs.add(1, 5, 9, gang, "preempted")
+    assert runs.booking(0, 7) == Booking(0, 7, 1500, 0, (Part(1, True),))
     others = (Booking(1, 0, 0, 0, (Part(3, True),)),)
-    assert timeline.booking(1) == Booking(0, 0, 0, 64, (Part(0, True), Part(1, True)), others=others)
-    assert (timeline.how(0), timeline.how(1)) == ("completed", "preempted")
+    assert runs.booking(1) == Booking(0, 0, 0, 64, (Part(0, True), Part(1, True)), others=others)
+    assert (runs.how(0), runs.how(1)) == ("completed", "preempted")
 
 
 def test_slices_of_a_card_are_told_apart_from_cards():
     node = NodeView("n", 8.0, 1024, (GpuView("u", 0, "A100", 1000),))
-    timeline = Timeline((node,))
-    timeline.add(0, 0, 1, Placement("n", (GpuShare("u", 0, 500, 0.5),), 1.0, 0))
-    timeline.add(1, 0, 1, Placement("n", (GpuShare("u", 0, 250),), 1.0, 0))
-    assert timeline.booking(0).parts == (Part(0, False, 500, 500_000),)
-    assert timeline.booking(1).parts == (Part(0, False, 250, 0),)
+    runs = RunLog((node,))
+    runs.add(0, 0, 1, Placement("n", (GpuShare("u", 0, 500, 0.5),), 1.0, 0))
+    runs.add(1, 0, 1, Placement("n", (GpuShare("u", 0, 250),), 1.0, 0))
+    assert runs.booking(0).parts == (Part(0, False, 500, 500_000),)
+    assert runs.booking(1).parts == (Part(0, False, 250, 0),)
 
 
 def test_at_one_instant_first_ends_then_arrivals_then_begins():
     jobs = [job(0, 5), job(5, 3), job(5, 2)]
-    timeline = Timeline(cluster.nodes_of("1x2"))
+    runs = RunLog(cluster.nodes_of("1x2"))
     # Added by their ends, as a simulation does that learns only then how long they took.
-    timeline.add(2, 7, 9, whole("node0", 1))
-    timeline.add(0, 0, 5, whole("node0", 0))
-    timeline.add(1, 5, 8, whole("node0", 0))
-    assert told(timeline, jobs) == [
+    runs.add(2, 7, 9, whole("node0", 1))
+    runs.add(0, 0, 5, whole("node0", 0))
+    runs.add(1, 5, 8, whole("node0", 0))
+    assert told(runs, jobs) == [
         (0, [], [0], [1]),
         (5, [1], [1, 2], [2]),
         (7, [], [], [0]),
@@ -65,10 +90,10 @@ def test_at_one_instant_first_ends_then_arrivals_then_begins():
 
 
 def test_a_run_that_takes_no_time_begins_before_it_ends():
-    timeline = Timeline(cluster.nodes_of("1x1"))
-    timeline.add(0, 3, 3, whole("node0", 0))
-    timeline.add(1, 1, 3, whole("node0", 0))
-    assert told(timeline, [job(0, 1), job(1, 2)]) == [
+    runs = RunLog(cluster.nodes_of("1x1"))
+    runs.add(0, 3, 3, whole("node0", 0))
+    runs.add(1, 1, 3, whole("node0", 0))
+    assert told(runs, [job(0, 1), job(1, 2)]) == [
         (0, [], [0], []),
         (1, [], [1], [1]),
         (3, [1], [], [0]),
@@ -77,26 +102,26 @@ def test_a_run_that_takes_no_time_begins_before_it_ends():
 
 
 def test_a_run_that_cannot_have_been_is_refused():
-    timeline = Timeline(cluster.nodes_of("1x1"))
+    runs = RunLog(cluster.nodes_of("1x1"))
     with pytest.raises(BrokenInvariant, match="before it begins"):
-        timeline.add(0, 3, 2, whole("node0", 0))
+        runs.add(0, 3, 2, whole("node0", 0))
     with pytest.raises(BrokenInvariant, match="no node of the simulation"):
-        timeline.add(0, 3, 4, whole("elsewhere", 0))
+        runs.add(0, 3, 4, whole("elsewhere", 0))
 
 
 def test_a_simulation_says_where_each_ran_and_is_the_same_schedule():
     jobs = [job(0, 10, 12), job(1, 5, 2), job(2, 5, 8)]
     machines, settings = cluster.nodes_of("2x8"), rules.rules_of("fcfs+easy").settings()
     bare, known = (planner_run.run(jobs, machines, settings, keeps_places=keeps) for keeps in (False, True))
-    assert bare.timeline is None
-    timeline = known.timeline
-    assert timeline is not None
+    assert bare.runs is None
+    runs = known.runs
+    assert runs is not None
     assert bare.start_s == known.start_s == [0, 1, 10]
-    assert [timeline.job[run] for run in range(len(timeline))] == [0, 1, 2]
-    wide = timeline.booking(0)
+    assert [runs.job[run] for run in range(len(runs))] == [0, 1, 2]
+    wide = runs.booking(0)
     assert [(piece.node, len(piece.parts)) for piece in wide.pieces()] == [(0, 8), (1, 4)]
-    assert (timeline.booking(1).node, [part.card for part in timeline.booking(1).parts]) == (1, [12, 13])
-    assert list(timeline.end_s) == [10, 6, 15]
+    assert (runs.booking(1).node, [part.card for part in runs.booking(1).parts]) == (1, [12, 13])
+    assert list(runs.end_s) == [10, 6, 15]
 
 
 def test_a_job_takes_less_than_a_kilobyte():
@@ -107,5 +132,5 @@ def test_a_job_takes_less_than_a_kilobyte():
     outcome = planner_run.run(jobs, machines, settings, keeps_places=True)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert outcome.timeline is not None
+    assert outcome.runs is not None
     assert used / count < 1000
