@@ -76,12 +76,16 @@ class Client:
 
     def text(self, path: str, timeout_s: float | None = None) -> str:
         """Ask for what is no JSON document. Raises: as `call`."""
+        return self.raw(path, timeout_s).decode()
+
+    def raw(self, path: str, timeout_s: float | None = None) -> bytearray:
+        """An answer as the daemon wrote it; a document is in ASCII and without spaces. Raises: as `call`."""
         status, answer = self._patiently("GET", path, None, timeout_s)
         if status != 200:
             raise error_from(quickjson.loads(answer).get("error", {}))
-        return answer.decode()
+        return answer
 
-    def _patiently(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
+    def _patiently(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytearray]:
         """The status and the answer; what the daemon puts off, as its user asks for too much, is asked again."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -91,7 +95,7 @@ class Client:
             # Nothing was done.
             time.sleep(self._retry_after_s)
 
-    def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytes]:
+    def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytearray]:
         content = b"" if body is None else quickjson.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n\r\n"
         fresh = self._socket is None
@@ -138,7 +142,7 @@ class Client:
             ) from None
         self._socket = sock
 
-    def _exchange(self, request: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+    def _exchange(self, request: bytes, timeout_s: float | None) -> tuple[int, bytearray]:
         if self._socket is not None and _is_closed(self._socket):
             # The daemon gives up connections on which nothing was asked for a while, and tells nobody.
             self.close()
@@ -160,16 +164,17 @@ class Client:
                     warnings.add(value.strip())
                 elif name.lower() == b"retry-after":
                     self._retry_after_s = min(MAX_WAIT_S, max(0.05, float(value)))
-            pieces, have = [self._buffer], len(self._buffer)
-            while have < length:
-                piece = sock.recv(1 << 20)
-                if not piece:
-                    raise ConnectionResetError("the daemon closed the connection")
-                pieces.append(piece)
-                have += len(piece)
-            content = b"".join(pieces)
-            self._buffer = content[length:]
-            return int(head.split(None, 2)[1]), content[:length]
+            content = bytearray(length)
+            have = min(length, len(self._buffer))
+            content[:have] = self._buffer[:have]
+            self._buffer = self._buffer[have:]
+            with memoryview(content) as rest:
+                while have < length:
+                    received = sock.recv_into(rest[have:])
+                    if not received:
+                        raise ConnectionResetError("the daemon closed the connection")
+                    have += received
+            return int(head.split(None, 2)[1]), content
         except BaseException:
             # Half an answer may be left behind, also after Ctrl-C: it must not be taken for the next one.
             self.close()

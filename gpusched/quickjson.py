@@ -72,6 +72,6 @@ def dumps(value: object) -> str:
     return _write(value)
 
 
-def loads(content: str | bytes) -> Any:
+def loads(content: str | bytes | bytearray) -> Any:
     """One document. Raises: ValueError."""
     return _read(content if isinstance(content, str) else content.decode("utf-8", "surrogatepass"))

@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from time import perf_counter
 from typing import Any
 
 from aiohttp import web
@@ -19,7 +21,7 @@ from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
 from gpusched.api.pace import whole_body
-from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, plain
+from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, plain
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
 from gpusched.api.sight import Viewer, viewer_of
@@ -45,6 +47,10 @@ MAX_WAIT_S = 300.0
 MOST_PARTS = 2_000_000
 MOST_NAMES = 500_000
 """Values, and names of values, in one request."""
+TURN_S = 0.005
+"""So long a list is worked at before others are answered."""
+_PIECE = 32
+"""Rows that are encoded at once."""
 EVENT_BYTES = 256
 """What a line in a job's story takes."""
 
@@ -248,15 +254,17 @@ async def listing(request: web.Request) -> web.Response:
         extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
     if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
         extra["notices"] = found
-    facts = service.facts_of(jobs)
     if names is None:
-        return respond(jobs=[viewer.job_json(job, facts(job)) for job in jobs], **extra)
+        facts, row = service.facts_of(jobs), viewer.rows(JOB_FIELDS)
+        return await respond_list("jobs", (row(job, facts(job)) for job in jobs), {}, extra)
     fields = [name for name in names.split(",") if name]
     for name in fields:
         if name not in JOB_FIELDS:
             raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(JOB_FIELDS))
-    rows = [viewer.row(job, facts(job), fields) for job in jobs]
-    return respond(fields=fields, rows=rows, **extra)
+    facts, row = service.facts_of(jobs), viewer.rows(fields)
+    shown = (row(job, facts(job)) for job in jobs)
+    rows = (list(map(found.__getitem__, fields)) for found in shown)
+    return await respond_list("rows", rows, {"fields": fields}, extra)
 
 
 def _summary(service: Service, jobs: Iterable[Job]) -> dict[str, Any]:
@@ -368,7 +376,9 @@ async def history(request: web.Request) -> web.Response:
     runs: dict[int, list[dict[str, Any]]] = {}
     for run in service.scheduler.store.runs(list(known)):
         runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
-    return respond(jobs=[{**viewer.job_json(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs], **extra)
+    row = viewer.rows(JOB_FIELDS)
+    found = ({**row(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs)
+    return await respond_list("jobs", found, {}, extra)
 
 
 async def show(request: web.Request) -> web.Response:
@@ -417,9 +427,9 @@ def _related(job: Job, viewer: Viewer) -> list[dict[str, Any]]:
     named = {"fallback": job.fallback_id, "fallback_of": job.spec.fallback_of}
     known = service.find_all([job_id for job_id in named.values() if job_id is not None])
     facts = service.facts_of(known.values())
-    keys = ("id", "state", "reason", "reason_text", "exit_code", "stdout_path")
+    row = viewer.rows(("id", "state", "reason", "reason_text", "exit_code", "stdout_path"))
     return [
-        {"relation": relation, **dict(zip(keys, viewer.row(known[job_id], facts(known[job_id]), keys), strict=True))}
+        {"relation": relation, **row(known[job_id], facts(known[job_id]))}
         for relation, job_id in named.items()
         if job_id in known
     ]
@@ -625,3 +635,25 @@ def respond(**content: Any) -> web.Response:
     return web.Response(
         body=json.dumps(document(**content), separators=(",", ":")).encode(), content_type="application/json"
     )
+
+
+async def respond_list(
+    name: str, items: Iterable[object], before: dict[str, Any], after: dict[str, Any]
+) -> web.Response:
+    """A JSON document with a long list, between other keys; others are answered while it is made.
+
+    Args: items: what makes them is asked for one after the other, as far as there is time before others' turn.
+    """
+    text = bytearray(encode(document(**before))[:-1])
+    text += f',"{name}":['.encode()
+    left, ends_at, comma = iter(items), perf_counter() + TURN_S, b""
+    while piece := list(islice(left, _PIECE)):
+        text += comma
+        text += encode(piece)[1:-1]
+        comma = b","
+        if perf_counter() > ends_at:
+            await asyncio.sleep(0)
+            ends_at = perf_counter() + TURN_S
+    text += b"]"
+    text += b"," + encode(after)[1:] if after else b"}"
+    return web.Response(body=text, content_type="application/json")

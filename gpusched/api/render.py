@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from gpusched.daemon.launch import output_paths
 from gpusched.daemon.overuse import ShareFacts
@@ -26,9 +30,23 @@ def document(**content: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **content}
 
 
-@dataclass(frozen=True, slots=True)
+_write = msgspec.json.Encoder().encode
+
+
+def encode(value: object) -> bytes:
+    """JSON in ASCII and without spaces, as `json.dumps` writes it but in a tenth of the time."""
+    try:
+        text = _write(value)
+        if text.isascii():
+            return text
+    except (UnicodeEncodeError, OverflowError):
+        pass  # lone surrogates, which stand for bytes that are not UTF-8, and numbers of more than 64 bits
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+@dataclass(slots=True)
 class JobContext:
-    """What a job's JSON needs beyond its row."""
+    """What a job's JSON needs beyond its row. Not frozen: a list makes thousands."""
 
     settings: Settings
     node: str
@@ -36,8 +54,8 @@ class JobContext:
     """The current or last run, when it is known without asking the store for each job."""
     reason: Reason | None
     """Why it waits, for a pending job."""
-    priority_parts: Callable[[], dict[str, float]]
-    """The weighted factors that its priority is the sum of."""
+    priority: Callable[[Job], tuple[float, dict[str, float]]]
+    """Of a pending job, its priority and the weighted factors that this is the sum of."""
     progress: Shown | None = None
     """How far its run is, if it says so and somebody has looked."""
     shares: Mapping[str, ShareFacts] = field(default_factory=dict)
@@ -52,15 +70,15 @@ class JobContext:
     """Of a run's handle, its job as people know it."""
     fallback_of: str | None = None
     """Of a fallback: the id of the failed job as people know it."""
+    paths: tuple[str, str | None] | None = None
+    """Where its output and errors go, once they were worked out."""
 
 
 JobFacts = Callable[[Job], JobContext]
 
 
-def _gpus(ctx: JobContext) -> list[dict[str, Any]]:
-    if ctx.run is None:
-        return []
-    return [_gpu(share, ctx.shares.get(share.uuid)) for share in ctx.run.gpus]
+def _gpus(run: Run, job: Job, ctx: JobContext) -> list[dict[str, Any]]:
+    return [_gpu(share, ctx.shares.get(share.uuid)) for share in run.gpus]
 
 
 def _gpu(share: GpuShare, facts: ShareFacts | None) -> dict[str, Any]:
@@ -99,7 +117,9 @@ def _reason_text(job: Job, ctx: JobContext) -> str | None:
 
 
 def _path(job: Job, ctx: JobContext, which: int) -> str | None:
-    paths = output_paths(job, max(1, job.run), ctx.node, ctx.settings.default.output)
+    paths = ctx.paths
+    if paths is None:
+        paths = ctx.paths = output_paths(job, max(1, job.run), ctx.node, ctx.settings.default.output)
     return paths[which] if paths[which] is not None else paths[0]
 
 
@@ -133,81 +153,124 @@ def _depends_on(job: Job) -> list[str]:
 PROGRESS_FIELDS = frozenset({"progress", "progress_text", "eta_at"})
 """Keys for which files of jobs have to be looked at."""
 
-JOB_FIELDS: dict[str, Callable[[Job, JobContext], Any]] = {
-    "id": lambda job, ctx: job.shown_id,
+
+@dataclass(frozen=True, slots=True)
+class OfRun:
+    """A key that is made of the current or last run."""
+
+    make: Callable[[Run, Job, JobContext], Any]
+    without: Any = None
+    """What it is of a job that has no run."""
+
+
+JOB_FIELDS: dict[str, str | OfRun | Callable[[Job, JobContext], Any]] = {
+    "id": "shown_id",
     "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
-    "task": lambda job, ctx: job.task,
-    "tasks_left": lambda job, ctx: job.tasks_left,
+    "task": "task",
+    "tasks_left": "tasks_left",
     "throttle": lambda job, ctx: None if job.spec.array is None else job.spec.array.throttle,
     "sweep": lambda job, ctx: _sweep(job),
-    "name": lambda job, ctx: job.spec.name,
-    "user": lambda job, ctx: job.user,
-    "account": lambda job, ctx: job.spec.account,
-    "queue": lambda job, ctx: job.spec.queue,
+    "name": "spec.name",
+    "user": "user",
+    "account": "spec.account",
+    "queue": "spec.queue",
     "qos": lambda job, ctx: job.spec.qos or None,
-    "state": lambda job, ctx: job.state.value,
+    "state": "state.value",
     "reason": _reason,
     "reason_text": _reason_text,
-    "priority": lambda job, ctx: sum(ctx.priority_parts().values()) if job.state is JobState.PENDING else None,
-    "priority_parts": lambda job, ctx: ctx.priority_parts() if job.state is JobState.PENDING else None,
-    "nice": lambda job, ctx: job.spec.nice,
-    "hold": lambda job, ctx: job.hold,
+    "priority": lambda job, ctx: ctx.priority(job)[0] if job.state is JobState.PENDING else None,
+    "priority_parts": lambda job, ctx: ctx.priority(job)[1] if job.state is JobState.PENDING else None,
+    "nice": "spec.nice",
+    "hold": "hold",
     "dependency": lambda job, ctx: as_typed(job.spec.dependency),
     "depends_on": lambda job, ctx: _depends_on(job),
-    "pipeline": lambda job, ctx: job.spec.pipeline,
-    "step": lambda job, ctx: job.spec.step,
-    "reservation": lambda job, ctx: job.spec.reservation,
-    "deadline_at": lambda job, ctx: job.spec.deadline_at,
-    "key": lambda job, ctx: job.spec.key,
-    "snapshot": lambda job, ctx: job.spec.snapshot,
-    "submit_at": lambda job, ctx: job.submit_at,
-    "eligible_at": lambda job, ctx: job.eligible_at,
-    "start_at": lambda job, ctx: job.start_at,
-    "end_at": lambda job, ctx: job.end_at,
-    "preempt_at": lambda job, ctx: job.preempt_at,
-    "suspended_at": lambda job, ctx: job.suspended_at,
-    "suspended_s": lambda job, ctx: ctx.run.suspended_s if ctx.run else 0.0,
-    "time_limit_s": lambda job, ctx: job.spec.time_limit_s,
-    "exit_code": lambda job, ctx: job.exit_code,
-    "signal": lambda job, ctx: job.signal,
-    "node": lambda job, ctx: ctx.run.node if ctx.run else None,
-    "gpus": lambda job, ctx: _gpus(ctx),
+    "pipeline": "spec.pipeline",
+    "step": "spec.step",
+    "reservation": "spec.reservation",
+    "deadline_at": "spec.deadline_at",
+    "key": "spec.key",
+    "snapshot": "spec.snapshot",
+    "submit_at": "submit_at",
+    "eligible_at": "eligible_at",
+    "start_at": "start_at",
+    "end_at": "end_at",
+    "preempt_at": "preempt_at",
+    "suspended_at": "suspended_at",
+    "suspended_s": OfRun(lambda run, job, ctx: run.suspended_s, 0.0),
+    "time_limit_s": "spec.time_limit_s",
+    "exit_code": "exit_code",
+    "signal": "signal",
+    "node": OfRun(lambda run, job, ctx: run.node),
+    "gpus": OfRun(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
-    "cpus": lambda job, ctx: job.spec.request.cpus,
-    "mem_mib": lambda job, ctx: job.spec.request.mem_mib,
-    "idle_at": lambda job, ctx: ctx.run.idle_at if ctx.run and job.state is JobState.RUNNING else None,
-    "vram_over": lambda job, ctx: ctx.vram_over,
-    "unbooked_gpus": lambda job, ctx: [
-        {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.unbooked
-    ],
-    "intruders": lambda job, ctx: [_intruder(one, ctx) for one in ctx.intruders],
-    "nodes": lambda job, ctx: job.spec.request.nodes,
-    "gpus_per_node": lambda job, ctx: job.spec.request.gpus,
-    "gpus_linked": lambda job, ctx: job.spec.request.is_linked,
-    "nodelist": lambda job, ctx: list(job.spec.request.nodelist),
-    "exclude": lambda job, ctx: list(job.spec.request.exclude),
-    "constraint": lambda job, ctx: job.spec.request.constraint,
-    "prefer": lambda job, ctx: job.spec.request.prefer,
-    "exclusive": lambda job, ctx: job.spec.request.is_exclusive,
+    "cpus": "spec.request.cpus",
+    "mem_mib": "spec.request.mem_mib",
+    "idle_at": OfRun(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None),
+    "vram_over": OfRun(lambda run, job, ctx: ctx.vram_over),
+    "unbooked_gpus": OfRun(
+        lambda run, job, ctx: [
+            {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.unbooked
+        ],
+        [],
+    ),
+    "intruders": OfRun(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.intruders], []),
+    "nodes": "spec.request.nodes",
+    "gpus_per_node": "spec.request.gpus",
+    "gpus_linked": "spec.request.is_linked",
+    "nodelist": "spec.request.nodelist",
+    "exclude": "spec.request.exclude",
+    "constraint": "spec.request.constraint",
+    "prefer": "spec.request.prefer",
+    "exclusive": "spec.request.is_exclusive",
     "licenses": lambda job, ctx: dict(job.spec.request.licenses),
     "resources": lambda job, ctx: dict(job.spec.request.resources),
-    "work_dir": lambda job, ctx: job.spec.launch.work_dir,
+    "work_dir": "spec.launch.work_dir",
     "submit_dir": lambda job, ctx: job.spec.launch.submit_dir or job.spec.launch.work_dir,
     "stdout_path": lambda job, ctx: _path(job, ctx, 0),
     "stderr_path": lambda job, ctx: _path(job, ctx, 1),
     "command": lambda job, ctx: command_line(job),
-    "run": lambda job, ctx: job.run,
+    "run": "run",
     "progress": lambda job, ctx: ctx.progress.fraction if ctx.progress else None,
     "progress_text": lambda job, ctx: ctx.progress.text if ctx.progress else None,
     "eta_at": lambda job, ctx: ctx.progress.eta_at if ctx.progress else None,
-    "restarts": lambda job, ctx: job.restarts,
-    "retries": lambda job, ctx: job.spec.retry.retries,
-    "failures": lambda job, ctx: job.failures,
-    "fallback": lambda job, ctx: job.spec.fallback,
+    "restarts": "restarts",
+    "retries": "spec.retry.retries",
+    "failures": "failures",
+    "fallback": "spec.fallback",
     "fallback_id": lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id),
     "fallback_of": lambda job, ctx: ctx.fallback_of,
 }
-"""Every key of a job's JSON and how it is made; `fields=` picks from these."""
+"""Every key of a job's JSON and how it is made: the name of an attribute, or a function; `fields=` picks from these."""
+
+
+class RowMaker:
+    """Makes rows of jobs: documents with some of the keys of `JOB_FIELDS`, in this order.
+
+    Attributes are read all at once, and what is of a run is left out of jobs that have none: a list has thousands.
+    """
+
+    def __init__(self, names: Iterable[str], hidden: Mapping[str, Any] | None = None) -> None:
+        """Args: hidden: by key, what stands in its place in each row."""
+        hidden = {} if hidden is None else hidden
+        self._blank: dict[str, Any] = {name: hidden.get(name) for name in names}
+        made = {name: JOB_FIELDS[name] for name in self._blank if name not in hidden}
+        self._attributes = {name: how for name, how in made.items() if isinstance(how, str)}
+        # Two more than there are names for: a getter of one attribute gives no tuple.
+        self._read = attrgetter(*self._attributes.values(), "id", "id")
+        self._of_run = [(name, how.make) for name, how in made.items() if isinstance(how, OfRun)]
+        self._blank.update({name: how.without for name, how in made.items() if isinstance(how, OfRun)})
+        self._other = [(name, how) for name, how in made.items() if not isinstance(how, (str, OfRun))]
+
+    def __call__(self, job: Job, ctx: JobContext) -> dict[str, Any]:
+        row = self._blank.copy()
+        row.update(zip(self._attributes, self._read(job), strict=False))
+        for name, make in self._other:
+            row[name] = make(job, ctx)
+        run = ctx.run
+        if run is not None:
+            for name, make_of_run in self._of_run:
+                row[name] = make_of_run(run, job, ctx)
+        return row
 
 
 def gpu_request(request: Request) -> str:
@@ -222,11 +285,6 @@ def gpu_request(request: Request) -> str:
         count = f"{request.gpu_fraction:g}" if request.nodes == 1 else f"{request.nodes}x{request.gpu_fraction:g}"
     text = f"{request.gpu_type}:{count}" if request.gpu_type else count
     return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
-
-
-def job_json(job: Job, ctx: JobContext) -> dict[str, Any]:
-    """A job as scripts see it."""
-    return {name: make(job, ctx) for name, make in JOB_FIELDS.items()}
 
 
 def run_json(run: Run) -> dict[str, Any]:

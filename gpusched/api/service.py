@@ -28,6 +28,7 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.model.job import Job, Request, Run, run_id
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
 from gpusched.policy.life import arrays
@@ -320,28 +321,36 @@ class Service:
         jobs = list(jobs)
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
-        scheduler = self.scheduler
-        ranking, now = scheduler.ranking(), scheduler.now()
+        scheduler, settings, node = self.scheduler, self.settings, self.scheduler.site.node
+        ranking, now, world = scheduler.ranking(), scheduler.now(), scheduler.world
+        priorities: dict[tuple[int, float], tuple[ClassKey, tuple[float, dict[str, float]]]] = {}
+
+        def priority(job: Job) -> tuple[float, dict[str, float]]:
+            key = world.class_of(job.id)
+            # By identity: hashing a class takes as long as all the rest. What is remembered keeps it from going away.
+            known = priorities.get((id(key), job.queued_at))
+            if known is not None:
+                return known[1]
+            found = ranking.priority(key or class_key(job), job.queued_at)
+            answer = found.total, dict(found.parts)
+            if key is not None:
+                priorities[id(key), job.queued_at] = key, answer
+            return answer
 
         def context(job: Job) -> JobContext:
             run = runs.get(job.id)
-            is_open = run is not None and run.outcome is None
-            return JobContext(
-                settings=self.settings,
-                node=scheduler.site.node,
-                run=run,
-                shares=scheduler.overuse.facts(run, scheduler.reading, self.settings) if run and is_open else {},
-                vram_over=scheduler.overuse.why(run, self.settings, now) if run and is_open else None,
-                unbooked=scheduler.intruders.unbooked(run.id) if run and is_open else (),
-                intruders=scheduler.intruders.on(run) if run and is_open else (),
-                name_of_run=scheduler.name_of_run,
-                reason=scheduler.reason_for(job) if job.state is JobState.PENDING else None,
-                progress=self.progress_of(job) if job.state in MOVING else None,
-                fallback_of=failed[job.spec.fallback_of].shown_id if job.spec.fallback_of in failed else None,
-                priority_parts=lambda: dict(
-                    ranking.priority(scheduler.world.class_of(job.id) or class_key(job), job.queued_at).parts
-                ),
-            )
+            reason = scheduler.reason_for(job) if job.state is JobState.PENDING else None
+            found = JobContext(settings, node, run, reason, priority, name_of_run=scheduler.name_of_run)
+            if run is not None and run.outcome is None:
+                found.shares = scheduler.overuse.facts(run, scheduler.reading, settings)
+                found.vram_over = scheduler.overuse.why(run, settings, now)
+                found.unbooked = scheduler.intruders.unbooked(run.id)
+                found.intruders = scheduler.intruders.on(run)
+            if job.state in MOVING:
+                found.progress = self.progress_of(job)
+            if job.spec.fallback_of in failed:
+                found.fallback_of = failed[job.spec.fallback_of].shown_id
+            return found
 
         return context
 

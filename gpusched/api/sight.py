@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
 from gpusched.api.identity import caller_of
-from gpusched.api.render import JOB_FIELDS, JobContext, event_json, job_json, run_json
+from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
 from gpusched.api.service import Service, service_of
 from gpusched.daemon.access import Act, Caller, Hidden, check, hides, is_admin, is_operator, is_private, may
 from gpusched.errors import NotFound, Refused
@@ -75,6 +75,8 @@ class Viewer:
         """There are jobs of others that this caller must not know of."""
         self._hides_calendar = is_private("reservations", caller, self._settings)
         self._known: dict[str, bool] = {}
+        self._sees_all: dict[tuple[int, str], bool] = {}
+        self._makers: dict[tuple[str, ...], tuple[RowMaker, RowMaker]] = {}
         self._hidden_reservations: dict[str, bool] = {}
 
     @property
@@ -95,7 +97,12 @@ class Viewer:
 
     def sees_all_of(self, job: Job) -> bool:
         """Whether the caller may see its name, command and paths."""
-        return may(self.caller, Act.READ, job, self._settings)
+        owner_and_queue = job.uid, job.spec.queue
+        found = self._sees_all.get(owner_and_queue)
+        if found is None:
+            # Nothing else of a job counts, and a list has thousands.
+            found = self._sees_all[owner_and_queue] = may(self.caller, Act.READ, job, self._settings)
+        return found
 
     def find(self, job_id: int) -> Job:
         """A job that the caller may know of. Raises: NotFound, in the same words for one that is hidden."""
@@ -142,21 +149,30 @@ class Viewer:
 
     def job_json(self, job: Job, ctx: JobContext) -> dict[str, Any]:
         """A job as this caller sees it."""
-        if self.sees_all_of(job):
-            return {name: self._shown(name, value) for name, value in job_json(job, ctx).items()}
-        return {name: make(job, ctx) if name in PUBLIC else MASKED[name] for name, make in JOB_FIELDS.items()}
+        return self.rows(JOB_FIELDS)(job, ctx)
 
-    def row(self, job: Job, ctx: JobContext, names: Iterable[str]) -> list[Any]:
-        """Some of its keys, in this order."""
-        if self.sees_all_of(job):
-            return [self._shown(name, JOB_FIELDS[name](job, ctx)) for name in names]
-        return [JOB_FIELDS[name](job, ctx) if name in PUBLIC else MASKED[name] for name in names]
+    def rows(self, names: Iterable[str]) -> Callable[[Job, JobContext], dict[str, Any]]:
+        """A function that gives some keys of a job, in this order, as this caller sees it."""
+        names = tuple(names)
+        makers = self._makers.get(names)
+        if makers is None:
+            masked = {name: value for name, value in MASKED.items() if name in names}
+            makers = self._makers[names] = RowMaker(names), RowMaker(names, masked)
+        whole, part = makers
+        is_veiled = self.is_restricted or self._hides_calendar
 
-    def _shown(self, name: str, value: Any) -> Any:
-        """The value of a key, in which other jobs are named as far as the caller may know of them."""
-        if name == "intruders":
-            return [{**one, "job": self.name(one["job"])} for one in value]
-        return self.text(value) if name == "reason_text" else value
+        def row(job: Job, ctx: JobContext) -> dict[str, Any]:
+            if not self.sees_all_of(job):
+                return part(job, ctx)
+            found = whole(job, ctx)
+            # Other jobs are named as far as the caller may know of them.
+            if is_veiled and "reason_text" in found:
+                found["reason_text"] = self.text(found["reason_text"])
+            if is_veiled and found.get("intruders"):
+                found["intruders"] = [{**one, "job": self.name(one["job"])} for one in found["intruders"]]
+            return found
+
+        return row
 
     def run_json(self, job: Job, run: Run) -> dict[str, Any]:
         """One of its runs."""

@@ -55,13 +55,15 @@ def body(words: list[str]) -> int:
         found = view(client, values)
         if isinstance(found, dict):
             output.print_json(found)
+        elif isinstance(found, bytearray):
+            output.print_raw(found)
         else:
             page(found, not (values.get("no_pager") or values.get("quiet")))
     return 0
 
 
-def view(client: Client, values: Values) -> str | dict[str, Any]:
-    """The jobs in the form that was asked for: the text of a table, or the document of --json."""
+def view(client: Client, values: Values) -> str | bytearray | dict[str, Any]:
+    """The jobs in the form that was asked for: the text of a table, or the document of --json, read or as it came."""
     asked = query(values)
     if values.get("tree"):
         for key in ("format", "sort", "start", "priority"):
@@ -79,9 +81,10 @@ def view(client: Client, values: Values) -> str | dict[str, Any]:
 
         return priorities_view(client, asked, values)
     if values.get("json"):
+        if "sort" not in values and not sys.stdout.isatty():
+            return client.raw(f"/v1/jobs?{asked}")
         answer = client.call("GET", f"/v1/jobs?{asked}")
-        if "sort" in values:
-            _sort_objects(answer["jobs"], values["sort"])
+        _sort_objects(answer["jobs"], values.get("sort", []))
         return answer
     if values.get("quiet"):
         rows = client.call("GET", f"/v1/jobs?fields=id&{asked}")["rows"]
@@ -248,6 +251,8 @@ def _watch(client: Client, values: Values) -> int:
             took_s = time.monotonic() - began
             if isinstance(found, dict):
                 sys.stdout.write(output.json_line(found))
+            elif isinstance(found, bytearray):
+                output.print_raw(found)
             else:
                 text = time.strftime(clock) + found
                 sys.stdout.write(_frame(text) if is_drawn else text)

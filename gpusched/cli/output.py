@@ -169,6 +169,13 @@ def print_json(document: dict[str, Any]) -> None:
         sys.stdout.write(json_line(document))
 
 
+def print_raw(document: bytearray) -> None:
+    """A document as the daemon wrote it, which is as `json_line` would."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(document)
+    sys.stdout.buffer.write(b"\n")
+
+
 def json_line(document: dict[str, Any]) -> str:
     """A document in one line, whoever reads it."""
     document.setdefault("schema_version", 1)

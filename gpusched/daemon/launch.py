@@ -6,8 +6,9 @@ Pure but for the payloads handed in: paths are worked out, not opened; the envir
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from gpusched.model.cluster import Enforcement, GpuReading
@@ -63,42 +64,60 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
     Source: the filename patterns of sbatch. An unknown letter stays as it is. A slash in a name
     becomes `_`, so that a job's name cannot lead the file elsewhere.
     """
-    values: dict[str, str | int] = {
-        "j": job.id,
-        "J": job.id,
-        "A": job.array_id or job.id,
-        "a": job.task or 0,
-        "n": 0,
-        "t": 0,
-        "s": "batch",
-        "x": job.spec.name.replace("/", "_"),
-        "u": job.user.replace("/", "_"),
-        "N": node.partition(".")[0].replace("/", "_"),
-    }
-    if job.is_array:
-        # Each of its tasks puts its own here.
-        values.update({"j": "%j", "a": "%a"})
     out = []
+    for literal, letter, width in _pieces(pattern):
+        if not letter:
+            out.append(literal)
+        elif letter in "ja" and job.is_array:
+            # Each of its tasks puts its own here.
+            out.append("%" + letter)
+        else:
+            value = _VALUES[letter](job, node)
+            out.append(str(value).zfill(width) if isinstance(value, int) else value)
+    return "".join(out)
+
+
+_VALUES: Mapping[str, Callable[[Job, str], str | int]] = {
+    "j": lambda job, node: job.id,
+    "J": lambda job, node: job.id,
+    "A": lambda job, node: job.array_id or job.id,
+    "a": lambda job, node: job.task or 0,
+    "n": lambda job, node: 0,
+    "t": lambda job, node: 0,
+    "s": lambda job, node: "batch",
+    "x": lambda job, node: job.spec.name.replace("/", "_"),
+    "u": lambda job, node: job.user.replace("/", "_"),
+    "N": lambda job, node: node.partition(".")[0].replace("/", "_"),
+}
+
+
+@lru_cache(1024)
+def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
+    """What an output pattern consists of: text, or a letter and the width that its number is padded to.
+
+    Nearly all jobs have the same few patterns.
+    """
+    pieces = []
     at = 0
     while at < len(pattern):
         if pattern[at] != "%":
-            out.append(pattern[at])
-            at += 1
+            end = pattern.find("%", at)
+            end = len(pattern) if end < 0 else end
+            pieces.append((pattern[at:end], "", 0))
+            at = end
             continue
         end = at + 1
         while end < len(pattern) and pattern[end].isascii() and pattern[end].isdigit():
             end += 1
         letter = pattern[end : end + 1]
         if letter == "%" and end == at + 1:
-            out.append("%")
-        elif letter in values and letter:
-            value = values[letter]
-            width = min(int(pattern[at + 1 : end] or 0), 10)
-            out.append(str(value).zfill(width) if isinstance(value, int) else value)
+            pieces.append(("%", "", 0))
+        elif letter in _VALUES:
+            pieces.append(("", letter, min(int(pattern[at + 1 : end] or 0), 10)))
         else:
-            out.append(pattern[at : end + 1])
+            pieces.append((pattern[at : end + 1], "", 0))
         at = end + 1
-    return "".join(out)
+    return tuple(pieces)
 
 
 def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[str, str | None]:
@@ -111,12 +130,13 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
     values = {name: value.replace("/", "_") for name, value in _values_of(job).items()}
+    folder = launch.submit_dir or launch.work_dir
 
     def place(pattern: str) -> str:
         path = fill(expand_pattern(pattern, job, node), values)
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
-        return posixpath.normpath(posixpath.join(launch.submit_dir or launch.work_dir, path)) + ending
+        return posixpath.normpath(posixpath.join(folder, path)) + ending
 
     stderr = launch.stderr
     if job.spec.array is not None:

@@ -22,28 +22,33 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
             return Reason(code, f"{job.reason_text}; find the cause, then: gctl release {job.shown_id}")
         return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
-    facts = {"dependency": as_typed(job.spec.dependency)}
     if isinstance(verdict, Never):
-        return Reason(ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text, facts)
+        return Reason(ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text, _dependency_of(job))
     if not isinstance(verdict, Satisfied):
-        return Reason(ReasonCode.DEPENDENCY, verdict.text, facts)
-    if verdict.at > max(now, job.eligible_at):
+        return Reason(ReasonCode.DEPENDENCY, verdict.text, _dependency_of(job))
+    if verdict.at > now and verdict.at > job.eligible_at:
         text = f"begins in {format_duration(verdict.at - now)}, {verdict.text}"
-        return Reason(ReasonCode.DEPENDENCY, text, {**facts, "eligible_at": verdict.at})
+        return Reason(ReasonCode.DEPENDENCY, text, {**_dependency_of(job), "eligible_at": verdict.at})
     if job.spec.array is not None and world.waits_for_counterparts(job):
         text = "waits for the tasks of the same numbers to complete"
-        return Reason(ReasonCode.DEPENDENCY, text, facts)
+        return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
     if job.eligible_at > now:
         return _by_time(job, now)
     key = world.class_of(job.id)
     reason = None if key is None else plan.reasons.get(key)
     if key is None or reason is None:
         return Reason(ReasonCode.NONE, "is about to be looked at")
+    if reason.code is ReasonCode.PRIORITY:
+        return reason
     ahead = world.position_in_class(job)
-    if not ahead or reason.code is ReasonCode.PRIORITY:
+    if not ahead:
         return reason
     text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
     return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
+
+
+def _dependency_of(job: Job) -> dict[str, object]:
+    return {"dependency": as_typed(job.spec.dependency)}
 
 
 def _by_time(job: Job, now: float) -> Reason:

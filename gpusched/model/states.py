@@ -127,5 +127,8 @@ class ReasonCode(str, Enum):
     @property
     def of_followers(self) -> ReasonCode:
         """Why equal jobs behind the one with this reason wait: for their turn, unless the reason holds for each."""
-        is_of_first = self in (ReasonCode.RESOURCES, ReasonCode.PREEMPTING)
-        return ReasonCode.PRIORITY if is_of_first else self
+        return _PRIORITY if self is _RESOURCES or self is _PREEMPTING else self
+
+
+# A list asks for each of its jobs, and Python 3.11 looks members up in a dictionary.
+_PRIORITY, _RESOURCES, _PREEMPTING = ReasonCode.PRIORITY, ReasonCode.RESOURCES, ReasonCode.PREEMPTING

@@ -119,6 +119,8 @@ def format_duration(seconds: float | None) -> str:
 
 def format_amount(amount: float) -> str:
     """Print a number of things as people read it: `2`, `0.5`, `0.335`; one with many digits as `1.17`."""
+    if type(amount) is int:
+        return str(amount)
     text = f"{amount:.3f}"
     if abs(amount - float(text)) > 1e-9:
         text = f"{amount:.2f}"
@@ -134,7 +136,8 @@ def format_amount_floor(amount: float) -> str:
 
 def plural(amount: float, noun: str) -> str:
     """Print an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
-    return f"{format_amount(amount)} {plural_of(amount, noun)}"
+    text = format_amount(amount)
+    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
 
 
 def plural_of(amount: float, noun: str) -> str:

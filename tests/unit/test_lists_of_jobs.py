@@ -1,0 +1,126 @@
+"""Long lists of jobs: what is written, and that the daemon answers others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import ANN, BOB, ROOT, Caller, Lab
+
+from gpusched.api import jobs, sight
+from gpusched.api.render import JOB_FIELDS, encode
+from gpusched.api.server import build_app
+from gpusched.api.service import Service
+from gpusched.daemon.commands import Cancel
+from gpusched.daemon.selection import Selection
+from gpusched.model.settings import AccessSettings
+from gpusched.testing import launch
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters()) | st.floats(1e-4, 1e15) | st.just(0.0),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+)
+
+
+@given(_JSON)
+def test_encode_writes_what_json_writes(value: object) -> None:
+    assert encode(value) == json.dumps(value, separators=(",", ":")).encode()
+
+
+class Api:
+    """Requests of one caller to the handlers of a scheduler turned by hand."""
+
+    def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lab = lab
+        self.app = build_app(Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={}))
+        monkeypatch.setattr(sight, "caller_of", lambda request: caller)
+
+    async def listing(self, query: str = "") -> bytes:
+        response = await jobs.listing(make_mocked_request("GET", f"/v1/jobs?{query}", app=self.app))
+        assert isinstance(response, web.Response)
+        assert isinstance(response.body, (bytes, bytearray))
+        return bytes(response.body)
+
+    def get(self, query: str = "") -> dict[str, Any]:
+        text = asyncio.run(self.listing(query))
+        found: dict[str, Any] = json.loads(text)
+        assert text == json.dumps(found, separators=(",", ":")).encode()
+        return found
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Api]:
+    return lambda lab, caller=ROOT: Api(lab, caller, monkeypatch)
+
+
+def test_a_job_has_every_key_in_its_order(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    lab.submit(name="r\udce9sum\u00e9", launch=launch("python", "\udcff.py", env_sha="e"))
+    lab.submit()
+    lab.turn()
+    found = api(lab).get()
+    assert list(found) == ["schema_version", "jobs"]
+    running, pending = found["jobs"]
+    assert list(running) == list(pending) == list(JOB_FIELDS)
+    assert (running["name"], running["state"], running["node"]) == ("r\udce9sum\u00e9", "RUNNING", "n1")
+    assert running["command"] == "python '\udcff.py'"
+    assert (pending["state"], pending["reason"], pending["node"], pending["gpus"]) == ("PENDING", "Resources", None, [])
+    assert pending["priority"] == sum(pending["priority_parts"].values())
+
+
+def test_fields_come_in_the_order_that_was_asked_for_and_as_often(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    lab.submit(name="a")
+    found = api(lab).get("fields=state,id,name,id")
+    assert (found["fields"], found["rows"]) == (["state", "id", "name", "id"], [["RUNNING", "1", "a", "1"]])
+
+
+def test_a_row_of_another_user_shows_what_strangers_may_see(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    lab.submit(name="secret")
+    lab.ask(lab.submission(BOB, name="own"))
+    found = api(lab, BOB).get("fields=id,name,user,command,state")
+    assert found["rows"] == [["1", "-", "ann", "-", "RUNNING"], ["2", "own", "bob", "true", "PENDING"]]
+
+
+def test_reasons_name_no_hidden_jobs(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
+    lab.submit()
+    lab.ask(lab.submission(BOB))
+    lab.turn()
+    assert "another job" in api(lab, BOB).get()["jobs"][0]["reason_text"]
+    assert "job 1" in api(lab, ROOT).get()["jobs"][1]["reason_text"]
+
+
+def test_others_are_answered_while_a_list_is_made(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "TURN_S", 0.0)
+    lab = Lab(cpus=1)
+    for _ in range(3 * jobs._PIECE):
+        lab.ask(lab.submission(ANN))
+    caller = api(lab)
+
+    async def both() -> tuple[int, bytes]:
+        turns = 0
+        making = asyncio.ensure_future(caller.listing())
+        while not making.done():
+            turns += 1
+            if turns == 2:
+                # Some end and one starts, while others of the same list are written.
+                lab.ask(Cancel(ROOT, Selection(tuple(range(1, 3 * jobs._PIECE, 2)))))
+                lab.turn(11)
+            await asyncio.sleep(0)
+        return turns, making.result()
+
+    turns, text = asyncio.run(both())
+    assert turns > 3
+    found = json.loads(text)["jobs"]
+    assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * jobs._PIECE + 1)]
+    # As of the instant at which they were asked for.
+    assert [job["state"] for job in found] == ["RUNNING", *["PENDING"] * (len(found) - 1)]
