@@ -11,8 +11,8 @@ from gpusched.cli.simulation import Asked, prepare
 from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, parse_duration_s, printable
 from gpusched.simulate import plots, report
-from gpusched.simulate.by_queue import QueueResult, results
 from gpusched.simulate.comparison import compare
+from gpusched.simulate.metrics import QueueResult, queue_results
 from gpusched.simulate.metrics_over_time import Series
 from gpusched.simulate.policies import Policy
 
@@ -50,7 +50,7 @@ def show(
         series = None if folder is None else Series()
         measured.append(report.measure(policy.name, outcome, simulation.size, wait_bound_s, series, by))
         if simulation.is_whole:
-            by_queue.append((policy.name, results(outcome)))
+            by_queue.append((policy.name, queue_results(outcome)))
         if first is None:
             first = outcome
         else:

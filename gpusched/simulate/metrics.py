@@ -12,15 +12,16 @@ What depends on who held what, when, is in `metrics_over_time`; who gains and wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from gpusched.model.cluster import NodeView
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
-SHORT_S = 10
-"""A job that ran less is taken to have run so long, or its slowdown would say little."""
+PREEMPTED = "preempted"
+_FAILED = frozenset({"failed", "out_of_memory", "timeout", "node_fail"})
 
 WIDE_GPUS = 8
 """A job of so many GPUs is a wide one."""
@@ -85,31 +86,46 @@ class Group:
     """Mean."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueueResult:
+    """The jobs of one queue under one policy."""
+
+    queue: str
+    jobs: int
+    wait_s: float
+    """Mean, to the first start."""
+    wait_p95_s: float
+    completion_s: float
+    """Mean, from submission to the end of the last run."""
+    failed: int
+    """Runs that did not end well: by themselves, or at their time limit."""
+    preempted: int
+    """Runs that were ended to make room."""
+    lost_gpu_s: float
+    """GPU seconds (core seconds of jobs without GPUs) of those, which were done once more."""
+
+
 def worth(outcome: Outcome, size: float) -> Worth:
     """The numbers of a schedule on a cluster of so many GPUs (or processors, of a trace without GPUs)."""
     jobs = outcome.jobs
-    waits = [start - job.submit_s for job, start in zip(jobs, outcome.start_s, strict=True)]
-    completions = [outcome.end_s(number) - job.submit_s for number, job in enumerate(jobs)]
-    slowdowns = slowdowns_of(outcome)
-    ends = [outcome.end_s(number) for number in range(len(jobs))]
-    makespan_s = max(ends) - min(job.submit_s for job in jobs)
+    makespan_s = max(outcome.end_s) - min(job.submit_s for job in jobs)
     if outcome.attempts:
         work = sum(width(jobs[one.job]) * (one.end_s - one.start_s) for one in outcome.attempts)
     else:
         work = sum(width(job) * job.run_s for job in jobs)
-    preempted = [one for one in outcome.attempts if one.how == "preempted"]
-    wide = [wait for job, wait in zip(jobs, waits, strict=True) if job.gpus >= WIDE_GPUS]
+    preempted = [one for one in outcome.attempts if one.how == PREEMPTED]
+    wide = [wait_s for job, wait_s in zip(jobs, outcome.wait_s, strict=True) if job.gpus >= WIDE_GPUS]
     return Worth(
         jobs=len(jobs),
-        wait_s=spread(waits),
-        completion_s=spread(completions),
-        slowdown=spread(slowdowns),
+        wait_s=spread(outcome.wait_s),
+        completion_s=spread(outcome.completion_s),
+        slowdown=spread(outcome.slowdown),
         makespan_s=makespan_s,
         jobs_per_hour=len(jobs) * 3600 / makespan_s,
         utilisation=work / (size * makespan_s),
         wide_wait_s=sum(wide) / len(wide) if wide else None,
-        user_fairness=jain(means(jobs, slowdowns, lambda job: job.user).values()),
-        queue_fairness=jain(means(jobs, slowdowns, lambda job: job.queue).values()),
+        user_fairness=jain(group.slowdown for group in groups(outcome, USER).values()),
+        queue_fairness=jain(group.slowdown for group in groups(outcome, QUEUE).values()),
         preemptions=len(preempted),
         preempted_gpu_s=sum(width(jobs[one.job]) * (one.end_s - one.start_s) for one in preempted),
     )
@@ -120,45 +136,35 @@ def width(job: TraceJob) -> float:
     return (job.gpus if job.gpu_fraction is None else job.gpu_fraction) or job.procs
 
 
-def slowdown(job: TraceJob, wait_s: float) -> float:
-    """Bounded slowdown of one job that waited so long and then ran once.
-
-    Source: Feitelson, Metrics for Parallel Job Scheduling and Their Convergence (JSSPP 2001).
-    """
-    return max(1.0, (wait_s + job.run_s) / max(job.run_s, SHORT_S))
-
-
-def slowdowns_of(outcome: Outcome) -> list[float]:
-    """Bounded slowdown of each job; what it takes beyond its run time counts as waiting."""
-    return [slowdown(job, outcome.end_s(number) - job.submit_s - job.run_s) for number, job in enumerate(outcome.jobs)]
-
-
 def late(outcome: Outcome, wait_bound_s: int) -> Misses:
     """Jobs that waited for longer than a bound."""
-    over = [
-        start - job.submit_s - wait_bound_s
-        for job, start in zip(outcome.jobs, outcome.start_s, strict=True)
-        if start - job.submit_s > wait_bound_s
-    ]
-    return Misses(len(outcome.jobs), len(over), sum(over) / len(over) if over else 0.0)
+    return _misses(len(outcome.jobs), [wait_s - wait_bound_s for wait_s in outcome.wait_s])
 
 
 def past_deadline(outcome: Outcome) -> Misses:
     """Jobs that ended after their deadline, of those that have one."""
-    left = [
-        (job.deadline_s - outcome.end_s(number))
-        for number, job in enumerate(outcome.jobs)
+    by_s = [
+        end_s - job.deadline_s
+        for job, end_s in zip(outcome.jobs, outcome.end_s, strict=True)
         if job.deadline_s is not None
     ]
-    over = [-one for one in left if one < 0]
-    return Misses(len(left), len(over), sum(over) / len(over) if over else 0.0)
+    return _misses(len(by_s), by_s)
+
+
+def _misses(jobs: int, by_s: Iterable[int]) -> Misses:
+    over = [one for one in by_s if one > 0]
+    return Misses(jobs, len(over), sum(over) / len(over) if over else 0.0)
+
+
+USER: Callable[[TraceJob], str] = attrgetter("user")
+QUEUE: Callable[[TraceJob], str] = attrgetter("queue")
 
 
 def party(jobs: Sequence[TraceJob], wanted: str | None = None) -> tuple[str, Callable[[TraceJob], str]]:
     """By whom jobs are told apart, and how: `user` or `queue` as wanted; else `queue` where there are no two users."""
     if wanted == "user" or (wanted is None and len({job.user for job in jobs}) > 1):
-        return "user", lambda job: job.user
-    return "queue", lambda job: job.queue
+        return "user", USER
+    return "queue", QUEUE
 
 
 def size_of(nodes: Iterable[NodeView], jobs: Iterable[TraceJob]) -> float:
@@ -170,11 +176,45 @@ def size_of(nodes: Iterable[NodeView], jobs: Iterable[TraceJob]) -> float:
 
 def groups(outcome: Outcome, by: Callable[[TraceJob], str]) -> dict[str, Group]:
     """The jobs of each user, queue or whatever `by` says, sorted by name."""
-    jobs = outcome.jobs
-    waits = [start - job.submit_s for job, start in zip(jobs, outcome.start_s, strict=True)]
-    counts = Counter(map(by, jobs))
-    mean_wait, mean_slowdown = means(jobs, waits, by), means(jobs, slowdowns_of(outcome), by)
-    return {name: Group(counts[name], mean_wait[name], mean_slowdown[name]) for name in mean_wait}
+    sums: dict[str, list[float]] = {}
+    for name, wait_s, slowdown in zip(map(by, outcome.jobs), outcome.wait_s, outcome.slowdown, strict=True):
+        found = sums.get(name)
+        if found is None:
+            found = sums[name] = [0, 0, 0.0]
+        found[0] += 1
+        found[1] += wait_s
+        found[2] += slowdown
+    return {
+        name: Group(int(count), waits_s / count, slowdowns / count)
+        for name, (count, waits_s, slowdowns) in sorted(sums.items())
+    }
+
+
+def queue_results(outcome: Outcome) -> list[QueueResult]:
+    """What became of the jobs of each queue, sorted by name, where runs could fail and make room."""
+    places: dict[str, list[int]] = {}
+    for number, job in enumerate(outcome.jobs):
+        places.setdefault(job.queue, []).append(number)
+    failed: Counter[str] = Counter()
+    preempted: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for run in outcome.attempts:
+        job = outcome.jobs[run.job]
+        failed[job.queue] += run.how in _FAILED
+        if run.how == PREEMPTED:
+            preempted[job.queue] += 1
+            lost[job.queue] += round((width(job) or job.cpus) * (run.end_s - run.start_s))
+    made = []
+    for queue, numbers in sorted(places.items()):
+        waits = spread([outcome.wait_s[number] for number in numbers])
+        completion_s = sum(outcome.completion_s[number] for number in numbers) / len(numbers)
+        made.append(
+            QueueResult(
+                *(queue, len(numbers), waits.mean, waits.p95, completion_s),
+                *(failed[queue], preempted[queue], float(lost[queue])),
+            )
+        )
+    return made
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -186,15 +226,6 @@ def spread(values: Sequence[float]) -> Spread:
         return float(ordered[max(0, -(-count * percent // 100) - 1)])
 
     return Spread(sum(ordered) / count, at(50), at(95), at(99), float(ordered[-1]))
-
-
-def means(jobs: Sequence[TraceJob], values: Sequence[float], group: Callable[[TraceJob], str]) -> Mapping[str, float]:
-    """Mean of a value by user, queue or whatever `group` says."""
-    sums: dict[str, tuple[float, int]] = {}
-    for job, value in zip(jobs, values, strict=True):
-        total, count = sums.get(group(job), (0.0, 0))
-        sums[group(job)] = total + value, count + 1
-    return {name: total / count for name, (total, count) in sorted(sums.items())}
 
 
 def jain(values: Iterable[float]) -> float:

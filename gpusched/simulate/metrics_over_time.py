@@ -215,7 +215,7 @@ class _World(Walk):
         size = self.balance.room / (WHOLE_CARD if self.is_of_cards else 1000)
         rhos = []
         for number, job in enumerate(self.jobs):
-            took_s = outcome.end_s(number) - job.submit_s
+            took_s = outcome.completion_s[number]
             rivals = self.crowd_before_s[number] / took_s if took_s else 1.0
             ideal_s = job.run_s * max(1.0, width(job) * rivals / size)
             rhos.append(took_s / ideal_s)

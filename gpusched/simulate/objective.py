@@ -20,7 +20,7 @@ from math import inf, isfinite
 
 from gpusched.errors import UsageError
 from gpusched.model.units import format_duration, parse_duration_s
-from gpusched.simulate.metrics import WIDE_GPUS, slowdowns_of, spread, width
+from gpusched.simulate.metrics import WIDE_GPUS, spread, width
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
@@ -67,15 +67,10 @@ class Term:
     def value(self, outcome: Outcome) -> float:
         """What the schedule is worth by it: seconds, or slowdowns. At least one of its jobs must be of the group."""
         what, part = MEASURES[self.measure]
-        jobs = outcome.jobs
-        if what == "wait":
-            values = [float(start - job.submit_s) for job, start in zip(jobs, outcome.start_s, strict=True)]
-        elif what == "completion":
-            values = [float(outcome.end_s(number) - job.submit_s) for number, job in enumerate(jobs)]
-        else:
-            values = slowdowns_of(outcome)
+        columns = {"wait": outcome.wait_s, "completion": outcome.completion_s, "slowdown": outcome.slowdown}
         is_one = _member(self.group)
-        found: float = getattr(spread([value for job, value in zip(jobs, values, strict=True) if is_one(job)]), part)
+        values = [value for job, value in zip(outcome.jobs, columns[what], strict=True) if is_one(job)]
+        found: float = getattr(spread(values), part)
         return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 
 from gpusched.errors import BrokenInvariant
@@ -20,6 +21,9 @@ from gpusched.policy.draft import Booking, Layout, Part
 from gpusched.simulate.trace import TraceJob
 
 COMPLETED = "completed"
+
+SHORT_S = 10
+"""A job that ran less is taken to have run so long, or its slowdown would say little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,12 @@ class Attempt:
     """A state in small letters: `completed`, `failed`, `timeout`, `preempted`, `cancelled`, `node_fail`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
-    """A schedule: when each job started first, in the order of the trace."""
+    """A schedule: when each job started first, in the order of the trace, and columns of what that comes to.
+
+    A column has a number for each job, in the same order.
+    """
 
     jobs: Sequence[TraceJob]
     start_s: Sequence[int]
@@ -49,9 +56,33 @@ class Outcome:
     runs: RunLog | None = None
     """Where each ran, if that was asked for."""
 
-    def end_s(self, number: int) -> int:
-        """When the job at this place was over for good."""
-        return self.start_s[number] + self.jobs[number].run_s if self.ends_s is None else self.ends_s[number]
+    @cached_property
+    def end_s(self) -> Sequence[int]:
+        """When each was over for good."""
+        if self.ends_s is not None:
+            return self.ends_s
+        return [start_s + job.run_s for job, start_s in zip(self.jobs, self.start_s, strict=True)]
+
+    @cached_property
+    def wait_s(self) -> Sequence[int]:
+        """First start - submission."""
+        return [start_s - job.submit_s for job, start_s in zip(self.jobs, self.start_s, strict=True)]
+
+    @cached_property
+    def completion_s(self) -> Sequence[int]:
+        """End - submission."""
+        return [end_s - job.submit_s for job, end_s in zip(self.jobs, self.end_s, strict=True)]
+
+    @cached_property
+    def slowdown(self) -> Sequence[float]:
+        """Bounded slowdown: completion over run time, where less than 10 s counts as 10; at least 1.
+
+        Source: Feitelson, Metrics for Parallel Job Scheduling and Their Convergence (JSSPP 2001).
+        """
+        return [
+            max(1.0, completion_s / max(job.run_s, SHORT_S))
+            for job, completion_s in zip(self.jobs, self.completion_s, strict=True)
+        ]
 
     @property
     def starts_sha(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpusched.errors import UserError
 from gpusched.simulate.event_loop import play
-from gpusched.simulate.metrics import party, size_of, slowdowns_of
+from gpusched.simulate.metrics import party, size_of
 from gpusched.simulate.metrics_over_time import Series
 from gpusched.simulate.outcome import Outcome, RunLog, Walk
 
@@ -237,9 +237,7 @@ def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
 
 def _waits(axes: Axes, drawn: Sequence[Drawn]) -> None:
     for one in drawn:
-        jobs = one.outcome.jobs
-        waits = [start - job.submit_s for job, start in zip(jobs, one.outcome.start_s, strict=True)]
-        axes.step(*cdf(waits), where="post", label=one.policy)
+        axes.step(*cdf(one.outcome.wait_s), where="post", label=one.policy)
     # From a second on by powers of ten, and those who did not wait at all on the left edge.
     axes.set_xscale("symlog", linthresh=1.0)
     _distribution(axes, "Waits", "seconds")
@@ -247,7 +245,7 @@ def _waits(axes: Axes, drawn: Sequence[Drawn]) -> None:
 
 def _slowdowns(axes: Axes, drawn: Sequence[Drawn]) -> None:
     for one in drawn:
-        axes.step(*cdf(slowdowns_of(one.outcome)), where="post", label=one.policy)
+        axes.step(*cdf(one.outcome.slowdown), where="post", label=one.policy)
     axes.set_xscale("log")
     _distribution(axes, "Bounded slowdowns", "times the run time")
 

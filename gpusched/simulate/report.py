@@ -12,7 +12,7 @@ from typing import Any
 
 from gpusched.model.units import format_duration
 from gpusched.simulate.comparison import Comparison
-from gpusched.simulate.metrics import Group, Misses, Worth, groups, late, party, past_deadline, worth
+from gpusched.simulate.metrics import QUEUE, USER, Group, Misses, Worth, groups, late, party, past_deadline, worth
 from gpusched.simulate.metrics_over_time import OverTime, Series, over_time
 from gpusched.simulate.outcome import Outcome
 
@@ -60,8 +60,8 @@ def measure(
         late=None if wait_bound_s is None else late(outcome, wait_bound_s),
         overdue=overdue if overdue.jobs else None,
         what=what,
-        users=groups(outcome, lambda job: job.user),
-        queues=groups(outcome, lambda job: job.queue),
+        users=groups(outcome, USER),
+        queues=groups(outcome, QUEUE),
     )
 
 

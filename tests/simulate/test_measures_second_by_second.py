@@ -60,7 +60,7 @@ def test_a_walk_over_moments_finds_what_counting_seconds_finds(world):
     made_settings = rules.rules_of(policy).settings()
     outcome = planner_run.run(jobs, cluster.nodes_of(f"{count}x{size}"), made_settings, keeps_places=True)
     made = over_time(outcome)
-    ends = [outcome.end_s(number) for number in range(len(jobs))]
+    ends = outcome.end_s
     begin, end = min(job.submit_s for job in jobs), max(ends)
     usual = pieces_of(jobs, size)
     idle_s = stranded_s = fgd_s = all_idle_s = spread_s = 0.0

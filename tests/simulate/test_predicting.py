@@ -14,7 +14,7 @@ from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.policy.standing.lines import Lines
 from gpusched.predict.judging import LEAST
 from gpusched.simulate import cluster, planner_run, ranges
-from gpusched.simulate.metrics import slowdown
+from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.predicting import NAMES
 from gpusched.simulate.rules import rules_of
@@ -76,7 +76,7 @@ def test_those_who_are_known_to_be_short_no_longer_wait_behind_what_users_said()
 
     def mean(policy, name):
         starts = schedule(jobs, policy, name)
-        return sum(slowdown(job, at - job.submit_s) for job, at in zip(jobs, starts, strict=True)) / len(jobs)
+        return sum(Outcome(jobs, starts, 0).slowdown) / len(jobs)
 
     users = mean("fcfs+easy", None)
     assert mean("fcfs+sjbf", "similar") < 0.9 * users
@@ -127,7 +127,7 @@ def test_targets(file, policy, name, most, longest, trace_file):
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
     starts = planner_run.run(trace.jobs, nodes, rules_of(policy).settings(), predict=name).start_s
     waits = [at - job.submit_s for job, at in zip(trace.jobs, starts, strict=True)]
-    slowdowns = [slowdown(job, wait) for job, wait in zip(trace.jobs, waits, strict=True)]
+    slowdowns = Outcome(trace.jobs, starts, 0).slowdown
     assert sum(slowdowns) / len(slowdowns) <= most
     assert max(waits) <= longest * LONGEST_S[file]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpusched.simulate import cluster, metrics, planner_run, report, rules
-from gpusched.simulate.by_queue import QueueResult
 from gpusched.simulate.comparison import compare, sentence
+from gpusched.simulate.metrics import QueueResult
 from gpusched.simulate.outcome import Attempt, Outcome
 from gpusched.simulate.trace import TraceJob, read_trace
 
