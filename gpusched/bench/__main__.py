@@ -5,7 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import arrays, drain, engine, latency, memory, policy, prompt, simulate, store, units, workflow
+from gpusched.bench import (
+    arrays,
+    drain,
+    engine,
+    latency,
+    memory,
+    policy,
+    prompt,
+    simulate,
+    store,
+    supervisors,
+    units,
+    workflow,
+)
 from gpusched.bench.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
@@ -15,6 +28,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "prompt": prompt.main,
     "memory": memory.main,
     "engine": engine.main,
+    "supervisors": supervisors.main,
     "units": units.main,
     "policy": policy.main,
     "simulate": simulate.main,

@@ -13,10 +13,11 @@ import pwd
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from functools import partial
 from logging import getLogger
 
+from gpusched.engine.janitor import Janitor
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
@@ -34,21 +35,23 @@ _NOGROUP = 65534
 
 
 class CheckpointKeeper:
-    """Takes folders away on a thread of its own: they may be large, on any file system."""
+    """Takes folders away on a thread of its own, in quiet moments: they may be large, on any file system."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._janitor: Janitor[Callable[[], None]] = Janitor(lambda action: action(), "checkpoints")
         self._next_sweep = 0.0
 
     def changed(self, jobs: Mapping[int, Job]) -> None:
         """Called after each commit with the jobs whose rows changed."""
-        self._remove([job for job in jobs.values() if job.state.is_final and job.run])
+        for job in jobs.values():
+            if job.state.is_final and job.run:
+                self._remove(job)
 
     def forget(self, job: Job) -> None:
         """The job is about to be forgotten: its folder goes too."""
         if job.run:
-            self._remove([job], keep_s=0)
+            self._remove(job, keep_s=0)
 
     def poll(self) -> None:
         """Look now and then for what is due, or was left by a daemon that died."""
@@ -58,38 +61,38 @@ class CheckpointKeeper:
         self._next_sweep = loop.time() + SWEEP_S
         scheduler = self._scheduler
         base = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
+        next_id = scheduler.world.next_id
+
+        def look(base: str) -> None:
+            ids = _numbers(base, next_id)
+            try:
+                loop.call_soon_threadsafe(self._sweep, ids)
+            except RuntimeError:
+                # The daemon has ended meanwhile.
+                return
+
         if base:
-            loop.run_in_executor(self._thread, _numbers, base, scheduler.world.next_id).add_done_callback(self._sweep)
+            self._janitor.add(partial(look, base))
 
     def close(self) -> None:
         """Leave what is not begun to the next daemon."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._janitor.close(finish=False)
 
-    def _sweep(self, looked: asyncio.Future[list[int]]) -> None:
-        if looked.cancelled():
-            return
-        ids = looked.result()
+    def _sweep(self, ids: list[int]) -> None:
         settings = self._scheduler.settings.life
         for at in range(0, len(ids), _CHUNK):
-            jobs = self._scheduler.store.jobs(JobFilter(ids=frozenset(ids[at : at + _CHUNK])))
-            self._remove([job for job in jobs if job.state.is_final], settings.checkpoint_keep_s)
+            for job in self._scheduler.store.jobs(JobFilter(ids=frozenset(ids[at : at + _CHUNK]))):
+                if job.state.is_final:
+                    self._remove(job, settings.checkpoint_keep_s)
 
-    def _remove(self, jobs: Sequence[Job], keep_s: float = math.inf) -> None:
-        """Take away the folders of jobs that have COMPLETED or ended so long ago, and of the others the empty ones."""
+    def _remove(self, job: Job, keep_s: float = math.inf) -> None:
+        """Take away the folder of a job that has COMPLETED or ended so long ago, and of another if it is empty."""
         scheduler = self._scheduler
-        before = scheduler.now() - keep_s
-        found = [
-            (folder, job.uid, job.state is not JobState.COMPLETED and (job.end_at is None or job.end_at > before))
-            for job in jobs
-            if (folder := checkpoint_folder(job, scheduler.site, scheduler.settings)) is not None
-        ]
-        if found:
-            self._thread.submit(_remove_all, found)
-
-
-def _remove_all(folders: Iterable[tuple[str, int, bool]]) -> None:
-    for folder, uid, only_empty in folders:
-        remove(folder, uid, only_empty=only_empty)
+        folder = checkpoint_folder(job, scheduler.site, scheduler.settings)
+        if folder is not None:
+            before = scheduler.now() - keep_s
+            only_empty = job.state is not JobState.COMPLETED and (job.end_at is None or job.end_at > before)
+            self._janitor.add(partial(remove, folder, job.uid, only_empty=only_empty))
 
 
 def _numbers(base: str, next_id: int) -> list[int]:

@@ -10,10 +10,10 @@
     guard       keeps who is in no job off the GPUs
     codec       the model's tickets, orders and events as supervisors speak them
     remains     finds and kills what a dead supervisor left behind
-    janitor     removes files of ended runs
+    janitor     clears up after ended runs, in quiet moments
     simulated   an engine without processes, for tests and the simulator
 
-    forkserver  a tiny process that hands each ticket to a supervisor
+    forkserver  a tiny process that hands each ticket to a supervisor; `idle_pool` are those without a run
     unit        the main process of a run's unit: takes one ticket, and is that run's supervisor
     supervisor  one process for each run: claims it, starts it, ends it, writes its result
     adopted     that of a process which ran before it was a job; `supervising` tells which kind a run has

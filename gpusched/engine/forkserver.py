@@ -3,12 +3,9 @@
 It exists because forking the daemon (large, with threads) is slow and unsafe, and starting an interpreter per
 run takes 10 ms. It ends when the daemon does; its supervisors go on with their runs.
 
-A supervisor whose run is over waits a moment for another one: a fork of Python, the copying of the pages that
-it then touches and its end cost more processor time than all else that is done for a short job. Idle
-supervisors put a token each into a pipe. The server takes one and then puts a ticket into the queue from
-which they all read; one that is tired of waiting takes a token itself, and so is not counted on any more.
+A supervisor whose run is over waits a moment for another one, see `idle_pool`; the daemon hands it a ticket itself.
 
-    python -I -S -c "..." TICKET_FD EVENT_FD QUEUE_IN_FD QUEUE_OUT_FD LOCK_FD SPOOL BOOT_ID      (see `launcher`)
+    python -I -S -c "..." TICKETS EVENTS QUEUE_IN QUEUE_OUT TOKENS_OUT TOKENS_IN LOCK SPOOL BOOT_ID    (see `launcher`)
 
 The lock is only held: it ends with the last process that may still claim a run.
 """
@@ -22,7 +19,8 @@ import sys
 import time
 
 from gpusched.engine import proctree
-from gpusched.engine.precedence import take_precedence
+from gpusched.engine.idle_pool import IdlePool
+from gpusched.engine.precedence import OomScores
 from gpusched.engine.supervising import supervisor_of
 from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home
 from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
@@ -36,7 +34,7 @@ else:
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 FORK_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 END_ALL_S = 60.0
 RUNS_PER_SUPERVISOR = 500
@@ -47,10 +45,10 @@ class Server:
     """What the server holds and each supervisor inherits."""
 
     def __init__(self, fds: list[int], spool: str, boot_id: str) -> None:
-        self.ticket_fd, self.event_fd, self.queue_in, self.queue_out, _ = fds
+        self.ticket_fd, self.event_fd, queue_in, self.queue_out, tokens_out, tokens_in, _ = fds
+        self.idle = IdlePool(tokens_out, tokens_in, queue_in)
         self.spool = spool
         self.boot_id = boot_id
-        self.idle_out, self.idle_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def serve(self) -> None:
@@ -59,48 +57,8 @@ class Server:
         while data := os.read(self.ticket_fd, READ_BYTES):
             buffer += data
             while (ticket := take_frame(buffer)) is not None:
-                if not self.hand_over(ticket):
+                if not self.idle.hand_over(ticket):
                     self.fork(ticket)
-
-    def hand_over(self, ticket: bytes) -> bool:
-        """Give the ticket to an idle supervisor, if there is one."""
-        if len(ticket) > QUEUE_BYTES:
-            return False
-        while pid := self.take_idle():
-            try:
-                os.kill(pid, 0)
-                os.write(self.queue_in, ticket)
-            except ProcessLookupError:
-                # Killed by somebody while it waited.
-                continue
-            except BlockingIOError:
-                self.put_idle(pid)
-                return False
-            return True
-        return False
-
-    def put_idle(self, pid: int) -> None:
-        """Count on this supervisor."""
-        os.write(self.idle_in, pid.to_bytes(4, "little"))
-
-    def take_idle(self) -> int:
-        """The pid that is first in the pipe, 0 when it is empty."""
-        try:
-            return int.from_bytes(os.read(self.idle_out, 4), "little")
-        except BlockingIOError:
-            return 0
-
-    def withdraw(self, own: int) -> bool:
-        """Take one's own pid out; False when the server has done so: a ticket is on its way."""
-        first = 0
-        while pid := self.take_idle():
-            if pid == own:
-                return True
-            self.put_idle(pid)
-            if pid == first:
-                break
-            first = first or pid
-        return False
 
     def fork(self, ticket: bytes) -> None:
         """A new supervisor. A machine out of processes is given a few seconds before the run is refused."""
@@ -126,12 +84,12 @@ class Server:
         code = 70
         try:
             os.close(self.ticket_fd)
-            os.close(self.queue_in)
+            os.close(self.idle.queue_in)
             os.setsid()
             self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             own = proctree.read_process(os.getpid())
-            home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0, take_precedence())
+            home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0, OomScores())
             runs = 0
             while ticket:
                 runs += 1
@@ -153,16 +111,16 @@ class Server:
             os._exit(code)
 
     def wait_for_another(self, own: int) -> bytes:
-        """In an idle supervisor: the next ticket, empty when none came in time or the server is gone."""
+        """In an idle supervisor: the next ticket, empty when none came in time or nobody can send one any more."""
         # Keep no file system busy.
         os.chdir("/")
-        self.put_idle(own)
+        self.idle.put(own)
         while True:
             try:
                 return os.read(self.queue_out, QUEUE_BYTES)
             except BlockingIOError:
                 # The queue's receive timeout.
-                if self.withdraw(own):
+                if self.idle.withdraw(own):
                     return b""
 
 
@@ -181,18 +139,18 @@ def end_all() -> None:
 
 def main() -> None:
     """Entry point in the new interpreter."""
-    fds = [int(word) for word in sys.argv[1:6]]
+    *words, spool, boot_id = sys.argv[1:]
+    fds = [int(word) for word in words]
     for fd in fds:
         os.set_inheritable(fd, False)
     os.set_blocking(fds[1], False)
-    os.set_blocking(fds[2], False)
     os.umask(0o077)
     # Supervisors are reaped by the kernel: their ends are seen elsewhere.
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # Inherited, so that no signal can meet a supervisor that is not ready for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    server = Server(fds, sys.argv[6], sys.argv[7])
+    server = Server(fds, spool, boot_id)
     server.prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     gc.collect()
     gc.freeze()

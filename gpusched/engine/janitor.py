@@ -1,64 +1,93 @@
-"""Removes files of ended runs, in a thread and in quiet moments.
+"""Clears up after runs that have ended, on one thread and in quiet moments.
 
-Each removal waits for the file system's journal, up to milliseconds, and makes every fsync of a run or
-of the job table that falls into the same moment wait longer: while runs come and go, files are left to lie.
+Each name that is removed waits for the file system, up to milliseconds, and makes every name that is made and every
+fsync of a run or of the job table in the same moment wait longer: while runs come and go, what they leave is left.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Sequence
-from queue import Empty, SimpleQueue
+import time
+from collections import deque
+from collections.abc import Callable
+from logging import getLogger
+from typing import Generic, TypeVar
 
-from gpusched.engine.spool import remove
-
-log = logging.getLogger(__name__)
+log = getLogger(__name__)
 
 _QUIET_S = 0.25
-_MOST = 12000
-"""Paths that are kept, for files that may be there, before they are removed in the busiest moment."""
+_LONGEST_S = 60.0
+"""After this time it is cleared up in the busiest moment, ..."""
+_MOST = 20_000
+"""... and so it is when this much is left to clear up."""
+
+_Thing = TypeVar("_Thing")
 
 
-class Janitor:
-    """One thread, started when there is something to do. What a crash leaves is swept at the next start."""
+class Janitor(Generic[_Thing]):
+    """One thread, started when there is something to do; it sleeps while there is nothing."""
 
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Sequence[str] | None] = SimpleQueue()
+    def __init__(self, clear: Callable[[_Thing], None], name: str) -> None:
+        """Args: clear: called on the thread, with each thing that was added."""
+        self._clear = clear
+        self._name = name
+        self._things: deque[_Thing] = deque()
+        self._first_at = self._added_at = 0.0
+        """Monotonic instants of the oldest thing and of the newest."""
+        self._news = threading.Event()
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def remove(self, paths: Sequence[str]) -> None:
-        """Remove these files once nothing has been asked for a moment."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="engine-janitor", daemon=True)
-            self._thread.start()
-        self._queue.put(paths)
+    def add(self, thing: _Thing) -> None:
+        """Clear this up once nothing has been added for a moment."""
+        self._added_at = time.monotonic()
+        if not self._things:
+            self._first_at = self._added_at
+        self._things.append(thing)
+        if not self._news.is_set():
+            self._news.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
 
-    def close(self) -> None:
-        """Finish what was asked for."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+    def close(self, *, finish: bool) -> None:
+        """End the thread. Args: finish: first clear up all that was added."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if not finish:
+            self._things.clear()
+        self._closing.set()
+        self._news.set()
+        if finish:
+            thread.join()
 
     def _work(self) -> None:
-        waiting: list[str] = []
-        while True:
-            try:
-                paths = self._queue.get(timeout=_QUIET_S if waiting else None)
-            except Empty:
-                self._sweep(waiting)
-                continue
-            if paths is None:
-                self._sweep(waiting)
-                return
-            waiting.extend(paths)
-            if len(waiting) >= _MOST:
-                self._sweep(waiting)
+        while not self._closing.is_set():
+            self._news.wait()
+            while self._things and not self._closing.is_set():
+                due_at = min(self._added_at + _QUIET_S, self._first_at + _LONGEST_S)
+                left_s = due_at - time.monotonic()
+                if left_s > 0 and len(self._things) < _MOST:
+                    self._closing.wait(left_s)
+                else:
+                    self._sweep()
+            # What is added from here on sets it again, and what was added just before is seen by the next round.
+            self._news.clear()
+            if self._things:
+                self._news.set()
+        self._sweep()
 
-    def _sweep(self, paths: list[str]) -> None:
-        try:
-            remove(paths)
-        except OSError as error:
-            log.warning("files of an ended run stay in the spool: %s", error)
-        paths.clear()
+    def _sweep(self) -> None:
+        """Clear up what is there; stop when more is added meanwhile, unless it has waited too long."""
+        began = time.monotonic()
+        is_late = began - self._first_at >= _LONGEST_S or len(self._things) >= _MOST or self._closing.is_set()
+        for _ in range(len(self._things)):
+            if self._added_at > began and not is_late:
+                return
+            thing = self._things.popleft()
+            try:
+                self._clear(thing)
+            except Exception:
+                log.exception("%s could not clear up %r", self._name, thing)
+        self._first_at = began

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import stat
+import time
 
 from gpusched.engine import spool as files
 from gpusched.engine.account import DEFAULT_PATH, account_of, complete
@@ -28,13 +29,22 @@ RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
 
 
+BASE_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+BASE_CHECK_S = 10.0
+"""For how long a folder, and all that leads to it, is taken to be as safe from other users as it was found."""
+
+
 def start(
-    ticket: dict[str, Any], spool: str, streams: Streams | None = None, box: Box | None = None
+    ticket: dict[str, Any],
+    spool: str,
+    checkpoints: CheckpointBase,
+    streams: Streams | None = None,
+    box: Box | None = None,
 ) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
-    Changes this process's work dir. Args: streams: what it has in place of the log files and /dev/null. box: entered
-    before anything of the job's runs.
+    Changes this process's work dir. Args: checkpoints: makes the job's checkpoint folder. streams: what it has in
+    place of the log files and /dev/null. box: entered before anything of the job's runs.
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
@@ -53,7 +63,7 @@ def start(
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
-    no_folder = _make_checkpoint_dir(ticket, gid)
+    no_folder = checkpoints.make_folder(ticket, gid)
     owner = (ticket["user"], uid, gid) if foreign else None
     logs = _enter(ticket) if owner is None else as_user(*owner, lambda: _enter(ticket))
     try:
@@ -131,42 +141,79 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         os.umask(before)
 
 
-def _make_checkpoint_dir(ticket: dict[str, Any], gid: int) -> str | None:
-    """Make the folder that the job is named, or find that of its earlier runs; a sentence when it gets none.
+class CheckpointBase:
+    """The folder in which jobs have their checkpoint folders, as one supervisor knows it from its earlier runs."""
 
-    Root makes it for its owner in a folder where users can make nothing, so that nobody else can be there first.
-    Elsewhere it is made with the user's rights. What is there and is no folder of that user is not used: its owner
-    could change what the job reads, and runs, from it.
-    """
-    path, uid = ticket["checkpoint_dir"], ticket["uid"]
-    if path is None:
-        return None
-    base = os.path.dirname(path)
-    foreign = uid != os.geteuid()
-    try:
-        if not os.path.lexists(base):
-            if foreign and (why_not := why_unsafe(_nearest(base), for_others=True)) is not None:
-                # Root would follow a link of a user's.
-                raise LaunchError(why_not)
-            # Under root all pass through it to their own.
-            before = os.umask(0o066 if os.geteuid() == 0 else 0o077)
-            try:
-                os.makedirs(base, exist_ok=True)
-            finally:
-                os.umask(before)
-        why_not = why_unsafe(base, for_others=foreign)
-        if why_not is None:
-            if foreign and os.stat(base).st_mode & 0o022:
-                as_user(ticket["user"], uid, gid, lambda: _make_own_folder(path, uid, gid))
-            else:
-                _make_own_folder(path, uid, gid)
+    __slots__ = ("_safe", "_until")
+
+    def __init__(self) -> None:
+        self._safe: tuple[object, ...] = ()
+        """What `why_unsafe` has found safe: its path, for whom, and how it was then."""
+        self._until = 0.0
+
+    def make_folder(self, ticket: dict[str, Any], gid: int) -> str | None:
+        """Make the folder that the job is named, or find that of its earlier runs; a sentence when it gets none.
+
+        Root makes it for its owner in a folder where users can make nothing, so that nobody else can be there first.
+        Elsewhere it is made with the user's rights. What is there and is no folder of that user is not used: its owner
+        could change what the job reads, and runs, from it.
+        """
+        path, uid = ticket["checkpoint_dir"], ticket["uid"]
+        if path is None:
             return None
-    except LaunchError as error:
-        why_not = str(error)
-    except (OSError, ValueError) as error:
-        why_not = f"cannot make {path}: {text_of(error)}"
-    ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
-    return why_not
+        base, _, name = path.rpartition("/")
+        foreign = uid != os.geteuid()
+        try:
+            parent = self._open(base, foreign)
+            try:
+                if foreign and os.fstat(parent).st_mode & 0o022:
+                    as_user(ticket["user"], uid, gid, lambda: _make_own_folder(parent, name, path, uid, gid))
+                else:
+                    _make_own_folder(parent, name, path, uid, gid)
+                return None
+            finally:
+                os.close(parent)
+        except LaunchError as error:
+            why_not = str(error)
+        except (OSError, ValueError) as error:
+            why_not = f"cannot make {path}: {text_of(error)}"
+        ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
+        return why_not
+
+    def _open(self, base: str, foreign: bool) -> int:
+        """The folder, made if need be. Raises: LaunchError when a user could replace what is in it; OSError."""
+        try:
+            folder = os.open(base, BASE_FLAGS)
+        except OSError:
+            pass
+        else:
+            if time.monotonic() < self._until and _known_as(folder, base, foreign) == self._safe:
+                return folder
+            os.close(folder)
+        if not os.path.lexists(base):
+            _make_base(base, foreign)
+        if (why_not := why_unsafe(base, for_others=foreign)) is not None:
+            raise LaunchError(why_not)
+        folder = os.open(base, BASE_FLAGS)
+        self._safe, self._until = _known_as(folder, base, foreign), time.monotonic() + BASE_CHECK_S
+        return folder
+
+
+def _known_as(folder: int, base: str, foreign: bool) -> tuple[object, ...]:
+    found = os.fstat(folder)
+    return base, foreign, found.st_dev, found.st_ino, found.st_mode, found.st_uid
+
+
+def _make_base(base: str, foreign: bool) -> None:
+    """Make the folder of all checkpoint folders. Raises: LaunchError: root would follow a user's link; OSError."""
+    if foreign and (why_not := why_unsafe(_nearest(base), for_others=True)) is not None:
+        raise LaunchError(why_not)
+    # Under root all pass through it to their own.
+    before = os.umask(0o066 if os.geteuid() == 0 else 0o077)
+    try:
+        os.makedirs(base, exist_ok=True)
+    finally:
+        os.umask(before)
 
 
 def _nearest(path: str) -> str:
@@ -176,18 +223,16 @@ def _nearest(path: str) -> str:
     return path
 
 
-def _make_own_folder(path: str, uid: int, gid: int) -> None:
+def _make_own_folder(parent: int, name: str, path: str, uid: int, gid: int) -> None:
     """Make a folder that is one user's alone, or find it. Raises: LaunchError for somebody else's; OSError."""
-    base, name = os.path.split(path)
-    parent = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            pass
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    finally:
-        os.close(parent)
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        pass
+    else:
+        if os.geteuid() == uid:
+            return
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         owner = os.fstat(folder).st_uid
         if owner == os.geteuid() != uid:

@@ -12,8 +12,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpusched.engine.idle_pool import IdlePool
 from gpusched.engine.spool import share_lock
-from gpusched.engine.wire import QUEUE_TIMEOUT_S, pack_ticket
+from gpusched.engine.wire import LENGTH_BYTES, QUEUE_TIMEOUT_S, pack_ticket
 from gpusched.model.execution import Ticket
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -85,12 +86,17 @@ class ForkServer:
         queue_out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", QUEUE_TIMEOUT_S, 0))
         # Taken here: a fork server that is stuck in its first moments already counts.
         lock = share_lock(spool)
-        fds = (theirs.fileno(), event_fd, queue_in.fileno(), queue_out.fileno(), lock)
+        tokens = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        queue_in.setblocking(False)
+        self._idle = IdlePool(*tokens, queue_in.detach())
+        fds = (theirs.fileno(), event_fd, self._idle.queue_in, queue_out.fileno(), *tokens, lock)
         self._outbox: deque[memoryview] = deque()
+        self._rest = memoryview(b"")
+        """Of a ticket that the socket took only in part."""
         self._heard_at = time.monotonic()
         self._socket = ours
         try:
-            with theirs, queue_in, queue_out, open(f"{spool}/engine.log", "ab") as log:
+            with theirs, queue_out, open(f"{spool}/engine.log", "ab") as log:
                 self._process = subprocess.Popen(
                     [
                         *(sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", PROGRAM),
@@ -105,7 +111,7 @@ class ForkServer:
                     start_new_session=True,
                 )
         except BaseException:
-            ours.close()
+            self._release()
             raise
         finally:
             os.close(lock)
@@ -123,27 +129,31 @@ class ForkServer:
     @property
     def has_tickets(self) -> bool:
         """Whether `flush` has something to do."""
-        return bool(self._outbox)
+        return bool(self._outbox or self._rest)
 
     def send(self, ticket: Ticket, facts: dict[str, Any]) -> None:
         """Queue a ticket; nothing leaves before `flush`."""
         self._outbox.append(memoryview(pack_ticket(facts)))
 
     def flush(self) -> bool:
-        """Send what the socket takes; True when all is sent. A broken socket shows as end of file instead."""
-        while self._outbox:
-            frame = self._outbox[0]
+        """Hand tickets to idle supervisors, and send the others as the socket takes them; True when all have gone.
+
+        A broken socket shows as end of file instead.
+        """
+        while self._rest or self._outbox:
+            if not self._rest:
+                frame = self._outbox.popleft()
+                if self._idle.hand_over(frame[LENGTH_BYTES:]):
+                    continue
+                self._rest = frame
             try:
-                sent = self._socket.send(frame)
+                sent = self._socket.send(self._rest)
             except BlockingIOError:
                 return False
             except OSError:
                 self._outbox.clear()
-                return True
-            if sent == len(frame):
-                self._outbox.popleft()
-            else:
-                self._outbox[0] = frame[sent:]
+                sent = len(self._rest)
+            self._rest = self._rest[sent:]
         return True
 
     def is_gone(self) -> bool:
@@ -171,13 +181,18 @@ class ForkServer:
         """End it now; how it ended."""
         self._process.kill()
         status = self._process.wait()
-        self._socket.close()
+        self._release()
         return f"fork server {self.pid} ended with status {status}"
 
     def close(self) -> None:
         """Let it finish the tickets it has and end."""
-        self._socket.close()
+        self._release()
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def _release(self) -> None:
+        """Close our ends: it, and supervisors that are idle, end once they have read what is in theirs."""
+        self._socket.close()
+        self._idle.close()

@@ -94,7 +94,7 @@ class LocalEngine:
         self._cages = cages
         self._clock = clock
         self._events: list[EngineEvent] = []
-        self._janitor = Janitor()
+        self._janitor = Janitor(self._clear, "engine-janitor")
         # Only while nobody can claim may revocations of forgotten runs be swept away.
         self._may_sweep = files.is_server_gone(self._spool)
         self._partial = b""
@@ -279,7 +279,7 @@ class LocalEngine:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._janitor.close()
+        self._janitor.close(finish=True)
         self._runs.close()
         os.close(self._pipe)
         os.close(self._pipe_write)
@@ -662,13 +662,20 @@ class LocalEngine:
 
     def _remove(self, watched: Watched) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
-        paths = [files.checkpoint_path(self._spool, watched.run), files.progress_path(self._spool, watched.run)]
+        ways = [files.checkpoint_path, files.progress_path]
         if watched.supervisor is not None:
-            paths.append(files.record_path(self._spool, watched.run))
+            ways.append(files.record_path)
         if watched.other_files:
-            ways = (files.script_path, files.order_path, files.attach_path)
-            paths += [way(self._spool, watched.run) for way in ways]
-        self._janitor.remove(paths)
+            ways += [files.script_path, files.order_path, files.attach_path]
+        self._janitor.add((watched.run, ways))
+
+    def _clear(self, left: tuple[str, Sequence[Callable[[str, str], str]]]) -> None:
+        """Called on the janitor's thread."""
+        run, ways = left
+        try:
+            files.remove(way(self._spool, run) for way in ways)
+        except OSError as error:
+            log.warning("files of run %s stay in the spool: %s", run, error)
 
     def _sweep(self, run: str) -> None:
         """Files of a run that is not in the table: an ended one's are removed, a live one is stopped."""

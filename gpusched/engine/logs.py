@@ -40,7 +40,7 @@ class Logs:
         self.owner: tuple[str, int, int] | None = None
         """Name, user and group whose files they are, if not our own."""
         self.output_from = os.fstat(output).st_size
-        self.error_from = os.fstat(error).st_size
+        self.error_from = self.output_from if error == output else os.fstat(error).st_size
 
     def job_ends(self) -> tuple[int, int]:
         """What the job gets as its output and error."""

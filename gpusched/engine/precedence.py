@@ -16,33 +16,40 @@ JOB_OOM_SCORE = 100
 """Added to the job's where its supervisor may not lower its own."""
 
 
-def take_precedence() -> tuple[int, int]:
-    """Put this process before its future children when memory runs out; its own OOM score and that of its jobs."""
-    before = _oom_score()
-    if before <= OOM_SCORE or weigh_for_oom(OOM_SCORE):
-        return min(before, OOM_SCORE), before
-    return before, min(1000, before + JOB_OOM_SCORE)
+class OomScores:
+    """How soon the kernel picks this process when memory runs out, -1000 to 1000, and the jobs that it starts.
 
-
-def weigh_for_oom(score: int) -> bool:
-    """How soon the kernel picks this process when memory runs out, -1000 to 1000; children inherit it.
-
-    False where that is not permitted.
+    Children inherit the score, so it is that of the job while one is started. What is not permitted is left out.
     """
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(str(score))
-    except OSError:
-        return False
-    return True
 
+    __slots__ = ("_fd", "job", "own")
 
-def _oom_score() -> int:
-    try:
-        with open("/proc/self/oom_score_adj", encoding="ascii") as file:
-            return int(file.read())
-    except OSError:
-        return 0
+    def __init__(self) -> None:
+        """Put this process before its future children."""
+        try:
+            # Kept open, for two writes in each run.
+            self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            before = int(os.pread(self._fd, 16, 0))
+        except (OSError, ValueError):
+            self._fd, before = -1, 0
+        self.own, self.job = before, min(1000, before + JOB_OOM_SCORE)
+        if before <= OOM_SCORE or self._set(OOM_SCORE):
+            self.own, self.job = min(before, OOM_SCORE), before
+
+    def begin_start(self) -> None:
+        """A job that is started from now on has its score from its first instant."""
+        self._set(self.job)
+
+    def end_start(self) -> None:
+        """It has been started: back to one's own."""
+        self._set(self.own)
+
+    def _set(self, score: int) -> bool:
+        try:
+            os.pwrite(self._fd, b"%d" % score, 0)
+        except OSError:
+            return False
+        return True
 
 
 def raise_priority() -> bool:

@@ -12,10 +12,10 @@ import time
 
 from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
-from gpusched.engine.precedence import RAISE_AFTER_S, lower_priority, raise_priority, weigh_for_oom
+from gpusched.engine.precedence import RAISE_AFTER_S, OomScores, lower_priority, raise_priority
 from gpusched.engine.standstill import Standstill
 from gpusched.engine.users import LaunchError, as_user
-from gpusched.engine.wire import encode_event
+from gpusched.engine.wire import PIPE_BUF, encode_event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ else:
 
 WALL = 0x40000000
 """__WALL of waitpid(2): also children that announce their end with another signal."""
+TELL_START_AFTER_S = 0.02
+"""The daemon learns of the start then, or with the next event: it wakes only once for a job that ends sooner."""
 LINGER_S = 0.25
 """How long processes may outlive the job's first one untouched: a `tee` behind a shell still has to flush."""
 KILL_AGAIN_S = (0.01, 0.5)
@@ -59,10 +61,10 @@ BECAUSE = {
 class Home:
     """What stays the same for all runs that one supervisor process serves, one after the other."""
 
-    __slots__ = ("boot_id", "event_fd", "oom_scores", "pid", "spool", "start_ticks")
+    __slots__ = ("boot_id", "checkpoints", "event_fd", "oom_scores", "pid", "spool", "start_ticks")
 
     def __init__(
-        self, spool: str, boot_id: str, event_fd: int, start_ticks: int, oom_scores: tuple[int, int] | None = None
+        self, spool: str, boot_id: str, event_fd: int, start_ticks: int, oom_scores: OomScores | None = None
     ) -> None:
         """Args: oom_scores: of this process and of its jobs; None leaves them alone."""
         self.spool = spool
@@ -71,6 +73,7 @@ class Home:
         self.pid = os.getpid()
         self.start_ticks = start_ticks
         self.oom_scores = oom_scores
+        self.checkpoints = launch.CheckpointBase()
 
 
 class Supervisor:
@@ -105,7 +108,9 @@ class Supervisor:
         "still",
         "stopped_by",
         "stopping",
+        "tell_at",
         "ticket",
+        "untold",
     )
 
     def __init__(self, ticket: dict[str, Any], home: Home) -> None:
@@ -140,6 +145,9 @@ class Supervisor:
         self.raise_at: float | None = None
         """When this process goes before its job at the processors."""
         self.is_raised = False
+        self.untold = b""
+        """That the job was started, as long as the daemon does not know."""
+        self.tell_at: float | None = None
 
     # --- from claim to result -------------------------------------------------------------------
 
@@ -235,15 +243,13 @@ class Supervisor:
                 from gpusched.engine import cage  # a personal daemon's runs have none
 
                 self.box = cage.Box(self.ticket["cage"], self.run)
-            own_oom_score, job_oom_score = home.oom_scores or (None, None)
+            if home.oom_scores is not None:
+                home.oom_scores.begin_start()
             try:
-                if job_oom_score is not None:
-                    # The job has it from its first instant.
-                    weigh_for_oom(job_oom_score)
-                self.job_pid, self.logs = launch.start(self.ticket, home.spool, streams, self.box)
+                self.job_pid, self.logs = launch.start(self.ticket, home.spool, home.checkpoints, streams, self.box)
             finally:
-                if own_oom_score is not None:
-                    weigh_for_oom(own_oom_score)
+                if home.oom_scores is not None:
+                    home.oom_scores.end_start()
         except LaunchError as error:
             return str(error)
         except OSError as error:
@@ -254,13 +260,18 @@ class Supervisor:
         if home.oom_scores is not None:
             self.raise_at = started + RAISE_AFTER_S
         files.note_start(self.record_fd, self.job_pid, start_at)
-        self.tell(
-            "started",
+        self.untold = encode_event(
+            run=self.run,
+            event="started",
             at=start_at,
             supervisor_pid=home.pid,
             supervisor_start_ticks=home.start_ticks,
             pid=self.job_pid,
         )
+        if self.session is None:
+            self.tell_at = started + TELL_START_AFTER_S
+        else:
+            self.send(b"")
         # The environment is of no more use, and the script may be 10 MB.
         self.ticket["script"] = self.ticket["env"] = None
         self.set_limit(self.ticket["time_limit_s"])
@@ -305,7 +316,7 @@ class Supervisor:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         looks_at = None if self.box is None else self.box.look_at
-        any_time = (self.raise_at, self.still.look_at, self.linger_until, self.kills_at, looks_at)
+        any_time = (self.tell_at, self.raise_at, self.still.look_at, self.linger_until, self.kills_at, looks_at)
         due = [at for at in (*moving, *any_time) if at is not None]
         if self.session is not None:
             at = self.session.due_at() if self.still.since is None else None
@@ -331,6 +342,8 @@ class Supervisor:
 
     def act(self, now: float) -> None:
         """Do what is due. For a run that stands still neither its notice nor its limit is."""
+        if self.tell_at is not None and now >= self.tell_at:
+            self.send(b"")
         if self.raise_at is not None and now >= self.raise_at:
             self.raise_at = None
             self.is_raised = raise_priority()
@@ -566,9 +579,16 @@ class Supervisor:
         self.send(encode_event(run=self.run, event=event, **facts))
 
     def send(self, content: bytes) -> None:
-        """Put a line on the pipe if there is room and a reader. If not, the spool says the same."""
+        """Put a line on the pipe, and before it that the job was started, if there is room and a reader.
+
+        If not, the spool says the same.
+        """
+        started, self.untold, self.tell_at = self.untold, b"", None
         try:
-            os.write(self.home.event_fd, content)
+            if started and len(started) + len(content) > PIPE_BUF:
+                os.write(self.home.event_fd, started)
+                started = b""
+            os.write(self.home.event_fd, started + content)
         except OSError:
             self.heard = False
         else:

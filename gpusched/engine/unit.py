@@ -15,7 +15,7 @@ import sys
 
 from gpusched import __version__
 from gpusched.engine import proctree
-from gpusched.engine.precedence import take_precedence
+from gpusched.engine.precedence import OomScores
 from gpusched.engine.supervising import supervisor_of
 from gpusched.engine.supervisor import AWAITED, Home
 from gpusched.engine.wire import encode_event
@@ -63,7 +63,7 @@ def main() -> None:
     prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own = proctree.read_process(os.getpid())
-    home = Home(spool, boot_id, event_fd, own.start_ticks if own else 0, take_precedence())
+    home = Home(spool, boot_id, event_fd, own.start_ticks if own else 0, OomScores())
     supervisor_of(ticket, home).supervise()
     sys.stdout.flush()
     os._exit(0)

@@ -11,6 +11,7 @@ import marshal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 PIPE_BUF = 4096
@@ -19,6 +20,7 @@ QUEUE_BYTES = 1 << 16
 """Largest ticket for an idle supervisor; one with a larger script costs a fork."""
 QUEUE_TIMEOUT_S = 2
 """How long a supervisor stays idle."""
+LENGTH_BYTES = 4
 TEXT_LIMIT = 300
 """Characters of a sentence or list in an event: at 12 bytes each they fit the atomic size."""
 
@@ -26,17 +28,17 @@ TEXT_LIMIT = 300
 def pack_ticket(ticket: dict[str, Any]) -> bytes:
     """One ticket as it goes through the socket."""
     body = marshal.dumps(ticket)
-    return len(body).to_bytes(4, "little") + body
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 def take_frame(buffer: bytearray) -> bytes | None:
     """Take the first whole ticket, still packed, off the buffer; None while it is incomplete."""
-    if len(buffer) < 4:
+    if len(buffer) < LENGTH_BYTES:
         return None
-    end = 4 + int.from_bytes(buffer[:4], "little")
+    end = LENGTH_BYTES + int.from_bytes(buffer[:LENGTH_BYTES], "little")
     if len(buffer) < end:
         return None
-    body = bytes(buffer[4:end])
+    body = bytes(buffer[LENGTH_BYTES:end])
     del buffer[:end]
     return body
 
@@ -49,19 +51,7 @@ def unpack_ticket(body: bytes) -> dict[str, Any]:
 
 def encode_event(**facts: str | float | bool | None) -> bytes:
     """One line of JSON (ASCII). Written by hand: importing json costs every supervisor 0.7 MB."""
-    words = []
-    for name, value in facts.items():
-        if value is None:
-            text = "null"
-        elif value is True:
-            text = "true"
-        elif value is False:
-            text = "false"
-        elif isinstance(value, str):
-            text = _quote(value)
-        else:
-            text = repr(value)
-        words.append(f'"{name}":{text}')
+    words = [f'"{name}":{_TEXT[value.__class__](value)}' for name, value in facts.items()]
     return ("{" + ",".join(words) + "}\n").encode("ascii")
 
 
@@ -79,3 +69,12 @@ def _quote(text: str) -> str:
         else:
             out.append(f"\\u{code:04x}")
     return '"' + "".join(out) + '"'
+
+
+_TEXT: dict[type, Callable[[Any], str]] = {
+    str: _quote,
+    float: float.__repr__,
+    int: int.__repr__,
+    bool: {True: "true", False: "false"}.__getitem__,
+    type(None): {None: "null"}.__getitem__,
+}

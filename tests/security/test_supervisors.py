@@ -126,7 +126,7 @@ def test_a_process_that_is_stopped_before_it_is_the_job_holds_up_nobody(
     where = os.getcwd()
     try:
         with pytest.raises(LaunchError, match=r"did not become its program within 0\.3 s"):
-            launch.start(ticket(tmp_path), str(tmp_path))
+            launch.start(ticket(tmp_path), str(tmp_path), launch.CheckpointBase())
     finally:
         os.chdir(where)
 
