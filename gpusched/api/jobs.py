@@ -21,10 +21,10 @@ from gpusched.api.identity import caller_of, pid_of
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
 from gpusched.api.pace import whole_body
-from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, plain
+from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, gpu_request, plain
 from gpusched.api.render_ahead import forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
-from gpusched.api.sight import Viewer, viewer_of
+from gpusched.api.sight import MASKED, Viewer, viewer_of
 from gpusched.daemon import commands, keys, yielding
 from gpusched.daemon.access import Act, Caller
 from gpusched.daemon.census import weight
@@ -35,8 +35,8 @@ from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
 from gpusched.model.cluster import GpuState
 from gpusched.model.job import GpuShare, Job
-from gpusched.model.states import ACTIVE_STATES
-from gpusched.model.units import parse_pipeline_id, printable, split_ids
+from gpusched.model.states import ACTIVE_STATES, JobState
+from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.policy.ahead import vram
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
@@ -254,6 +254,8 @@ async def listing(request: web.Request) -> web.Response:
         extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
     if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
         extra["notices"] = found
+    if request.query.get("fold") == "1":
+        jobs, extra["folded"] = _folded(jobs, viewer)
     if names is None:
         facts, row = service.facts_of(jobs), viewer.rows(JOB_FIELDS)
         return await respond_list("jobs", (row(job, facts(job)) for job in jobs), {}, extra)
@@ -265,6 +267,37 @@ async def listing(request: web.Request) -> web.Response:
     shown = (row(job, facts(job)) for job in jobs)
     rows = (list(map(found.__getitem__, fields)) for found in shown)
     return await respond_list("rows", rows, {"fields": fields}, extra)
+
+
+def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
+    """Of pending jobs that a table shows alike only the first, with the ids of them all and how many they are."""
+    code_of = viewer.service.scheduler.reason_codes()
+    requests: dict[int, str] = {}
+    groups: dict[object, list[Job]] = {}
+    for job in jobs:
+        key: object = job.id
+        if job.state is JobState.PENDING and not job.tasks_left:
+            # Equal requests are one object, mostly.
+            request = requests.get(id(job.spec.request))
+            if request is None:
+                request = requests[id(job.spec.request)] = gpu_request(job.spec.request)
+            name = job.spec.name if viewer.sees_all_of(job) else MASKED["name"]
+            key = job.user, name, request, code_of(job)
+        group = groups.get(key)
+        if group is None:
+            groups[key] = [job]
+        else:
+            group.append(job)
+    folded = {
+        group[0].shown_id: [id_ranges(_numbers_of(job) for job in group), len(group)]
+        for group in groups.values()
+        if len(group) > 1
+    }
+    return [group[0] for group in groups.values()], folded
+
+
+def _numbers_of(job: Job) -> tuple[int, ...]:
+    return (job.id,) if job.array_id is None or job.task is None else (job.array_id, job.task)
 
 
 def _summary(service: Service, jobs: Iterable[Job]) -> dict[str, Any]:

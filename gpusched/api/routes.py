@@ -78,6 +78,8 @@ ROUTES: tuple[Route, ...] = (
         query={
             **_FILTERS,
             "order": "id (default), or queue: running jobs, then pending ones with the next to start first",
+            "fold": "1: of pending jobs of one user with the same name, GPUs asked for and reason only the first; "
+            "`folded` has by its id [ids of them all, how many]",
             "summary": "1: also how many of these jobs are in each state, and how many GPUs there are and are free",
             "progress": "1: also how far jobs are that say so, as id: [fraction, eta_at]",
             "notices": "1: also drained nodes and GPUs, and maintenance that is on or within a week",

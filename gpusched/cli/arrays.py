@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpusched.cli.parse import Option, text, whole
+from gpusched.model.units import id_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,13 +62,12 @@ def folded_ids(ids: Sequence[str]) -> str:
     """Several jobs in one word, `412-9999 (9,588 jobs)`; one alone is its id."""
     if len(ids) == 1:
         return ids[0]
-    ranges: list[list[str]] = []
-    for job_id in sorted(ids, key=lambda one: tuple(map(int, one.split("_")))):
-        if ranges and job_id.isdigit() and ranges[-1][-1].isdigit() and int(job_id) == int(ranges[-1][-1]) + 1:
-            ranges[-1][1:] = [job_id]
-        else:
-            ranges.append([job_id])
-    return f"{_short(','.join(map('-'.join, ranges)), _WIDEST // 2)} ({len(ids):,} jobs)"
+    return folded_ranges(id_ranges(tuple(map(int, one.split("_"))) for one in ids), len(ids))
+
+
+def folded_ranges(ranges: str, count: int) -> str:
+    """The same of ranges of ids, as the daemon folds them."""
+    return f"{_short(ranges, _WIDEST // 2)} ({count:,} jobs)"
 
 
 def _short(ids: str, width: int) -> str:

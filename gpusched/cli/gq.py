@@ -12,7 +12,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, check_names, elapsed, query, quote, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_amount, format_size_mib, plural, printable
+from gpusched.model.units import format_amount, format_size_mib, id_ranges, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,13 +123,20 @@ def _queue(client: Client, asked: str, values: Values) -> str:
     fields += [key for key in ["reason_text"] * bool(values.get("long")) if key not in fields]
     fields += [key for key in (key.lstrip("+-") for key in values.get("sort", ())) if key not in fields]
     for_people = "&summary=1&notices=1" if sys.stdout.isatty() else ""
-    answer = client.call("GET", f"/v1/jobs?order=queue&progress=1{for_people}&fields={','.join(fields)}&{asked}")
+    # Which of several that are sorted comes first is known only here.
+    is_folded, is_sorted = not (values.get("all_rows") or values.get("ids")), "sort" in values
+    for_table = "&fold=1" if is_folded and not is_sorted else ""
+    answer = client.call(
+        "GET", f"/v1/jobs?order=queue&progress=1{for_table}{for_people}&fields={','.join(fields)}&{asked}"
+    )
     output.note_missing("gq", answer)
     jobs = [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs
     _sort_objects(jobs, values.get("sort", []))
     now = time.time()
-    groups = [[job] for job in jobs] if values.get("all_rows") or values.get("ids") else _fold(jobs)
-    lines = [_line(group, now, bool(values.get("long"))) for group in groups]
+    folded = answer.get("folded", {})
+    if is_folded and is_sorted:
+        jobs, folded = _fold(jobs)
+    lines = [_line(job, folded.get(job["id"]), now, bool(values.get("long"))) for job in jobs]
     titles = list(_TITLES)
     progress = answer.get("progress")
     if progress:
@@ -156,25 +163,26 @@ def _queue(client: Client, asked: str, values: Values) -> str:
     return "".join(f"{line}\n" for line in shown)
 
 
-def _fold(jobs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Pending jobs of one user that a table shows alike, together in the place of the first one."""
+def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+    """As the daemon does with `fold=1`: the first of those that a table shows alike, and the ids of them all by its."""
     groups: dict[object, list[dict[str, Any]]] = {}
     for job in jobs:
         is_alone = job["state"] != "PENDING" or job["tasks_left"]
         key = job["id"] if is_alone else (job["user"], job["name"], job["gpu_request"], job["reason"])
         groups.setdefault(key, []).append(job)
-    return list(groups.values())
+    folded = {group[0]["id"]: [one["id"] for one in group] for group in groups.values() if len(group) > 1}
+    ranges = {
+        first: [id_ranges(tuple(map(int, one.split("_"))) for one in ids), len(ids)] for first, ids in folded.items()
+    }
+    return [group[0] for group in groups.values()], ranges
 
 
-def _line(group: list[dict[str, Any]], now: float, is_long: bool) -> tuple[str, ...]:
-    job = group[0]
+def _line(job: dict[str, Any], folded: list[Any] | None, now: float, is_long: bool) -> tuple[str, ...]:
     job_id = job["id"]
-    if len(group) > 1 or job["tasks_left"]:
-        from gpusched.cli.arrays import folded_ids, shown_id  # short queues have none
+    if folded or job["tasks_left"]:
+        from gpusched.cli.arrays import folded_ranges, shown_id  # short queues have none
 
-        job_id = shown_id(job_id, job["tasks_left"], job["throttle"])
-        if len(group) > 1:
-            job_id = folded_ids([one["id"] for one in group])
+        job_id = folded_ranges(*folded) if folded else shown_id(job_id, job["tasks_left"], job["throttle"])
     return (
         job_id,
         printable(job["name"]),

@@ -33,7 +33,7 @@ from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import PendingJob, Plan, Reason, Snapshot
-from gpusched.model.states import JobState, RunState
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.caging import describe
@@ -62,7 +62,7 @@ from .reloading import Reload, reread
 from .run_events import RunEvents
 from .settling import end_what_is_too_late, settle_dependencies
 from .turn import Deed, Turn
-from .waiting import waiting_reason
+from .waiting import waiting_codes, waiting_reason
 from .windows import Windows
 from .world import Rules, World
 
@@ -737,6 +737,10 @@ class Scheduler:
         if job.state is not JobState.PENDING:
             return None
         return waiting_reason(job, self.world, self.plan, self._clock.now())
+
+    def reason_codes(self) -> Callable[[Job], ReasonCode]:
+        """A function that gives the codes of the reasons of pending jobs as of now."""
+        return waiting_codes(self.world, self.plan, self._clock.now())
 
     def position(self, job: Job) -> int:
         """How many jobs that ask for the same, of the same owner, are before this one."""

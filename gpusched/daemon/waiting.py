@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
@@ -14,6 +16,46 @@ from .world import World
 
 def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     """The reason of a pending job, in the order in which things would have to change for it to start."""
+    found = _reason_of_its_own(job, world, now)
+    if found is not None:
+        return found
+    key = world.class_of(job.id)
+    reason = None if key is None else plan.reasons.get(key)
+    if reason is None:
+        return Reason(ReasonCode.NONE, "is about to be looked at")
+    if reason.code is ReasonCode.PRIORITY:
+        return reason
+    ahead = world.position_in_class(job)
+    if not ahead:
+        return reason
+    text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
+    return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
+
+
+def waiting_codes(world: World, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
+    """A function that gives the code of `waiting_reason` alone, of jobs with rows: a list asks it of thousands."""
+    of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
+    for view in world.pending_views():
+        reason = plan.reasons.get(view.key)
+        code = ReasonCode.NONE if reason is None else reason.code
+        # By identity: each class has one key, and hashing it takes as long as all the rest.
+        of_class[id(view.key)] = view.jobs[0].id, code, code.of_followers
+
+    def code_of(job: Job) -> ReasonCode:
+        found = _reason_of_its_own(job, world, now)
+        if found is not None:
+            return found.code
+        first, code, of_followers = of_class.get(id(world.class_of(job.id)), _NOT_IN_LINE)
+        return code if job.id == first else of_followers
+
+    return code_of
+
+
+_NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
+
+
+def _reason_of_its_own(job: Job, world: World, now: float) -> Reason | None:
+    """Why a job may not start whatever else waits; None when it may."""
     if job.hold is not None:
         code = held_code(job)
         if code is ReasonCode.JOB_HELD_ADMIN:
@@ -32,19 +74,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     if job.spec.array is not None and world.waits_for_counterparts(job):
         text = "waits for the tasks of the same numbers to complete"
         return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
-    if job.eligible_at > now:
-        return _by_time(job, now)
-    key = world.class_of(job.id)
-    reason = None if key is None else plan.reasons.get(key)
-    if key is None or reason is None:
-        return Reason(ReasonCode.NONE, "is about to be looked at")
-    if reason.code is ReasonCode.PRIORITY:
-        return reason
-    ahead = world.position_in_class(job)
-    if not ahead:
-        return reason
-    text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
-    return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
+    return _by_time(job, now) if job.eligible_at > now else None
 
 
 def _dependency_of(job: Job) -> dict[str, object]:

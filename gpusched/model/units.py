@@ -134,6 +134,20 @@ def format_amount_floor(amount: float) -> str:
     return format_amount(int(amount * 100) / 100)
 
 
+def id_ranges(ids: Iterable[tuple[int, ...]]) -> str:
+    """Ids of jobs in one word, `412-9999,10003,42_7`.
+
+    Args: ids: of a job its number, of a task those of its array and its own.
+    """
+    ranges: list[list[tuple[int, ...]]] = []
+    for one in sorted(ids):
+        if ranges and len(one) == len(last := ranges[-1][-1]) == 1 and one[0] == last[0] + 1:
+            ranges[-1][1:] = [one]
+        else:
+            ranges.append([one])
+    return ",".join(["-".join(["_".join(map(str, one)) for one in ends]) for ends in ranges])
+
+
 def plural(amount: float, noun: str) -> str:
     """Print an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
     text = format_amount(amount)

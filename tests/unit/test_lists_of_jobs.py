@@ -18,10 +18,12 @@ from gpusched.api import jobs, sight
 from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
+from gpusched.cli import gq
 from gpusched.daemon.commands import Cancel
 from gpusched.daemon.selection import Selection
+from gpusched.model.job import ArraySpec
 from gpusched.model.settings import AccessSettings
-from gpusched.testing import launch
+from gpusched.testing import launch, request
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()) | st.floats(1e-4, 1e15) | st.just(0.0),
@@ -124,3 +126,44 @@ def test_others_are_answered_while_a_list_is_made(api: Callable[..., Api], monke
     assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * jobs._PIECE + 1)]
     # As of the instant at which they were asked for.
     assert [job["state"] for job in found] == ["RUNNING", *["PENDING"] * (len(found) - 1)]
+
+
+@pytest.fixture
+def crowd() -> Lab:
+    """Jobs that wait for all kinds of reasons, of two users; one runs."""
+    lab = Lab(cpus=2, gpus=1)
+    first = lab.submit(name="runs", request=request(cpus=2))
+    for _ in range(3):
+        lab.submit(name="batch", request=request(cpus=2))
+        lab.submit(name="batch", request=request(gpus=1))
+        lab.submit(name="batch", hold=True)
+        lab.submit(name="batch", dependency=f"afterok:{first}")
+        lab.submit(name="batch", begin_at=lab.clock.now() + 3600)
+        lab.ask(lab.submission(BOB, name="secret"), lab.submission(BOB, name="own", request=request(cpus=2)))
+    lab.submit(name="batch", array=ArraySpec("0-3"), request=request(cpus=2))
+    lab.ask(lab.submission(ROOT, name="batch", array=ArraySpec("0-1"), request=request(cpus=2), nice=-1000))
+    lab.turn()
+    return lab
+
+
+def test_a_code_is_that_of_the_whole_reason(crowd: Lab) -> None:
+    scheduler = crowd.scheduler
+    code_of = scheduler.reason_codes()
+    codes = set()
+    for job in scheduler.world.jobs.values():
+        if (reason := scheduler.reason_for(job)) is not None:
+            assert code_of(job) is reason.code, job
+            codes.add(reason.code)
+    assert len(codes) > 4
+
+
+@pytest.mark.parametrize("caller", [ROOT, ANN, BOB])
+def test_the_daemon_folds_what_a_table_shows_alike(crowd: Lab, caller: Caller, api: Callable[..., Api]) -> None:
+    query = "order=queue&fields=id,name,user,state,gpu_request,reason,tasks_left"
+    whole, folded = api(crowd, caller).get(query), api(crowd, caller).get(f"{query}&fold=1")
+    rows = [dict(zip(whole["fields"], row, strict=True)) for row in whole["rows"]]
+    heads, ranges = gq._fold(rows)
+    assert [list(row.values()) for row in heads] == folded["rows"]
+    assert ranges == folded["folded"]
+    assert sum(count for _, count in ranges.values()) + len(heads) - len(ranges) == len(rows)
+    assert len(heads) < len(rows)
