@@ -29,7 +29,9 @@ def charge(
     factor = 1.0 if qos is None else qos.usage_factor
     if run.start_at is None or run.end_at is None or factor <= 0:
         return None
-    held = holding(replace(job, suspended_at=None, suspended_by=None), run, settings.life.grace_s)
+    if job.suspended_at is not None or job.suspended_by is not None:
+        job = replace(job, suspended_at=None, suspended_by=None)
+    held = holding(job, run, settings.life.grace_s)
     booking = layout.booking(job.uid, held)
     if booking is None:
         return None

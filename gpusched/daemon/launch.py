@@ -302,6 +302,12 @@ def _script(job: Job, script: bytes | None) -> bytes | None:
     return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
 
 
+@lru_cache(maxsize=4)
+def _captured(environment: bytes) -> Mapping[str, str]:
+    """A stored environment; jobs that were submitted together have one and the same."""
+    return MappingProxyType(unpack_environment(environment))
+
+
 def make_ticket(
     job: Job,
     run: Run,
@@ -323,7 +329,7 @@ def make_ticket(
         user=job.user,
         argv=tuple(fill(word, _values_of(job)) for word in launch.argv),
         script=_script(job, script),
-        env=job_environment(job, run, unpack_environment(environment), site, settings, index_of, past),
+        env=job_environment(job, run, _captured(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
         umask=launch.umask,

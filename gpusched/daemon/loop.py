@@ -76,11 +76,11 @@ class Loop:
         self._pruner = Pruner(scheduler, self._checkpoints.forget)
         self._bite: asyncio.TimerHandle | None = None
         self._clients = ClientWatch(scheduler)
+        scheduler.on_release = self._request_gpus
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self.audit: Audit | None = None
         self.bypassers: Bypassers | None = None
-        self._releasing: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         """Set while events wait to be recorded again: one timer, however many ticks come in between."""
@@ -260,13 +260,9 @@ class Loop:
             self._failures.run(step, action)
 
     def _request_after_tick(self) -> None:
-        releasing = set(self._scheduler.world.releasing)
-        if releasing - self._releasing:
-            # A reading taken from now on can show these cards clean; later ones are left to the poll.
-            self._request_gpus()
-        elif releasing:
+        if self._scheduler.awaits_release:
+            # A reading was asked for as the runs ended; later ones are left to the poll.
             self._hasten_poll()
-        self._releasing = releasing
         if self._scheduler.awaits_reading and not self._has_requested:
             self._has_requested = True
             self._request_gpus()

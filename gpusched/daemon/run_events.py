@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import getLogger
 
-from gpusched.gpu.tracker import GpuTracker
+from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
 from gpusched.model.cluster import SUSPECT
 from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
@@ -101,7 +101,7 @@ class RunEvents:
         if clean:
             turn.world.put_run(run)
         else:
-            turn.world.begin_release(run)
+            turn.begin_release(run)
         turn.forgettable.append(run.id)
 
     def _with_meter(self, run: Run) -> Run:
@@ -118,9 +118,11 @@ class RunEvents:
 
     def finish_releases(self, turn: Turn) -> None:
         """End the jobs whose cards are clean by now, or are given up on."""
-        for run in list(turn.world.releasing.values()):
-            states = {share.uuid: self._tracker.release_state(share.uuid, turn.now, run.id) for share in run.gpus}
-            if not self._tracker.is_released(run.id) or "waiting" in states.values():
+        releases = [(run, self._release_states(run, turn.now)) for run in turn.world.releasing.values()]
+        if any(DIRTY in states.values() for _, states in releases):
+            turn.view_again()
+        for run, states in releases:
+            if not self._tracker.is_released(run.id) or WAITING in states.values():
                 continue
             if self._gpu_faults.may_be_unread(run, turn):
                 continue
@@ -132,10 +134,14 @@ class RunEvents:
             turn.tell(*story)
             self._gpu_faults.hold_repeated(job, run, turn)
             for uuid, state in states.items():
-                if state == "dirty":
+                if state == DIRTY:
                     why = (self._tracker.status(uuid, now=turn.now).why or "see ginfo").removeprefix(SUSPECT)
                     text = f"GPU {uuid} was not given back: {why}"
                     turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
+
+    def _release_states(self, run: Run, now: float) -> dict[str, str]:
+        """How far each card of an ended run is, by UUID. One that is given up on is suspect from now on."""
+        return {share.uuid: self._tracker.release_state(share.uuid, now, run.id) for share in run.gpus}
 
     def _judged(self, job: Job, run: Run, turn: Turn) -> Run:
         """The ended run with whoever is to blame. A judge that raises has no say, and keeps no run from its end."""

@@ -124,6 +124,8 @@ class Scheduler:
         self.gpu_faults = GpuFaults()
         self.witness: Callable[[Deed], None] = lambda deed: None
         """Called after a commit with each thing that was done to what is another's."""
+        self.on_release: Callable[[], None] = lambda: None
+        """Called when runs have ended whose GPUs a reading that begins now can show clean."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self.settings_problem: Callable[[], str | None] = lambda: None
@@ -501,6 +503,9 @@ class Scheduler:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
         self._culprit = None
+        if turn.has_released:
+            # Before the plan and the commit: it is read meanwhile.
+            self.failures.run("GPU request", self.on_release)
         self.gpu_faults.carry_out(turn)
         self._run_events.finish_releases(turn)
         self._run_events.stop_runs_of_lost_gpus(turn)

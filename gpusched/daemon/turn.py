@@ -63,6 +63,8 @@ class Turn:
         self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
+        self.has_released = False
+        """Whether runs have ended in this turn whose GPUs are not proven clean."""
         self.before: dict[int, Job | None] = {}
         """Rows of the changed jobs as they were before this turn; None for a new job."""
         self.waited: list[tuple[str, float]] = []
@@ -130,26 +132,31 @@ class Turn:
         """Record that a node or a GPU, by UUID, is kept free of new work."""
         self.changes.drains[name] = message
         self.world.drains[name] = message
-        self._view_again()
+        self.view_again()
 
     def undrain(self, name: str) -> bool:
         """Record that a node or a GPU, by UUID, takes new work; whether it was drained."""
         self.changes.drains[name] = None
-        self._view_again()
+        self.view_again()
         return self.world.drains.pop(name, None) is not None
 
     def clear(self, clearance: Clearance) -> None:
         """Record that a GPU is well."""
         self.changes.clearances[clearance.uuid] = clearance
         self.world.clearances[clearance.uuid] = clearance
-        self._view_again()
+        self.view_again()
+
+    def begin_release(self, run: Run) -> None:
+        """The run has ended; its GPUs stay booked until they are proven clean."""
+        self.world.begin_release(run)
+        self.has_released = True
 
     def end_release(self, run: Run) -> None:
-        """The GPUs of an ended run are clean, or given up on: these are suspect from now on."""
+        """The GPUs of an ended run are clean, or given up on."""
         self.world.end_release(run)
-        self._view_again()
 
-    def _view_again(self) -> None:
+    def view_again(self) -> None:
+        """Something has happened to a GPU or a node since they were viewed."""
         self._nodes = self._layout = None
 
     def layout(self) -> Layout:

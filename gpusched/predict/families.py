@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, log
 
 from gpusched.model.job import Job
@@ -44,11 +45,20 @@ def _command(job: Job) -> str:
         name = launch.script_name or ""
         # Scripts that come without a file are told apart by the name of the job.
         return job.spec.name if name in ("", "stdin", "wrap") else _basename(name)
-    words = [_basename(word) for word in launch.argv]
-    if launch.script_name == "batch" and len(words) == 3:
-        words = [_basename(word) for word in launch.argv[2].split()]
+    return _program(launch.argv, is_line=launch.script_name == "batch") or job.spec.name
+
+
+@lru_cache(maxsize=64)
+def _program(argv: tuple[str, ...], *, is_line: bool) -> str:
+    """What a command runs; empty when it has no word. Asked many times for each job.
+
+    Args: is_line: the third word is a line for the shell.
+    """
+    words = [_basename(word) for word in argv]
+    if is_line and len(words) == 3:
+        words = [_basename(word) for word in argv[2].split()]
     if not words:
-        return job.spec.name
+        return ""
     if words[0] in _LAUNCHERS:
         named = next((word for word in words[1:] if not word.startswith("-")), None)
         if named is not None:

@@ -1,0 +1,90 @@
+"""Runs that end together share one plan, one look at the GPUs and one commit: work is done per batch, not per run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from lab import Lab
+
+from gpusched.daemon import tick
+from gpusched.engine.simulated import Outcome
+from gpusched.gpu.card import Card
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.testing import request
+
+JOBS = 8
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a plan was made, the GPUs were viewed, and a sample was folded into what is known of its GPU."""
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, word: str) -> None:
+        called = getattr(owner, name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            counts[word] += 1
+            return called(*args, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(tick, "decide", "plans")
+    count(GpuTracker, "views", "views")
+    count(Card, "fold", "folds")
+    return counts
+
+
+@pytest.mark.parametrize("ended", [1, JOBS])
+def test_runs_that_end_together_are_one_plan_and_one_commit(calls: Counter[str], ended: int) -> None:
+    lab = Lab(gpus=0, cpus=JOBS, outcome=Outcome(runs_s=1e6))
+    lab.outcomes = {f"{number}.1": Outcome(runs_s=10) for number in range(1, ended + 1)}
+    lab.ask(*[lab.submission() for _ in range(2 * JOBS)])
+    lab.turn()
+    calls.clear()
+    commits = lab.store.commits
+    lab.turn(10)
+    assert lab.scheduler.meters.events["ended"] == ended
+    assert len(lab.scheduler.world.open_runs) == JOBS, "those that waited run"
+    assert calls["plans"] == 1
+    assert lab.store.commits == commits + 1
+
+
+def test_a_confirmed_start_is_no_plan(calls: Counter[str]) -> None:
+    lab = Lab(gpus=0)
+    lab.submit()
+    calls.clear()
+    lab.scheduler.tick()
+    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    assert calls["plans"] == 0
+
+
+@pytest.mark.parametrize("ended", [1, JOBS])
+def test_a_reading_is_folded_once_however_many_runs_have_ended(calls: Counter[str], ended: int) -> None:
+    lab = Lab(gpus=JOBS, outcome=Outcome(runs_s=10))
+    for _ in range(ended):
+        lab.submit(request=request(gpus=1))
+    lab.turn(1)
+    lab.turn(10)
+    assert len(lab.scheduler.world.releasing) == ended
+    calls.clear()
+    lab.turn(0.1)
+    assert not lab.scheduler.world.releasing
+    assert calls["folds"] == JOBS, "one for each GPU"
+    assert calls["views"] == 1
+
+
+def test_a_reading_is_asked_for_before_the_ends_are_planned_and_recorded() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=10))
+    lab.scheduler.on_release = lambda: lab.steps.append("request")
+    lab.submit(request=request(gpus=1))
+    lab.submit(request=request(gpus=1))
+    lab.turn(1)
+    lab.steps.clear()
+    lab.turn(10)
+    assert lab.steps[:5] == ["collect", "apply", "request", "decide", "commit"]
+    lab.steps.clear()
+    lab.turn(0.1)
+    assert "request" not in lab.steps, "nothing has ended since"
