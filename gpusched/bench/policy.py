@@ -7,7 +7,8 @@ over the classes and cards in the same interpreter, the least any such cycle mus
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from random import Random
 
 from gpusched.bench.harness import show
 from gpusched.model.cluster import Allocation, GpuView, NodeView
@@ -20,7 +21,7 @@ from gpusched.model.settings import (
     QueueSettings,
     Settings,
 )
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Start
 from gpusched.policy.cycle import decide
 
 NODES, GPUS_PER_NODE = 8, 8
@@ -72,8 +73,8 @@ def busy(free_cards: int) -> tuple[Allocation, ...]:
     return tuple(held)
 
 
-def waiting(jobs: int, classes: int) -> tuple[PendingClass, ...]:
-    """This many jobs in classes of different users, sizes and limits."""
+def waiting(jobs: int, classes: int, most: int = FRONT) -> tuple[PendingClass, ...]:
+    """This many jobs in classes of different users, sizes and limits, each shown up to so many."""
     each = jobs // classes
     made = []
     for number in range(classes):
@@ -88,7 +89,7 @@ def waiting(jobs: int, classes: int) -> tuple[PendingClass, ...]:
         qos = "high" if number % 40 == 0 else ""
         key = ClassKey(1000 + uid, "lab", queue, number % 3, limit_s, request, user=f"u{uid}", qos=qos)
         first = 1000 + number * each
-        front = tuple(PendingJob(first + place, NOW - 7200 + number) for place in range(min(each, FRONT)))
+        front = tuple(PendingJob(first + place, NOW - 7200 + number) for place in range(min(each, most)))
         made.append(PendingClass(key, front, each))
     return tuple(made)
 
@@ -130,6 +131,89 @@ def floor(classes: int, repeats: int = 30) -> list[float]:
     return timed(lambda: [sum(card & 1 for card in cards) for _ in range(classes)], repeats)
 
 
+class Lab:
+    """A cluster in its steady state: whatever fits runs, and all that changes is told to the policy."""
+
+    def __init__(self, jobs: int, classes: int, settings: Settings) -> None:
+        self.now = NOW
+        self.settings = settings
+        self.running: dict[int, tuple[Allocation, ...]] = {held.job_id: (held,) for held in busy(0)}
+        self.classes = {waiting_class.key: list(waiting_class.jobs) for waiting_class in waiting(jobs, classes, jobs)}
+        self.keys = list(self.classes)
+        self.last = 2_000_000
+        self.dice = Random(1)
+        self.key_of: dict[int, ClassKey] = {}
+
+    def arrive(self) -> None:
+        """A job of some class is pending."""
+        self.now += 0.1
+        self.last += 1
+        self.classes.setdefault(self.dice.choice(self.keys), []).append(PendingJob(self.last, self.now))
+
+    def end(self) -> None:
+        """A run ends."""
+        self.now += 0.1
+        del self.running[self.dice.choice(sorted(self.running))]
+
+    def plan(self) -> float:
+        """Plan, and carry the plan out. Returns the milliseconds of CPU time of the planning alone."""
+        pending = [PendingClass(key, tuple(jobs[:FRONT]), len(jobs)) for key, jobs in self.classes.items() if jobs]
+        pending.sort(key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
+        runs = tuple(held for _, pieces in sorted(self.running.items()) for held in pieces)
+        snapshot = Snapshot(self.now, cluster(), runs, tuple(pending))
+        began = time.process_time()
+        plan = decide(snapshot, self.settings)
+        took_ms = (time.process_time() - began) * 1e3
+        ids = {start.job_id for start in plan.starts}
+        for one in pending:
+            for job in [job for job in one.jobs if job.id in ids]:
+                self.key_of[job.id] = one.key
+                self.classes[one.key].remove(job)
+        for start in plan.starts:
+            self.running[start.job_id] = tuple(held_by(self.key_of[start.job_id], start, self.now))
+        for preempted in plan.preempts:
+            del self.running[preempted.job_id]
+        return took_ms
+
+
+def held_by(key: ClassKey, start: Start, now: float) -> Iterator[Allocation]:
+    """What a run that starts now holds on each of its nodes."""
+    end_at = None if key.time_limit_s is None else now + key.time_limit_s
+    for place in (start.placement, *start.placement.others):
+        yield Allocation(
+            start.job_id,
+            key.uid,
+            place.node,
+            place.gpus,
+            place.cpus,
+            place.mem_mib,
+            now,
+            end_at,
+            user=key.user,
+            account=key.account,
+            queue=key.queue,
+            qos=key.qos,
+            request=key.request,
+        )
+
+
+def steady(jobs: int, classes: int, settings: Settings, what: str, repeats: int = 60) -> None:
+    """Print what a cycle costs after an arrival, and after an end, where nothing else has happened since the last."""
+    one = Lab(jobs, classes, settings)
+    for _ in range(5):
+        one.plan()
+    samples: dict[str, list[float]] = {"an arrival": [], "an end": []}
+    for _ in range(repeats):
+        one.arrive()
+        samples["an arrival"].append(one.plan())
+        one.end()
+        samples["an end"].append(one.plan())
+        # What the plan itself has changed, such as a job that was preempted for another.
+        one.plan()
+    for event, found in samples.items():
+        show(f"{jobs:,} jobs, {classes} classes, {what}: after {event}", found)
+
+
 def main() -> None:
     """Print one line for each size of queue."""
     nodes = cluster()
@@ -149,6 +233,9 @@ def main() -> None:
         snapshot = Snapshot(NOW, nodes, busy(free_cards), waiting(jobs, classes))
         text = f"{jobs:,} jobs, {classes} classes, {free_cards} free, queues, shares and 10 reservations"
         show(text, measure(snapshot, lab()))
+    for jobs, classes in ((100_000, 200), (1_000_000, 200), (100_000, 2000)):
+        steady(jobs, classes, Settings(), "defaults")
+        steady(jobs, classes, lab(), "queues, shares, QOS and 10 reservations")
     snapshot = Snapshot(NOW, nodes, busy(3), waiting(100_000, 2000))
     show("the same, and every reason asked for", timed(lambda: dict(decide(snapshot, lab()).reasons), 10))
 

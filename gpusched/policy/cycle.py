@@ -172,13 +172,18 @@ class Cycle:
 
     def keep(self, head: Head, need: Need, guard: Guard | None, reason: Reason | None = None) -> None:
         """Keep room for the first job in line; its class goes on only while there are reservations left to make."""
-        kept = self.profile.reserve(head.job.id, need, self._reserved_s(head.key), guard)
-        if kept is not None:
+        duration_s = self._reserved_s(head.key)
+        mark = "reserve", need.signature, guard, duration_s, len(self.preemption.chosen)
+        kept = None if self.is_hopeless(mark) else self.profile.reserve(head.job.id, need, duration_s, guard)
+        if kept is None:
+            self.give_up(mark)
+        else:
             self.reservations.append(kept)
             for limit in self.quotas.limits_over(head.key):
                 self.turns.wait(head.job.id, limit, head.wanted, kept.start[0])
         self.blocked.setdefault(head.key, Blocked(head, reason, kept))
-        if self.has_reservations_left:
+        # Where nothing can be kept for one, nothing can for those just like it.
+        if kept is not None and self.has_reservations_left:
             self.line.skip()
         else:
             self.line.drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -161,3 +162,30 @@ def test_a_job_passes_the_reservations_that_it_ends_before_whatever_kept_a_longe
         wants(4, 1, limit=HOUR),
     ]
     assert Scenario(nodes, waiting, held, keeping(10)).outcome().starts == {4: "n1:1"}
+
+
+def test_a_class_that_nothing_can_be_reserved_for_is_looked_at_once():
+    # The first is promised all cards for as long as anybody can tell, so that nothing is left for the others.
+    held = [running(90, "n1:0,1"), running(91, "n1:2,3")]
+    waiting = [wants(1, 4), *(wants(number, 2) for number in range(2, 500))]
+    case = Scenario(FOUR, waiting, held, keeping(10))
+    outcome = case.outcome()
+    assert outcome.reserved == {1: ("n1:0,1,2,3", None)}
+    assert outcome.codes == {1: "Resources", 2: "Priority"}
+    assert searches(case) < 50
+
+
+def searches(case):
+    """How often a place for a job is looked for in one cycle."""
+    snapshot, found = case.snapshot(), 0
+
+    def count(frame, event, _):
+        nonlocal found
+        found += event == "call" and frame.f_code.co_name == "options"
+
+    sys.setprofile(count)
+    try:
+        decide(snapshot, case.settings)
+    finally:
+        sys.setprofile(None)
+    return found
