@@ -120,6 +120,12 @@ def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
     return tuple(pieces)
 
 
+@lru_cache(1024)
+def _prefix(folder: str) -> str:
+    """A folder as the begin of the path of a file in it."""
+    return posixpath.join(posixpath.normpath(folder), "")
+
+
 def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[str, str | None]:
     """Absolute paths of a run's output and error; None when errors go into the output.
 
@@ -133,7 +139,11 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     folder = launch.submit_dir or launch.work_dir
 
     def place(pattern: str) -> str:
-        path = fill(expand_pattern(pattern, job, node), values)
+        path = expand_pattern(pattern, job, node)
+        if values:
+            path = fill(path, values)
+        if "/" not in path and path not in ("", ".", ".."):
+            return f"{_prefix(folder)}{path}{suffix}"
         # A device takes no suffix: there is nothing in it to preserve.
         ending = "" if path.startswith("/dev/") else suffix
         return posixpath.normpath(posixpath.join(folder, path)) + ending

@@ -74,6 +74,9 @@ def test_a_name_cannot_lead_the_file_elsewhere() -> None:
         ({"stdout": "log", "open_mode": "truncate"}, 2, ("/home/ann/log", None)),
         ({"stdout": "/dev/null"}, 2, ("/dev/null", None)),
         ({"stdout": "../up/./x"}, 1, ("/home/up/x", None)),
+        ({"stdout": ".."}, 1, ("/home", None)),
+        ({"stdout": "%x%%%8j%q", "submit_dir": "/a/../b//c/"}, 2, ("/b/c/train%00000042%q.2", None)),
+        ({"stdout": "log", "submit_dir": "/"}, 1, ("/log", None)),
     ],
 )
 def test_output_paths(launch: dict[str, object], run: int, paths: tuple[str, str | None]) -> None:
