@@ -22,7 +22,7 @@ from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuView
 from gpusched.model.units import printable
 from gpusched.notify import terminals
-from gpusched.notify.deliveries import Report
+from gpusched.notify.batch import Report
 from gpusched.policy.ahead.foreign import starts_on
 from gpusched.policy.foreign import Card, End, Stranger, Tell, held_by, is_exempt, messages, steps
 from gpusched.policy.life.admin_alerting import News

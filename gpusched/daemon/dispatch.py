@@ -1,4 +1,10 @@
-"""Hands alerts to the processes that send them, and records what became of them. Nothing here waits."""
+"""Keeps what is being sent in line with the outbox, and records what became of it. Nothing here waits.
+
+What is to be sent is rows of the table that wait, and nothing else: `reconcile` hands all of a user's to that user's
+courier, which sends what it is not sending already. It may be called at any time and as often as one likes; what an
+error or a crash left out comes with the next call. Kept in memory is what senders have said and the table does not say
+yet, and for how long targets rest.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +18,8 @@ from gpusched.errors import NotReady
 from gpusched.model.alerts import Alert
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
+from gpusched.notify.batch import FILE, Report
 from gpusched.notify.courier import Courier
-from gpusched.notify.deliveries import FILE, Report
 from gpusched.policy.life.admin_alerting import MOST_IN_QUIET, News, admin_alert
 from gpusched.ports import Changes, JobFilter
 
@@ -55,6 +61,7 @@ class Dispatcher:
         self._of_database: tuple[Alert, ...] = ()
         """The last that were told of it."""
         self._seen: dict[int, dict[str, Alert]] | None = None
+        """What was handed over last."""
         self.watch: Callable[[Courier], None] | None = None
         """Called with a new courier, so that the loop looks at its descriptor."""
         self.listeners: list[Callable[[Report, Alert], None]] = []
@@ -62,21 +69,30 @@ class Dispatcher:
         scheduler.settings_listeners.append(self._adopt)
         scheduler.alerts.trouble = self.trouble
 
-    def poll(self) -> None:
-        """Take in what has become of alerts, record it, and hand over what waits."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether the outbox has changed since it was handed over; cheap, for after every tick."""
+        return self._scheduler.alerts.waiting() is not self._seen
+
+    def due_s(self) -> float | None:
+        """In how many seconds something is due without news; None when nothing is."""
+        found = [courier.due_s() for courier in self._couriers.values()]
+        return min((due_s for due_s in found if due_s is not None), default=None)
+
+    def reconcile(self) -> None:
+        """Record what has become of alerts, and have sent what waits."""
         for courier in self._couriers.values():
             self._scheduler.failures.run("courier", self._collect, courier)
         self._watch_database()
         self._record()
-        self.deliver()
+        self._hand_over()
+        if self._reports:
+            # What receipts of an earlier daemon say is recorded before anything is sent.
+            self._record()
+            self._hand_over()
 
-    def notice(self) -> None:
-        """Hand over what waits when that has changed; cheap, for after every tick."""
-        if self._scheduler.alerts.waiting() is not self._seen:
-            self.deliver()
-
-    def deliver(self) -> None:
-        """Hand over what waits, but for that of which it is not recorded yet that it was told."""
+    def _hand_over(self) -> None:
+        """All that waits, but for that of which it is not recorded yet that it was told."""
         waiting = self._seen = self._scheduler.alerts.waiting()
         if self._fleeting:
             own = os.geteuid()
@@ -85,11 +101,25 @@ class Dispatcher:
         for uid, alerts in waiting.items():
             unsent = {key: one for key, one in alerts.items() if key not in unrecorded}
             if not self._scheduler.failures.run("courier", self._hand, uid, unsent):
-                # Looked at again at the next notice, though nothing new waits.
+                # Handed over again after the next tick, though nothing new waits.
                 self._seen = None
 
     def _collect(self, courier: Courier) -> None:
-        self._reports += courier.poll()
+        self._hear(courier.poll())
+
+    def _hear(self, reports: list[Report]) -> None:
+        """Pass on what a sender has said, and keep it until it is recorded."""
+        for report in reports:
+            alert = self._fleeting.get(report["key"])
+            if alert is not None and report.get("done"):
+                del self._fleeting[report["key"]]
+            elif alert is None:
+                alert = self._scheduler.alerts.rows.get(report["key"])
+                self._reports.append(report)
+            if alert is not None:
+                self._note(report, alert)
+                for listener in self.listeners:
+                    self._scheduler.failures.run("alert listener", listener, report, alert)
 
     def _hand(self, uid: int, alerts: dict[str, Alert]) -> None:
         courier = self._couriers.get(uid)
@@ -97,7 +127,7 @@ class Dispatcher:
             courier = self._couriers[uid] = self._make(uid, self._scheduler.settings.alert)
             if self.watch is not None:
                 self.watch(courier)
-        self._reports += courier.hand(alerts)
+        self._hear(courier.hand(alerts))
 
     def trouble(self) -> str | None:
         """What is wrong with alerts now, as a sentence; None when nothing is."""
@@ -145,7 +175,8 @@ class Dispatcher:
         changes = Changes()
         current = dict(scheduler.alerts.rows)
         for report in self._reports:
-            self._apply(report, current, changes)
+            # One that cannot be taken in must not keep the others from the table, again and again.
+            scheduler.failures.run("alert report", self._apply, report, current, changes)
         known = {event.job_id for event in changes.events}
         if known:
             there = {job.id for job in scheduler.store.jobs(JobFilter(ids=frozenset(known)))}
@@ -154,25 +185,22 @@ class Dispatcher:
             if changes:
                 with scheduler.meters.commit():
                     scheduler.store.commit(changes)
-        except NotReady as error:
-            log.error("what was told cannot be recorded: %s", error.message)
+        except Exception as error:
+            scheduler.failures.note("alert receipts", error)
+            if not isinstance(error, NotReady):
+                # It may have been made all the same: by what is in the table, the next try leaves out what is there.
+                scheduler.alerts.reload(scheduler.store, scheduler.world, scheduler.settings)
             return
-        scheduler.alerts.committed(changes, scheduler.world, scheduler.settings)
+        scheduler.failures.recovered("alert receipts")
         self._reports = []
+        scheduler.take_in_alerts(changes)
 
     def _apply(self, report: Report, current: dict[str, Alert], changes: Changes) -> None:
+        """Add to the changes what a report makes of its alert; nothing where the table says so already."""
         key = report["key"]
-        if key in self._fleeting:
-            self._note(report, self._fleeting[key])
-            if report.get("done"):
-                del self._fleeting[key]
-            return
         alert = current.get(key)
-        if alert is None:
+        if alert is None or report.get("target") in alert.settled:
             return
-        self._note(report, alert)
-        for listener in self.listeners:
-            self._scheduler.failures.run("alert listener", listener, report, alert)
         is_done = bool(report.get("done"))
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:

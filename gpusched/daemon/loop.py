@@ -84,6 +84,8 @@ class Loop:
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         """Set while events wait to be recorded again: one timer, however many ticks come in between."""
+        self._alerts_due: asyncio.TimerHandle | None = None
+        """Set while alerts wait for targets that rest."""
         self._promotion: float | None = None
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
@@ -103,7 +105,7 @@ class Loop:
             "clients": self._clients.poll,
             "checkpoint folders": self._checkpoints.poll,
             "foreign processes": self._poll_bypassers,
-            "alerts": dispatcher.poll,
+            "alerts": self._reconcile_alerts,
             "shutdown": self._poll_shutdown,
             "service status": self._show_status,
             "audit": self._poll_audit,
@@ -113,7 +115,7 @@ class Loop:
         self.after_tick: dict[str, Callable[[], None]] = {
             "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
-            "alert delivery": dispatcher.notice,
+            "alert delivery": self._follow_outbox,
             "timers": self._await_promotion,
         }
         """What follows every tick, under the same rule."""
@@ -151,14 +153,15 @@ class Loop:
             server = await _listen(gate_for(app, runner), socket_path, 0o666 if serves_all else 0o600)
             self._scheduler.engine.set_waker(self.wake)
             self._watch(self._worker.fileno(), "GPU reading", self._take_reading)
-            self._dispatcher.watch = lambda courier: self._watch(courier.fileno(), "alerts", self._dispatcher.poll)
+            self._dispatcher.watch = lambda courier: self._watch(courier.fileno(), "alerts", self._reconcile_alerts)
             self._poll()
             ready()
             self._manager.ready()
             await self._stopping.wait()
         finally:
             self._manager.stopping()
-            for timer in (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell):
+            timers = (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell, self._alerts_due)
+            for timer in timers:
                 if timer is not None:
                     timer.cancel()
             self._scheduler.plugins.thread.attach(None)
@@ -293,6 +296,21 @@ class Loop:
     def _promote(self) -> None:
         self._promotion = None
         self.wake()
+
+    def _follow_outbox(self) -> None:
+        if self._dispatcher.is_behind:
+            self._reconcile_alerts()
+
+    def _reconcile_alerts(self) -> None:
+        try:
+            self._dispatcher.reconcile()
+        finally:
+            if self._alerts_due is not None:
+                self._alerts_due.cancel()
+            due_s, self._alerts_due = self._dispatcher.due_s(), None
+            if due_s is not None:
+                loop = asyncio.get_running_loop()
+                self._alerts_due = loop.call_later(due_s, self._failures.run, "alerts", self._reconcile_alerts)
 
     # --- polling --------------------------------------------------------------------------------
 

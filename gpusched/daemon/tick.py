@@ -564,7 +564,11 @@ class Scheduler:
         if turn.changes.drains or turn.changes.clearances:
             self._tell_tracker()
         self.failures.run("meters", self._count, turn)
-        if not self.failures.run("alerts", self.alerts.committed, turn.changes, self.world, self.settings):
+        self.take_in_alerts(turn.changes)
+
+    def take_in_alerts(self, committed: Changes) -> None:
+        """Have the memory of the outbox follow the table."""
+        if not self.failures.run("alerts", self.alerts.committed, committed, self.world, self.settings):
             self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
 
     def _is_recorded(self, turn: Turn) -> bool:

@@ -3,8 +3,8 @@
 targets    the user's `notify.toml`: targets, events, templates, with file and line of what is wrong
 words      templates and the facts in them
 sending    one try to reach one target, in a process of its own that can be ended
-deliveries what a worker still has to send, when, to whom
-worker     the process that sends for one user; run as that user
+batch      what one sender has to send, to whom, in which order
+sender     the process that sends one batch; run as that user
 courier    the daemon's end of it
 
 A target that fails or hangs costs nobody else anything: the daemon hands alerts over and never waits.

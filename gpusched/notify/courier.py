@@ -1,16 +1,20 @@
-"""The daemon's end of the process that sends one user's alerts: hand over, collect, and never wait.
+"""The daemon's end of the processes that send one user's alerts: hand over, collect, and never wait.
 
-    hand()     gives alerts to send; the process is started when there is something to do
-    poll()     what became of them since the last call
+    hand()     given all that waits: starts a process that sends it, once the last one has ended and something is due
+    poll()     what became of alerts since the last call
     fileno()   becomes readable when `poll` has something to do; the same for the courier's whole life
 
+Each process sends one batch and ends. What is to be sent is never kept here, only for how long targets rest that have
+failed, which a restart may forget.
+
 Each message that was accepted leaves a line in a file of receipts, written by the process that sent it. After a
-`kill -9` of daemon or worker the receipts say what needs no second message. Whoever may still be sending holds a
-lock on that file, so that no new worker begins before the old one has come to its end.
+`kill -9` of daemon or sender the receipts say what needs no second message. Whoever may still be sending holds a
+lock on that file, so that no new sender begins before the old one has come to its end.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,26 +31,38 @@ from typing import Any
 import gpusched
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
-from gpusched.notify.deliveries import Report
+from gpusched.notify.batch import FILE, Report, Rest
 from gpusched.notify.hearing import Hearing
+from gpusched.notify.sender import BATCH_S
 
 log = getLogger("gpusched.notify")
 
-IDLE_S = 60.0
-"""After so long without anything to send the process ends; it comes back when it is needed."""
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
+_LOCKED_S = 0.25
+"""Between two looks whether the last try of an earlier sender is over."""
+_LEFT_S = 30.0
+"""After it, what no sender left and is still there is handed over again, and what says that it left nothing."""
+_LATE_S = 30.0
+"""Beyond its time and its last try, for a sender to end."""
+_SILENT_S = 1.0
+"""The least time until the next sender when the last one did nothing."""
+_MOST_READS = 64
+_ENDING_S = 0.05
+"""For a process that has closed its end to be gone."""
+_LEAST_PIPE_BYTES, _MOST_BYTES = 1 << 16, 1 << 20
+"""Of one batch: what a pipe holds, so that nobody waits for its reader."""
 _MOST_RECEIPTS = 1 << 20
 """Bytes of them that are looked at, the last ones: the daemon waits meanwhile."""
 _MOST_TOLD = 1000
 """Receipts that are believed at once; there are as many as an alert has targets, times alerts under way."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from gpusched.notify.worker import main; main(sys.argv[2])"
+    "from gpusched.notify.sender import main; main(sys.argv[2])"
 )
 
 
 class Courier:
-    """Sends one user's alerts through a child process that runs as that user.
+    """Sends one user's alerts through child processes that run as that user.
 
     Args:
         uid: whose targets are told.
@@ -69,16 +85,26 @@ class Courier:
         self._file = file
         self._monotonic = monotonic
         self._child: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+        self._batch: Collection[str] = ()
+        """Alerts of the sender that runs or ran last."""
         self._hearing = Hearing()
-        self._out = bytearray()
+        self._has_heard = False
+        self._rests: dict[str, Rest] = {}
+        """Of targets that failed last."""
+        self._tries: dict[str, dict[str, int]] = {}
+        """By alert and target, how often it was tried in vain."""
         self._failures = 0
+        """Senders in a row that ended badly."""
         self._not_before = float("-inf")
-        self._idle_since: float | None = None
+        self._again_at = float("-inf")
+        """When what was in the last batch is due once more."""
+        self._due_at: float | None = None
         self._ears = select.epoll()
-        self._answers: tuple[int, int] | None = None
-        """Both ends of the pipe that the worker answers into; none while nobody is to be heard."""
+        self._listening: int | None = None
+        """What the sender says; none while nobody is to be heard."""
         self.trouble: str | None = None
-        """Why no worker runs, for the doctor; None when all is well."""
+        """Why nothing is sent, for the doctor; None when all is well."""
 
     @property
     def is_idle(self) -> bool:
@@ -94,64 +120,75 @@ class Courier:
         """Descriptor to watch for reading."""
         return self._ears.fileno()
 
+    def due_s(self) -> float | None:
+        """In how many seconds `hand` has something to do without news; None when it waits for nothing or a sender."""
+        return None if self._due_at is None else max(0.0, self._due_at - self._monotonic())
+
     def adopt(self, settings: AlertSettings) -> None:
-        """Other settings; they count from the next start of the process."""
-        if settings != self._settings:
-            self._settings = settings
-            self._dismiss()
+        """Other settings; they count from the next batch."""
+        self._settings = settings
 
     def hand(self, alerts: Mapping[str, Alert]) -> list[Report]:
-        """Have these sent, all that wait for this user, the oldest first; what the worker has already is skipped.
+        """Have these sent, all that wait for this user, the oldest first. The same again does nothing.
 
-        Returns: reports of those of which the receipts of an earlier worker say that they were sent.
+        Returns: reports of those of which the receipts of an earlier sender say that they were sent.
         """
         now = self._monotonic()
-        reports: list[Report] = []
-        if alerts:
-            self._idle_since = None
-            if self._child is None and now >= self._not_before:
-                reports = self._start(alerts, now)
-        if self._child is None or reports:
-            # What the receipts say is recorded first; then the rest is handed over.
-            return reports
-        for key, alert in alerts.items():
-            # All of them: those for a target that fails must not keep back what others are to be told.
-            if self._hearing.expect(key):
-                self._out += order_of(alert)
-        self._push()
-        return []
+        self._due_at = None
+        self._tries = {key: tries for key, tries in self._tries.items() if key in alerts}
+        if self._child is not None or not alerts:
+            return []
+        has_new = any(key not in self._batch for key in alerts)
+        self._due_at = max(self._not_before, now if has_new else self._again_at)
+        if now < self._due_at:
+            return []
+        self._due_at = now + _SILENT_S
+        reports = self._start(alerts, now)
+        self._due_at = None if self._child is not None or reports else max(now, self._not_before)
+        return reports
 
     def poll(self) -> list[Report]:
         """What has become of alerts. Starts nothing."""
-        has_ended = self._child is not None and self._child.poll() is not None
-        reports = self._collect()
+        child = self._child
+        if child is None:
+            return []
+        has_ended = child.poll() is not None
+        # Who writes faster than this reads must not keep the daemon here.
+        reports, is_closed = self._collect(_MOST_READS if has_ended else 1)
+        if is_closed and not has_ended:
+            try:
+                child.wait(_ENDING_S)
+                has_ended = True
+            except subprocess.TimeoutExpired:
+                self._stop_listening()
         if self._hearing.is_nonsense:
-            self._fail("the process that sends alerts says what makes no sense", self._monotonic(), kill=True)
+            self._fail("the process that sends alerts says what makes no sense", kill=True)
         elif has_ended:
-            self._bury()
-        elif self._child is not None:
-            self._push()
-            self._retire()
+            self._bury(child.returncode)
+        elif self._monotonic() > self._deadline:
+            self._fail("the process that sends alerts does not end", kill=True)
         return reports
 
     def close(self) -> None:
-        """Let go of the process; what is under way is given a moment by the worker itself."""
+        """Let the process come to its end: it begins no further try."""
         self._dismiss()
         self._ears.close()
 
-    # --- the process ----------------------------------------------------------------------------
+    # --- the process --------------------------------------------------------------------------------
 
     def _start(self, waiting: Mapping[str, Alert], now: float) -> list[Report]:
+        """Start the process, unless an earlier one may still be sending or has sent what is not recorded."""
         try:
-            fd = os.open(self._receipts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._receipts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            self._fail(f"{self._receipts} cannot be opened: {error.strerror}", now)
+            self._fail(f"the receipts of alerts cannot be kept in {self._receipts}: {error.strerror}")
             return []
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # The last try of an earlier worker is not over; it is ended at its deadline.
+                # The last try of an earlier sender is not over; it is ended at its deadline.
+                self._not_before = now + _LOCKED_S
                 return []
             if self._uid != os.geteuid():
                 # Its user can write into it as long as they like: at the cost of their own quota.
@@ -161,108 +198,127 @@ class Courier:
             if told:
                 return [{"key": key, "target": target, "outcome": "told", "tries": 1} for key, target in told]
             os.ftruncate(fd, 0)
-            self._spawn(fd)
+            self._spawn(fd, waiting, now)
         except (OSError, subprocess.SubprocessError, KeyError) as error:
-            self._fail(f"the process that sends alerts cannot be started: {error}", now)
+            self._fail(f"the process that sends alerts cannot be started: {error}")
         finally:
             os.close(fd)
         return []
 
-    def _spawn(self, fd: int) -> None:
+    def _spawn(self, receipts: int, waiting: Mapping[str, Alert], now: float) -> None:
         settings = self._settings
         names = ("timeout_s", "backoff_s", "backoff_max_s", "give_up_s")
         limits = {name: getattr(settings, name) for name in names}
-        options = json.dumps({"limits": limits, "file": self._file, "receipts": fd})
+        rests = {target: (rest.failures, rest.until - now) for target, rest in self._rests.items()}
+        options = json.dumps({"limits": limits, "file": self._file, "receipts": receipts, "rests": rests})
         root = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
         path = [entry for entry in sys.path if entry]
         if root not in path:
             path.append(root)
-        self._stop_listening()
-        self._answers = os.pipe()
-        os.set_blocking(self._answers[0], False)
-        self._ears.register(self._answers[0], select.EPOLLIN)
-        self._child = subprocess.Popen(
-            # -S: the path is handed over complete, so the search for site packages can be saved.
-            [sys.executable, "-S", "-c", _BOOT, json.dumps(path), options],
-            stdin=subprocess.PIPE,
-            stdout=self._answers[1],
-            # The daemon's own goes into its log or on root's terminal, which is no place for a user's words.
-            stderr=None if self._uid == os.geteuid() else subprocess.DEVNULL,
-            bufsize=0,
-            cwd="/",
-            pass_fds=[fd],
-            start_new_session=True,
-            **identity(self._uid),
-        )
-        assert self._child.stdin is not None
-        os.set_blocking(self._child.stdin.fileno(), False)
-        log.debug("the worker for alerts of uid %d has started, pid %d", self._uid, self._child.pid)
-
-    def _push(self) -> None:
-        """Write as much as the pipe takes; the rest goes with the next call."""
-        assert self._child is not None
-        assert self._child.stdin is not None
+        orders = self._orders(waiting)
+        taken = _full_pipe(b"".join(orders.values()))
+        heard, said = os.pipe()
         try:
-            while self._out:
-                del self._out[: os.write(self._child.stdin.fileno(), self._out[: 1 << 16])]
-        except BlockingIOError:
-            pass  # it is busy
-        except BrokenPipeError:
-            pass  # it has died; the next poll says so
+            self._child = subprocess.Popen(
+                # -S: the path is handed over complete, so the search for site packages can be saved.
+                [sys.executable, "-S", "-c", _BOOT, json.dumps(path), options],
+                stdin=taken,
+                stdout=said,
+                # The daemon's own goes into its log or on root's terminal, which is no place for a user's words.
+                stderr=None if self._uid == os.geteuid() else subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                pass_fds=[receipts],
+                start_new_session=True,
+                **identity(self._uid),
+            )
+        except BaseException:
+            os.close(heard)
+            raise
+        finally:
+            # From here on the process alone has these: when it ends, nothing more can come.
+            os.close(taken)
+            os.close(said)
+        os.set_blocking(heard, False)
+        self._listening = heard
+        self._ears.register(heard, select.EPOLLIN)
+        self._batch, self._hearing, self._has_heard = orders.keys(), Hearing(orders), False
+        self._deadline = now + BATCH_S + settings.timeout_s + _LATE_S
+        log.debug("a sender of alerts of uid %d has started, pid %d", self._uid, self._child.pid)
 
-    def _stop_listening(self) -> None:
-        """Hear no more of a worker that is let go: its user may have kept its end, and write without end."""
-        if self._answers is not None:
-            self._ears.unregister(self._answers[0])
-            for fd in self._answers:
-                os.close(fd)
-            self._answers = None
+    def _orders(self, waiting: Mapping[str, Alert]) -> dict[str, bytes]:
+        """What the next process is told, as much as fits; what the last one did not have goes first."""
+        found: dict[str, bytes] = {}
+        left = _MOST_BYTES
+        for key in sorted(waiting, key=lambda key: key in self._batch):
+            order = order_of(waiting[key], self._tries.get(key, {}))
+            left -= len(order)
+            if found and left < 0:
+                break
+            found[key] = order
+        return found
 
-    def _collect(self) -> list[Report]:
-        if self._answers is None:
-            return []
-        try:
-            # Once: who writes faster than this reads must not keep the daemon here.
-            data = os.read(self._answers[0], 1 << 16)
-        except BlockingIOError:
-            return []
-        reports = self._hearing.take(data)
-        if reports:
-            self._failures, self.trouble = 0, None
-        return reports
+    def _collect(self, most: int) -> tuple[list[Report], bool]:
+        """What was said, at most so many reads of it; whether nothing more can come."""
+        reports: list[Report] = []
+        while self._listening is not None and most:
+            most -= 1
+            try:
+                data = os.read(self._listening, 1 << 16)
+            except BlockingIOError:
+                break
+            reports += self._hearing.take(data)
+            if not data:
+                return reports, True
+        for report in reports:
+            self._remember(report)
+        self._has_heard |= bool(reports)
+        return reports, False
 
-    def _bury(self) -> None:
-        assert self._child is not None
-        code = self._child.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._fail(f"the process that sends alerts has ended ({how})", self._monotonic())
+    def _remember(self, report: Report) -> None:
+        """For how long its target rests, and how often it was tried."""
+        target, outcome = report.get("target"), report.get("outcome")
+        if target is None:
+            return
+        if outcome == "told":
+            self._rests.pop(target, None)
+            self._rests.pop(FILE, None)
+        elif "failures" in report:
+            self._rests[target] = Rest(report["failures"], self._monotonic() + report["next_s"])
+        if outcome == "failed":
+            self._tries.setdefault(report["key"], {})[target] = report["tries"]
 
-    def _fail(self, why: str, now: float, *, kill: bool = False) -> None:
+    def _bury(self, code: int) -> None:
+        if code or not self._hearing.has_ended:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._fail(f"the process that sends alerts has ended ({how})")
+            return
+        next_s = self._hearing.next_s
+        self._again_at = self._monotonic() + (_LEFT_S if next_s is None else next_s)
+        self._not_before = self._monotonic() + (0.0 if self._has_heard else _SILENT_S)
+        self._failures, self.trouble = 0, None
+        self._dismiss()
+
+    def _fail(self, why: str, *, kill: bool = False) -> None:
         self._dismiss(kill=kill)
         self._failures += 1
         wait_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
-        self._not_before = now + wait_s
+        self._not_before = self._again_at = self._monotonic() + wait_s
         self.trouble = why
         log.warning("%s; the next one starts in %.0f s", why, wait_s)
 
-    def _retire(self) -> None:
-        if self._hearing.expects_more or self._out:
-            self._idle_since = None
-            return
-        now = self._monotonic()
-        if self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since >= IDLE_S:
-            self._dismiss()
+    def _stop_listening(self) -> None:
+        """Hear no more of a process that is let go: its user may have kept its end, and write without end."""
+        if self._listening is not None:
+            self._ears.unregister(self._listening)
+            os.close(self._listening)
+            self._listening = None
 
     def _dismiss(self, *, kill: bool = False) -> None:
         child, self._child = self._child, None
-        self._hearing, self._out, self._idle_since = Hearing(), bytearray(), None
         self._stop_listening()
         if child is None:
             return
-        assert child.stdin is not None
-        child.stdin.close()
         if kill:
             try:
                 # With the tries it had under way.
@@ -282,8 +338,8 @@ class _Children:
         cls.ending = [one for one in (*cls.ending, child) if one.poll() is None]
 
 
-def order_of(alert: Alert) -> bytes:
-    """An alert as the worker reads it."""
+def order_of(alert: Alert, tries: Mapping[str, int]) -> bytes:
+    """An alert as the sender reads it."""
     order = {
         "key": alert.key,
         "event": alert.event,
@@ -292,8 +348,26 @@ def order_of(alert: Alert) -> bytes:
         "facts": dict(alert.facts),
         "targets": alert.targets,
         "settled": alert.settled,
+        "tries": tries,
     }
     return json.dumps(order).encode() + b"\n"
+
+
+def _full_pipe(data: bytes) -> int:
+    """The end to read of a pipe that holds just this. Raises: OSError when it cannot hold so much."""
+    taken, given = os.pipe()
+    try:
+        if len(data) > _LEAST_PIPE_BYTES:
+            fcntl.fcntl(given, fcntl.F_SETPIPE_SZ, len(data))
+        os.set_blocking(given, False)
+        if os.write(given, data) < len(data):
+            raise OSError(errno.EMSGSIZE, f"a pipe does not hold {len(data)} bytes")
+    except BaseException:
+        os.close(taken)
+        raise
+    finally:
+        os.close(given)
+    return taken
 
 
 def _read(fd: int) -> Iterable[tuple[str, str]]:

@@ -1,50 +1,47 @@
-"""What a worker says, taken for what it is: the word of a process that runs as a user.
+"""What a sender says, taken for what it is: the word of a process that runs as a user.
 
-In system mode its user may write in its place. Whatever is said is therefore about alerts that this worker was given,
-of the kind that `deliveries` describes, and no longer than people read.
+In system mode its user may write in its place. Whatever is said is therefore about alerts of its batch, of the kind
+that `batch` describes, and no longer than people read.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from gpusched.model.units import printable
-from gpusched.notify.deliveries import Report
+from gpusched.notify.batch import Report
 
 _LONGEST_LINE = 1 << 16
 _MOST_TEXT = 600
-_MOST_REPORTS = 10_000
-"""Of one alert: some hundred tries a day, times the targets that a user may have."""
+_MOST_REPORTS = 1000
+"""Of one alert: as many as a user may have targets."""
 _MOST_OTHERS = 1000
-"""Lines that are no reports, of one worker; a few are in order."""
+"""Lines that are no reports, of one sender; a few are in order."""
+_LONGEST_S = 86400.0
 _OUTCOMES = ("told", "failed", "gave_up")
 
 
 class Hearing:
-    """Puts together what is heard of one worker, and tells reports from anything else."""
+    """Puts together what is heard of one sender, and tells reports from anything else.
 
-    def __init__(self) -> None:
+    Args: keys: of its alerts.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
         self.is_nonsense = False
-        """Whether it says what no worker would ever say."""
+        """Whether it says what no sender would ever say."""
+        self.has_ended = False
+        """Whether it said that it is over."""
+        self.next_s: float | None = None
+        """In how many seconds what it left is due; None when it left nothing."""
         self._heard = b""
         self._others = 0
         """Lines that were no reports."""
-        self._handed: dict[str, int] = {}
-        """Alerts that it was given and is not done with, and how many reports there were of each."""
-
-    @property
-    def expects_more(self) -> bool:
-        """Whether it was given alerts that it is not done with."""
-        return bool(self._handed)
-
-    def expect(self, key: str) -> bool:
-        """The worker is given this alert now; whether it does not have it yet."""
-        if key in self._handed:
-            return False
-        self._handed[key] = 0
-        return True
+        self._open = dict.fromkeys(keys, 0)
+        """Alerts that it is not done with, and how many reports there were of each."""
 
     def take(self, data: bytes) -> list[Report]:
         """The reports in what was read, in order."""
@@ -67,16 +64,21 @@ class Hearing:
         try:
             said = json.loads(line)
         except (ValueError, RecursionError):
-            return None  # a new process starts with an empty line, a killed one may stop within one
-        key = said.get("key") if isinstance(said, dict) else None
-        if not isinstance(key, str) or key not in self._handed:
+            return None  # a killed one may stop within a line
+        if not isinstance(said, dict):
             return None
-        self._handed[key] += 1
-        if self._handed[key] > _MOST_REPORTS:
+        key = said.get("key")
+        if key is None and "next_s" in said:
+            self.has_ended, self.next_s = True, None if said["next_s"] is None else _seconds(said["next_s"])
+            return None
+        if not isinstance(key, str) or key not in self._open:
+            return None
+        self._open[key] += 1
+        if self._open[key] > _MOST_REPORTS:
             self.is_nonsense = True
             return None
         if said.get("done") is True:
-            del self._handed[key]
+            del self._open[key]
             return {"key": key, "done": True}
         return _outcome_in(said, key)
 
@@ -91,7 +93,13 @@ def _outcome_in(said: dict[str, Any], key: str) -> Report | None:
         return report
     error = said.get("error")
     report["error"] = printable(error, _MOST_TEXT) if isinstance(error, str) else "no reason is known"
-    if outcome == "failed":
-        next_s = said.get("next_s")
-        report["next_s"] = next_s if isinstance(next_s, float) and math.isfinite(next_s) else 0.0
+    if "failures" in said or outcome == "failed":
+        failures = said.get("failures")
+        report["failures"] = max(1, min(failures, 1 << 16)) if isinstance(failures, int) else 1
+        report["next_s"] = _seconds(said.get("next_s"))
     return report
+
+
+def _seconds(said: object) -> float:
+    is_one = isinstance(said, (int, float)) and math.isfinite(said)
+    return max(0.0, min(float(said), _LONGEST_S)) if is_one else 0.0  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The daemon's end of the worker, with a real worker: starts, deaths, receipts, other users."""
+"""The daemon's end of the processes that send, with real ones: starts, deaths, receipts, other users."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from support import wait_until
 
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
-from gpusched.notify.courier import IDLE_S, Courier
-from gpusched.notify.deliveries import Report
+from gpusched.notify import courier as courier_module
+from gpusched.notify.batch import Report
+from gpusched.notify.courier import Courier
 
 SETTINGS = AlertSettings(timeout_s=60, backoff_s=0.05, backoff_max_s=0.1)
 
@@ -41,6 +42,8 @@ class Desk:
         self.now = 1000.0
         (folder / "notify.toml").write_text(f'[target.hook]\nurl = "{web.url()}"\n')
         self.reports: list[Report] = []
+        self.waiting: dict[str, Alert] = {}
+        """The outbox."""
         self.courier = self.make()
 
     def make(self, settings: AlertSettings = SETTINGS) -> Courier:
@@ -53,14 +56,40 @@ class Desk:
         )
 
     def send(self, *keys: str) -> None:
-        self.reports += self.courier.hand({key: alert(key) for key in keys})
+        self.waiting |= {key: alert(key) for key in keys if key not in self.waiting}
+        self.hand()
+
+    def hand(self) -> None:
+        """All that is not done, as the daemon does."""
+        done = {report["key"] for report in self.reports if report.get("done")}
+        for report in self.reports:
+            if report.get("outcome") in ("told", "gave_up") and report["key"] in self.waiting:
+                one = self.waiting[report["key"]]
+                self.waiting[one.key] = replace(one, settled=(*one.settled, report["target"]))
+        self.waiting = {key: one for key, one in self.waiting.items() if key not in done}
+        self.reports += self.courier.hand(self.waiting)
 
     def poll(self) -> None:
         self.reports += self.courier.poll()
 
+    def wait_started(self) -> None:
+        """Until nobody of before is left who may be sending, and the next one does, or has a receipt to tell of."""
+
+        def has_started() -> bool:
+            self.now += 0.3
+            self.hand()
+            return bool(self.reports) or not self.courier.is_idle
+
+        wait_until(has_started, what="a new sender")
+
+    def wait_idle(self) -> None:
+        wait_until(lambda: (self.poll(), self.courier.is_idle)[1], what="the sender to end")  # type: ignore[func-returns-value]
+
     def wait_done(self, *keys: str) -> None:
         def is_done() -> bool:
+            self.now += 0.05
             self.poll()
+            self.hand()
             return {report["key"] for report in self.reports if report.get("done")} >= set(keys)
 
         wait_until(is_done, what=f"{keys} to be done")
@@ -77,17 +106,17 @@ def alert(key: str) -> Alert:
     return Alert(key, "end", ("end",), os.geteuid(), time.time(), (("job", key), ("name", "x"), ("state", "FAILED")))
 
 
-def test_no_process_is_there_before_there_is_something_to_send_nor_long_after(desk: Desk, web: WebReceiver) -> None:
+def test_a_process_is_there_only_while_something_is_sent(desk: Desk, web: WebReceiver) -> None:
+    desk.hand()
     assert desk.courier.is_idle
     desk.send("1")
     assert not desk.courier.is_idle
     desk.wait_done("1")
     assert web.titles == ["gpusched: job 1 (x): FAILED"]
-    desk.poll()
-    desk.now += IDLE_S + 1
-    desk.poll()
-    assert desk.courier.is_idle
-    wait_until(lambda: is_free(desk.folder / "told"), what="the worker to end")
+    desk.wait_idle()
+    assert is_free(desk.folder / "told")
+    assert desk.courier.due_s() is None
+    assert desk.courier.trouble is None
     desk.send("2")
     desk.wait_done("2")
     assert len(web.messages) == 2
@@ -103,68 +132,131 @@ def is_free(receipts: Path) -> bool:
     return True
 
 
-def test_what_is_handed_over_twice_is_sent_once(desk: Desk, web: WebReceiver) -> None:
+def test_what_is_handed_over_again_and_again_is_sent_once(desk: Desk, web: WebReceiver) -> None:
     desk.send("1", "2")
-    desk.send("1", "2")
+    for _ in range(20):
+        desk.hand()
     desk.wait_done("1", "2")
     assert len(web.messages) == 2
 
 
-def test_a_worker_that_dies_is_replaced_after_a_pause_that_grows(desk: Desk, web: WebReceiver) -> None:
+def test_what_comes_up_while_a_batch_is_sent_goes_with_the_next(desk: Desk, web: WebReceiver) -> None:
+    web.hold.clear()
     desk.send("1")
-    desk.wait_done("1")
+    wait_until(lambda: web.waiting == 1, what="the sender to send")
+    pid = desk.courier.pid
+    desk.send("2")
+    assert desk.courier.pid == pid
+    web.hold.set()
+    desk.wait_done("1", "2")
+    assert len(web.messages) == 2
+
+
+def test_a_sender_that_dies_is_replaced_after_a_pause_that_grows(desk: Desk, web: WebReceiver) -> None:
+    web.hold.clear()
+    desk.send("1")
     for pause_s in (1.0, 2.0):
         pid = desk.courier.pid
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: (desk.poll(), desk.courier.is_idle)[1], what="the death to be noticed")
+        os.killpg(pid, signal.SIGKILL)
+        desk.wait_idle()
         assert desk.courier.trouble == "the process that sends alerts has ended (signal 9)"
+        desk.hand()
+        assert desk.courier.due_s() == pytest.approx(pause_s)
         desk.now += pause_s - 0.1
-        desk.send("2")
+        desk.hand()
         assert desk.courier.is_idle
         desk.now += 0.2
-        wait_until(lambda: (desk.send("2"), not desk.courier.is_idle)[1], what="a new worker")
-        # A worker that has said nothing yet has not shown that it is any better.
-    desk.wait_done("2")
-    assert desk.courier.trouble is None
+        desk.wait_started()
+    web.hold.set()
+    desk.wait_done("1")
+    wait_until(lambda: (desk.poll(), desk.courier.trouble is None)[1], what="the trouble to be over")
 
 
-def test_a_receipt_stands_for_a_message_whose_worker_died_before_it_could_say_so(desk: Desk, web: WebReceiver) -> None:
+def test_a_target_that_fails_is_tried_again_by_another_sender_when_it_is_due(desk: Desk, web: WebReceiver) -> None:
+    web.codes = [500, 500]
+    desk.courier.close()
+    desk.courier = desk.make(replace(SETTINGS, backoff_s=20, backoff_max_s=20))
+    desk.waiting["1"] = replace(alert("1"), targets=("hook",))
+    desk.hand()
+    desk.wait_idle()
+    assert [(report["outcome"], report["tries"]) for report in desk.reports] == [("failed", 1)]
+    desk.hand()
+    assert desk.courier.is_idle
+    due_s = desk.courier.due_s()
+    assert due_s is not None
+    assert 15 <= due_s <= 25
+    # What is new goes to the others meanwhile.
+    other = WebReceiver()
+    with open(desk.folder / "notify.toml", "a") as file:
+        file.write(f'[target.other]\nurl = "{other.url()}"\n')
+    desk.waiting["2"] = replace(alert("2"), targets=("hook", "other"))
+    desk.hand()
+    desk.wait_idle()
+    assert (len(web.messages), len(other.messages), web.refused) == (0, 1, 1)
+    desk.hand()
+    assert desk.courier.is_idle
+    for _ in range(2):
+        desk.now += 25
+        desk.hand()
+        desk.wait_idle()
+    desk.wait_done("1", "2")
+    assert web.refused == 2
+    assert len(web.messages) == 2
+    other.close()
+
+
+def test_what_no_sender_left_and_is_still_there_is_handed_over_again(desk: Desk, web: WebReceiver) -> None:
+    """A report that could not be taken in: the receipt says what needs no second message."""
+    desk.send("1")
+    desk.wait_done("1")
+    desk.wait_idle()
+    desk.reports, desk.waiting = [], {"1": alert("1")}
+    desk.hand()
+    assert desk.courier.is_idle
+    due_s = desk.courier.due_s()
+    assert due_s is not None
+    desk.now += due_s
+    desk.hand()
+    assert desk.reports == [{"key": "1", "target": "hook", "outcome": "told", "tries": 1}]
+    desk.wait_done("1")
+    assert len(web.messages) == 1
+
+
+def test_a_receipt_stands_for_a_message_whose_sender_died_before_it_could_say_so(desk: Desk, web: WebReceiver) -> None:
     (desk.folder / "told").write_text('["1", "hook"]\n["gone", "hook"]\n["1", "ho')
     desk.send("1")
     assert desk.reports == [{"key": "1", "target": "hook", "outcome": "told", "tries": 1}]
     assert desk.courier.is_idle
     # Now that it is recorded:
-    told = replace(alert("1"), settled=("hook",))
-    assert desk.courier.hand({"1": told}) == []
     desk.wait_done("1")
     assert web.messages == []
     assert (desk.folder / "told").read_text() == ""
 
 
-def test_what_a_killed_worker_was_sending_comes_to_its_end_and_is_sent_once(desk: Desk, web: WebReceiver) -> None:
+def test_what_a_killed_sender_was_sending_comes_to_its_end_and_is_sent_once(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
-    wait_until(lambda: web.waiting == 1, what="the worker to send")
+    wait_until(lambda: web.waiting == 1, what="the sender to send")
     pid = desk.courier.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: (desk.poll(), desk.courier.is_idle)[1], what="the death to be noticed")
+    desk.wait_idle()
     desk.now += 2
     desk.send("1")
     assert desk.courier.is_idle  # what was under way may still succeed
     web.hold.set()
-    wait_until(lambda: (desk.send("1"), desk.reports)[1], what="the receipt")
+    desk.wait_started()
     assert [report["outcome"] for report in desk.reports] == ["told"]
     assert web.titles == ["gpusched: job 1 (x): FAILED"]
 
 
-def test_what_a_killed_worker_was_sending_to_a_target_that_hangs_ends_by_itself(desk: Desk, web: WebReceiver) -> None:
+def test_what_a_killed_sender_was_sending_to_a_target_that_hangs_ends_by_itself(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.courier.close()
     desk.courier = desk.make(replace(SETTINGS, timeout_s=3))
     desk.send("1")
-    wait_until(lambda: web.waiting >= 1, what="the worker to send")
+    wait_until(lambda: web.waiting >= 1, what="the sender to send")
     pid = desk.courier.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -178,19 +270,18 @@ def test_a_target_that_fails_keeps_nothing_back_from_the_others(desk: Desk, web:
     with open(desk.folder / "notify.toml", "a") as file:
         file.write(f'[target.dead]\nurl = "json://127.0.0.1:{port}/x"\n')
     keys = [str(number) for number in range(300)]
-    only_dead = {key: replace(alert(key), targets=("dead",)) for key in keys}
-    desk.reports += desk.courier.hand(only_dead)
-    last = replace(alert("last"), targets=("hook",))
-    desk.reports += desk.courier.hand({**only_dead, "last": last})
+    desk.waiting = {key: replace(alert(key), targets=("dead",)) for key in keys}
+    desk.hand()
+    desk.waiting["last"] = replace(alert("last"), targets=("hook",))
     desk.wait_done("last")
     assert len(web.messages) == 1
     assert not any(report.get("done") for report in desk.reports if report["key"] != "last")
 
 
-def test_a_worker_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: WebReceiver) -> None:
+def test_a_sender_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
-    wait_until(lambda: web.waiting == 1, what="the worker to send")
+    wait_until(lambda: web.waiting == 1, what="the sender to send")
     pid = desk.courier.pid
     # Whoever runs as the same user can write in its place.
     with open(f"/proc/{pid}/fd/1", "wb", buffering=0) as out:
@@ -205,17 +296,19 @@ def test_a_worker_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: Web
     web.hold.set()
 
 
-def test_no_second_worker_begins_while_the_first_may_still_send(desk: Desk, web: WebReceiver) -> None:
+def test_no_second_sender_begins_while_the_first_may_still_send(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
-    wait_until(lambda: web.waiting == 1, what="the worker to send")
+    wait_until(lambda: web.waiting == 1, what="the sender to send")
     other = Desk(desk.folder, web)
     other.send("1")
     assert other.courier.is_idle
     web.hold.set()
     desk.wait_done("1")
     desk.courier.close()
-    wait_until(lambda: is_free(desk.folder / "told"), what="the worker to end")
+    wait_until(lambda: is_free(desk.folder / "told"), what="the sender to end")
+    assert other.courier.due_s() is not None
+    other.now += 1
     other.send("1")
     assert [report["outcome"] for report in other.reports] == ["told"]
     other.courier.close()
@@ -223,26 +316,35 @@ def test_no_second_worker_begins_while_the_first_may_still_send(desk: Desk, web:
     assert len(web.messages) == 1
 
 
-def test_more_than_the_pipe_holds_waits_on_this_side_and_blocks_nobody(desk: Desk, web: WebReceiver) -> None:
-    desk.send("0")
-    desk.wait_done("0")
+def test_more_than_a_batch_holds_goes_with_the_next_ones_and_blocks_nobody(
+    desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "_MOST_BYTES", 100_000)
+    desk.waiting = {str(n): replace(alert(str(n)), facts=(("name", "y" * 8000),)) for n in range(25)}
+    big = tuple(desk.waiting)
+    desk.hand()
+    assert 1 < len(desk.courier._batch) < len(big)
+    desk.wait_done(*big)
+    assert len(web.messages) == len(big)
+
+
+def test_a_sender_that_does_not_end_is_ended(desk: Desk, web: WebReceiver) -> None:
+    web.hold.clear()
+    desk.send("1")
+    wait_until(lambda: web.waiting == 1, what="the sender to send")
     pid = desk.courier.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    try:
-        big = {str(n): replace(alert(str(n)), facts=(("name", "y" * 8000),)) for n in range(1, 26)}
-        began = time.monotonic()
-        desk.reports += desk.courier.hand(big)
-        desk.poll()
-        assert time.monotonic() - began < 20
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    desk.wait_done(*big)
-    assert len(web.messages) == 26
+    desk.now += 1000
+    desk.poll()
+    assert desk.courier.is_idle
+    assert desk.courier.trouble == "the process that sends alerts does not end"
+    web.hold.set()
+    wait_until(lambda: is_free(desk.folder / "told"), what="its tries to be ended with it")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
-def test_for_another_user_the_worker_is_that_user_and_reads_that_users_file(
+def test_for_another_user_the_sender_is_that_user_and_reads_that_users_file(
     tmp_path: Path, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = pwd.getpwnam("nobody")
@@ -275,6 +377,6 @@ def can_import(uid: int) -> bool:
     import subprocess
     import sys
 
-    code = "import sys; sys.path[:] = " + repr(sys.path) + "; import gpusched.notify.worker, apprise"
+    code = "import sys; sys.path[:] = " + repr(sys.path) + "; import gpusched.notify.sender, apprise"
     done = subprocess.run([sys.executable, "-S", "-c", code], user=uid, cwd="/", capture_output=True)
     return done.returncode == 0

@@ -1,4 +1,4 @@
-"""Alerts from a real daemon through a real worker to receivers on this machine."""
+"""Alerts from a real daemon through real senders to receivers on this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from harness import Daemon
 from receivers import MailReceiver, WebReceiver, silence
 from support import wait_until
+
+from gpusched.daemon.tick import STEPS
 
 QUICK = "[alert]\nbackoff_s = 0.05\nbackoff_max_s = 0.2\ntimeout_s = 60\n"
 
@@ -51,16 +53,16 @@ def doctor(daemon: Daemon) -> dict[str, object]:
     return next(check for check in checks if check["check"] == "alerts")
 
 
-def worker_of(daemon: Daemon) -> int:
+def sender_of(daemon: Daemon) -> int:
     """The process that sends; there is one."""
     found: list[int] = []
 
     def look() -> bool:
         assert daemon.process is not None
-        found[:] = [pid for pid in children(daemon.process.pid) if b"notify.worker" in command_of(pid)]
+        found[:] = [pid for pid in children(daemon.process.pid) if b"notify.sender" in command_of(pid)]
         return bool(found)
 
-    wait_until(look, what="a worker")
+    wait_until(look, what="a sender")
     return found[0]
 
 
@@ -193,7 +195,7 @@ def test_secrets_are_in_no_log_no_story_and_no_answer(make_daemon: Callable[...,
     assert "pa55" not in said
 
 
-@pytest.mark.parametrize("victim", ["daemon", "worker", "both"])
+@pytest.mark.parametrize("victim", ["daemon", "sender", "both"])
 def test_a_kill_between_the_change_and_the_sending_loses_and_doubles_nothing(
     make_daemon: Callable[..., Daemon], web: WebReceiver, victim: str
 ) -> None:
@@ -201,16 +203,16 @@ def test_a_kill_between_the_change_and_the_sending_loses_and_doubles_nothing(
     targets(daemon, to(web))
     web.hold.clear()
     job = daemon.submit("true", name="x", notify=["end"])
-    wait_until(lambda: web.waiting == 1, what="the worker to be in the middle of sending")
-    worker = worker_of(daemon)
-    if victim != "worker":
+    wait_until(lambda: web.waiting == 1, what="the sender to be in the middle of it")
+    sender = sender_of(daemon)
+    if victim != "sender":
         daemon.kill()
     if victim != "daemon":
-        os.kill(worker, signal.SIGKILL)
+        os.kill(sender, signal.SIGKILL)
         # What was under way is ended too: its message has not been taken.
         web.codes = [500]
     web.hold.set()
-    if victim != "worker":
+    if victim != "sender":
         daemon.start()
     wait_until(lambda: "told hook of end" in story(daemon, job), what="the story")
     second = daemon.submit("true", name="y", notify=["end"])
@@ -233,6 +235,23 @@ def test_a_daemon_that_dies_before_the_commit_tells_of_the_end_once(
     daemon.wait("1")
     wait_until(lambda: "told hook of end" in story(daemon, "1"), what="the story")
     assert len(web.messages) == 1
+
+
+@pytest.mark.parametrize("how", ["", ":raise"])
+@pytest.mark.parametrize("step", STEPS[STEPS.index("reply") :])
+def test_an_end_is_told_once_though_the_daemon_dies_or_fails_after_the_commit(
+    make_daemon: Callable[..., Daemon], web: WebReceiver, step: str, how: str
+) -> None:
+    daemon = make_daemon(start=False, config=QUICK)
+    targets(daemon, to(web))
+    daemon.start(GPUSCHED_CRASH_AT=f"commit:2,{step}{how}")
+    job = daemon.submit("true", name="x", notify=["end"])
+    if not how:
+        daemon.reap()
+        daemon.start()
+    wait_until(lambda: "told hook of end" in story(daemon, job), what="the story")
+    wait_until(lambda: doctor(daemon)["text"] == "none waits to be told", what="an empty outbox")
+    assert web.titles == [f"gpusched: job {job} (x): COMPLETED"]
 
 
 def test_an_empty_queue_is_told_when_the_last_job_of_all_has_ended(
@@ -328,7 +347,7 @@ def test_more_alerts_than_the_outbox_holds_are_dropped_and_counted(
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))])
-def test_random_kills_of_daemon_and_worker_lose_no_alert_and_double_none_that_has_a_receipt(
+def test_random_kills_of_daemon_and_sender_lose_no_alert_and_double_none_that_has_a_receipt(
     make_daemon: Callable[..., Daemon], web: WebReceiver, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -341,9 +360,9 @@ def test_random_kills_of_daemon_and_worker_lose_no_alert_and_double_none_that_ha
         enough = min(len(web.messages) + chance.randrange(3), len(ids))
         wait_until(lambda enough=enough: len(web.messages) >= enough, what="some messages")  # type: ignore[misc]
         assert daemon.process is not None
-        workers = [pid for pid in children(daemon.process.pid) if b"notify.worker" in command_of(pid)]
-        if chance.random() < 0.5 and workers:
-            os.kill(workers[0], signal.SIGKILL)
+        senders = [pid for pid in children(daemon.process.pid) if b"notify.sender" in command_of(pid)]
+        if chance.random() < 0.5 and senders:
+            os.kill(senders[0], signal.SIGKILL)
         else:
             kills += 1
             daemon.kill()
@@ -351,5 +370,5 @@ def test_random_kills_of_daemon_and_worker_lose_no_alert_and_double_none_that_ha
     daemon.wait(*ids)
     wait_until(lambda: all("told hook of end" in story(daemon, job) for job in ids), timeout_s=40, what="every story")
     assert {title.split()[2] for title in web.titles} == set(ids)
-    # What a killed worker was sending comes to its end; what a worker without a daemon was, gets a moment for it.
+    # What a killed sender was sending comes to its end.
     assert len(web.titles) <= len(ids) + kills

@@ -92,14 +92,18 @@ def test_the_limit_is_told_once_though_the_daemon_restarts_and_the_limit_is_chan
 def tell_all(lab: Lab) -> None:
     """Have a courier say that everything was told."""
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: Obliging())  # type: ignore[arg-type,return-value]
-    dispatcher.poll()
-    dispatcher.poll()
+    dispatcher.reconcile()
+    dispatcher.reconcile()
 
 
 class Obliging:
     """A courier whose messages always arrive."""
 
     trouble = None
+
+    @staticmethod
+    def due_s() -> float | None:
+        return None
 
     def __init__(self) -> None:
         self.reports: list[dict[str, Any]] = []
@@ -380,20 +384,20 @@ def test_trouble_with_the_database_is_told_at_once_and_once() -> None:
     lab.store.is_full = True
     lab.ask(lab.submission())
     for _ in range(3):
-        dispatcher.poll()
+        dispatcher.reconcile()
     assert [key.split()[0] for key in courier.handed] == ["database"]
     lab.store.is_full = False
     lab.ask(lab.submission())
-    dispatcher.poll()
+    dispatcher.reconcile()
     assert len(courier.handed) == 1
     for _ in range(5):
         lab.turn(1)
         lab.store.is_full = True
         lab.ask(lab.submission())
-        dispatcher.poll()
+        dispatcher.reconcile()
         lab.store.is_full = False
         lab.ask(lab.submission())
-        dispatcher.poll()
+        dispatcher.reconcile()
     assert len(set(courier.handed)) == 3
 
 
@@ -405,14 +409,14 @@ def test_what_was_told_is_not_handed_over_again_while_it_cannot_be_recorded() ->
     job = lab.submit(alerting=asked("begin"))
     courier = Obliging()
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
-    dispatcher.poll()
+    dispatcher.reconcile()
     lab.store.is_full = True
     for _ in range(3):
-        dispatcher.poll()
+        dispatcher.reconcile()
     assert courier.handed == [f"{job}.1 begin"]
     assert keys(lab) == [f"{job}.1 begin"]
     lab.store.is_full = False
-    dispatcher.poll()
+    dispatcher.reconcile()
     assert keys(lab) == []
     assert "told phone of begin" in [event.text for event in lab.store.events(job)]
 
@@ -435,9 +439,9 @@ def test_the_story_says_what_is_new(report: dict[str, Any], text: str | None) ->
     courier = Obliging()
     courier.hand = lambda alerts: []  # type: ignore[method-assign,assignment]
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
-    dispatcher.poll()
+    dispatcher.reconcile()
     courier.reports = [{"key": f"{job}.1 begin", "target": "phone", **report}]
-    dispatcher.poll()
+    dispatcher.reconcile()
     notes = [event.text for event in lab.store.events(job) if event.kind == "note"]
     assert notes == ([] if text is None else [text])
     is_settled = report["outcome"] != "failed"
@@ -450,9 +454,9 @@ def test_a_report_of_an_alert_that_is_gone_changes_nothing() -> None:
     lab.submit(alerting=asked("begin"))
     courier = Obliging()
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
-    dispatcher.poll()
+    dispatcher.reconcile()
     courier.reports += [{"key": "99.1 end", "target": "phone", "outcome": "told", "tries": 1}]
-    dispatcher.poll()
+    dispatcher.reconcile()
     assert keys(lab) == []
 
 
@@ -463,7 +467,7 @@ def test_other_settings_reach_the_couriers() -> None:
     courier = Obliging()
     courier.adopt = adopted.append  # type: ignore[attr-defined]
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
-    dispatcher.poll()
+    dispatcher.reconcile()
     wanted = replace(lab.settings, alert=AlertSettings(timeout_s=3))
     lab.scheduler.settings = wanted
     for listener in lab.scheduler.settings_listeners:

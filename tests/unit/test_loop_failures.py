@@ -121,7 +121,7 @@ def test_readings_pruning_alerts_and_checkpoints_go_on_while_the_host_cannot_be_
     monkeypatch.setattr(scheduler, "observe_gpus", lambda reading: calls.append("reading"))
     monkeypatch.setattr(bench.loop._pruner, "bite", lambda: calls.append("pruning"))
     monkeypatch.setattr(type(bench.lab.engine), "checkpoints", lambda engine: calls.append("checkpoints") or {})
-    monkeypatch.setattr(bench.dispatcher, "deliver", lambda: calls.append("alerts"))
+    monkeypatch.setattr(bench.dispatcher, "reconcile", lambda: calls.append("alerts"))
     bench.run_until(lambda: all(calls.count(name) >= 3 for name in ("reading", "pruning", "checkpoints", "alerts")))
     assert bench.worker.requests >= 3
     assert [failure.step for failure in scheduler.failures.failing] == ["host load"]

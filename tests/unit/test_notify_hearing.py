@@ -1,4 +1,4 @@
-"""What a worker says is taken for the word of a process that runs as a user: nothing of it can harm the daemon."""
+"""What a sender says is taken for the word of a process that runs as a user: nothing of it can harm the daemon."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from hypothesis import strategies as st
 from gpusched.notify.hearing import Hearing
 
 TOLD = {"key": "1", "target": "a", "outcome": "told", "tries": 1}
-FAILED = {"key": "1", "target": "a", "outcome": "failed", "tries": 1, "error": "500", "next_s": 5.0}
+FAILED = {"key": "1", "target": "a", "outcome": "failed", "tries": 1, "error": "500", "failures": 2, "next_s": 5.0}
 DONE = {"key": "1", "done": True}
 
 
 def heard(*said: Any) -> list[dict[str, Any]]:
-    hearing = Hearing()
-    hearing.expect("1")
+    hearing = Hearing(["1"])
     return hearing.take(b"".join(json.dumps(one).encode() + b"\n" for one in said))
 
 
 def test_reports_are_heard_in_order_and_in_pieces() -> None:
-    hearing = Hearing()
-    assert hearing.expect("1")
-    assert not hearing.expect("1")
+    hearing = Hearing(["1"])
     data = b"\n" + b"\n".join(json.dumps(one).encode() for one in (FAILED, TOLD, DONE)) + b"\n"
     found = [report for at in range(0, len(data), 7) for report in hearing.take(data[at : at + 7])]
     assert found == [FAILED, TOLD, DONE]
-    assert not hearing.expects_more
-    assert hearing.expect("1")
+    assert not hearing.has_ended
+
+
+@pytest.mark.parametrize(("said", "next_s"), [(None, None), (2.5, 2.5), (-1, 0), (1e300, 86400.0), ("x", 0.0)])
+def test_the_last_word_is_when_the_rest_is_due(said: Any, next_s: float | None) -> None:
+    hearing = Hearing()
+    assert hearing.take(json.dumps({"next_s": said}).encode() + b"\n") == []
+    assert (hearing.has_ended, hearing.next_s) == (True, next_s)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,8 @@ def test_texts_are_cut_and_made_fit_to_print() -> None:
     assert report["error"].startswith("\\x1b[2J\\ud800xxx")
     assert len(report["error"]) == 600
     assert (report["next_s"], report["tries"]) == (0.0, 0)
+    (report,) = heard({**FAILED, "failures": 10**30})
+    assert report["failures"] == 1 << 16
     (report,) = heard({**FAILED, "error": {}, "next_s": float("inf")})
     assert (report["error"], report["next_s"]) == ("no reason is known", 0.0)
 
@@ -70,15 +75,13 @@ def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> Non
     hearing = Hearing()
     hearing.take(b"x" * 70_000)
     assert hearing.is_nonsense
-    hearing = Hearing()
-    hearing.expect("1")
-    hearing.take((json.dumps(FAILED).encode() + b"\n") * 10_001)
+    hearing = Hearing(["1"])
+    hearing.take((json.dumps(FAILED).encode() + b"\n") * 1001)
     assert hearing.is_nonsense
 
 
 @given(st.lists(st.binary(max_size=40)))
 def test_no_bytes_are_an_error(parts: list[bytes]) -> None:
-    hearing = Hearing()
-    hearing.expect("1")
+    hearing = Hearing(["1"])
     for part in parts:
         hearing.take(part)
