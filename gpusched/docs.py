@@ -13,8 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from gpusched.api.series import FAMILIES
 from gpusched.cli.admin import admin_help
 from gpusched.cli.manual import help_text
 from gpusched.cli.options import TABLES
-from gpusched.config import SettingInfo, describe_settings, describe_tables
+from gpusched.config import SettingInfo, describe_settings, describe_tables, known
 from gpusched.model.recording import VERSION
-from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
+from gpusched.model.value import Value, fields
 
 
 def pages() -> dict[str, str]:
@@ -98,7 +97,7 @@ def snapshot_page() -> str:
     for kind in _kinds_within(Snapshot):
         lines += ["", f"## {kind.__name__}", "", inspect.cleandoc(kind.__doc__ or ""), "", "| field | type | meaning |"]
         lines.append("|---|---|---|")
-        said, hints = _said_of_fields(kind), typing.get_type_hints(kind)
+        said, hints = said_of_fields(kind), typing.get_type_hints(kind)
         for one in fields(kind):
             if one.name not in hidden:
                 meaning = re.sub(r"\bNone\b", "null", " ".join(said.get(one.name, "").split()))
@@ -107,13 +106,13 @@ def snapshot_page() -> str:
 
 
 def _kinds_within(kind: Any) -> list[Any]:
-    """A dataclass and all that it is made of, each once."""
+    """A value and all that it is made of, each once."""
     found: dict[Any, None] = {}
 
     def walk(hint: Any) -> None:
         for part in typing.get_args(hint):
             walk(part)
-        if is_dataclass(hint) and hint not in found:
+        if _is_value(hint) and hint not in found:
             found[hint] = None
             for part in typing.get_type_hints(hint).values():
                 walk(part)
@@ -122,9 +121,13 @@ def _kinds_within(kind: Any) -> list[Any]:
     return list(found)
 
 
-def _said_of_fields(kind: Any) -> dict[str, str]:
+def _is_value(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Value)
+
+
+def said_of_fields(kind: Any) -> dict[str, str]:
     """The texts that follow the fields of a class."""
-    (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body
+    (tree,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
     said = {}
     for one, after in zip(tree.body, tree.body[1:], strict=False):
@@ -143,7 +146,7 @@ def _in_words(hint: Any) -> str:
         return f"list of {_in_words(parts[0])}"
     if origin is tuple:
         return f"[{', '.join(map(_in_words, parts))}]"
-    if is_dataclass(hint):
+    if _is_value(hint):
         name = getattr(hint, "__name__", "")
         return f"[{name}](#{name.lower()})"
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}[hint]
@@ -170,9 +173,10 @@ def settings_page() -> str:
     for info in describe_settings():
         sections.setdefault(info.path.partition(".")[0], []).append(info)
     for name, infos in sections.items():
-        lines += _section(f"[{name}]", type(getattr(Settings(), name)).__doc__, infos)
+        kind = known.PLAIN_SECTIONS[name]
+        lines += _section(f"[{name}]", kind.__doc__, infos, said_of_fields(kind))
     for name, table in describe_tables().items():
-        lines += _section(f"[{name}.NAME]", _TABLE_DOCS[name], table)
+        lines += _section(f"[{name}.NAME]", _TABLE_DOCS[name], table, said_of_fields(known.TABLES[name]))
     lines += [
         "",
         "## [license]",
@@ -194,11 +198,12 @@ _TABLE_DOCS = {
 }
 
 
-def _section(title: str, doc: str | None, infos: Iterable[SettingInfo]) -> list[str]:
+def _section(title: str, doc: str | None, infos: Iterable[SettingInfo], said: Mapping[str, str]) -> list[str]:
     lines = ["", f"## {title}", "", inspect.cleandoc(doc or ""), "", *_HEAD]
     for info in infos:
         shown = "unset" if info.default is None else _toml(info.default)
-        lines.append(f"| `{info.path.rpartition('.')[2]}` | {shown} | {_values(info)} | {info.doc} |")
+        name = info.path.rpartition(".")[2]
+        lines.append(f"| `{name}` | {shown} | {_values(info)} | {' '.join(said[name].split())} |")
     return lines
 
 

@@ -25,6 +25,7 @@ from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
+from gpusched.model.value import Value
 
 
 class Clock(Protocol):
@@ -77,8 +78,7 @@ class Changes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
+class JobFilter(Value):
     """Which jobs to list; empty fields do not restrict."""
 
     ids: frozenset[int] = frozenset()

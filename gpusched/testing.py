@@ -55,7 +55,7 @@ def spec(**parts: Any) -> JobSpec:
     return JobSpec(**{**fields, **parts})
 
 
-_JOB_FIELDS = frozenset(Job.__dataclass_fields__)
+_JOB_FIELDS = frozenset(Job.__struct_fields__)
 
 
 def job(job_id: int = 1, **parts: Any) -> Job:

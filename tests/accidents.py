@@ -11,8 +11,9 @@ Processes of runs go where a test puts them, whatever their run has booked.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,7 +80,7 @@ class AccidentLab(Lab):
     def clean(self, gpu: int) -> None:
         """What ended runs have left on a GPU is given back."""
         living = self._living()
-        self.uses = [replace(use, leaves_mib=0) if use.gpu == gpu else use for use in self.uses]
+        self.uses = [dataclasses.replace(use, leaves_mib=0) if use.gpu == gpu else use for use in self.uses]
         self.uses = [use for use in self.uses if use.run in living or use.leaves_mib]
 
     def lose(self, gpu: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gpusched.config import Loaded
@@ -17,6 +16,7 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Xid
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import GpuSettings, NodeSettings, Settings
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import FakeClock, launch, spec

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota import Denial, Quotas
 from gpusched.testing import node, request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +16,7 @@ from gpusched.daemon.access import is_admin
 from gpusched.daemon.adopting import Adopt, check_is_no_job, check_rights, check_who, examine, wanted
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
+from gpusched.model.value import replace
 
 FIELDS = ("name", "queue", "account", "qos", "time_limit_s", "vram_mib", "grace_s")
 """What may be said of a job that is adopted, as in a submission."""
@@ -42,6 +43,9 @@ async def adopt(request: web.Request) -> web.Response:
     payloads: dict[str, bytes] = {}
     spec = replace(read_spec(wanted(found, asked), settings, payloads), adopted=found.process)
     service.pace.submission(
-        replace(caller, uid=found.uid, user=found.user), [spec], sum(map(len, payloads.values())), settings.limit
+        dataclasses.replace(caller, uid=found.uid, user=found.user),
+        [spec],
+        sum(map(len, payloads.values())),
+        settings.limit,
     )
     return respond(adopted=await service.ask(Adopt(caller, found, spec, payloads)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
@@ -14,6 +13,7 @@ from gpusched.daemon.launch import unpack_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
+from gpusched.model.value import asdict, replace
 from gpusched.ports import Store
 
 _GPUS = {"gpus": 0, "gpus_per_node": 0, "gpu_fraction": None, "gpu_type": None}
@@ -73,7 +73,7 @@ def _spec(
     fresh = read_spec({**changes, **request, **retry, "argv": ["true"]}, settings, {})
     rest = {
         name: getattr(fresh, name)
-        for name in JobSpec.__dataclass_fields__
+        for name in JobSpec.__struct_fields__
         if name not in _PARTS and (name in raw or getattr(fresh, name) != getattr(plain, name))
     }
     if job.task is not None and old.array is not None:

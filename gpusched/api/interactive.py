@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gpusched.engine import proctree
 from gpusched.errors import UsageError
 from gpusched.model.job import ClientProcess, Interactive, JobSpec, Request, RetryRule
 from gpusched.model.settings import Settings
+from gpusched.model.value import replace
 
 _ALONE = {
     "array": "tasks of an array",

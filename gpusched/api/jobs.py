@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -37,6 +36,7 @@ from gpusched.model.cluster import GpuState
 from gpusched.model.job import GpuShare, Job
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
+from gpusched.model.value import replace
 from gpusched.policy.ahead import vram
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +21,7 @@ from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
 from gpusched.model.units import parse_pipeline_id, printable
+from gpusched.model.value import replace
 from gpusched.policy.life import pipelines as policy
 
 MAX_SOURCE = 16 << 20

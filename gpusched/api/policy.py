@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
 from math import isinf
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
+from gpusched.model.value import fields, replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.ordering import class_key
 from gpusched.policy.preemption import held_by_job

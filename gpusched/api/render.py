@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -325,13 +325,5 @@ def event_json(event: JobEvent) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Any frozen model value as JSON, by its fields."""
-    if hasattr(value, "__dataclass_fields__"):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return value
-    if isinstance(value, Iterable):
-        return [plain(item) for item in value]
-    return str(value)
+    """A value of the model, or a dataclass, as JSON by its fields."""
+    return msgspec.to_builtins(value, str_keys=True)

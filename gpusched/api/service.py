@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -31,6 +31,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
+from gpusched.model.value import replace
 from gpusched.policy.life import arrays
 from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter

@@ -6,7 +6,7 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 from math import isfinite
@@ -33,6 +33,7 @@ from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.spelling import closest
 from gpusched.model.units import printable
+from gpusched.model.value import replace
 from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.policy.life.retry import parse_retry_on
 

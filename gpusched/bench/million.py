@@ -12,11 +12,11 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
 
 from gpusched.bench.harness import machine
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store.sqlite import SqliteStore
 

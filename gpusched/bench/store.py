@@ -10,12 +10,12 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from gpusched.bench.harness import fsync_floor, machine, show
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store.sqlite import SqliteStore
 

@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpusched.bench.engine import SLOTS, bench_engine, make_ticket
 from gpusched.bench.harness import machine, show
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, Ticket
+from gpusched.model.value import replace
 
 FLOOR = """
 import os, resource, sys, time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 from gpusched.client import connect
@@ -12,6 +11,7 @@ from gpusched.errors import DaemonUnreachable, Refused
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.resources import Resources
 from gpusched.model.settings import NodeSettings, Settings
+from gpusched.model.value import fields, replace
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota_problems import problems

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpusched import paths
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
+from gpusched.model.value import Value
 from gpusched.simulate import daemon_run, planner_run, predicting
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.simulate.daemon_run import Mishaps
@@ -46,8 +47,7 @@ class Asked:
     mishaps: Mishaps = field(default_factory=Mishaps)
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
+class Simulation(Value):
     """All that is needed to run it."""
 
     trace: Trace

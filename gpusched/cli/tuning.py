@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from gpusched.cli import output, tables
 from gpusched.cli import simulation_options as options
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
+from gpusched.model.value import replace
 
 if TYPE_CHECKING:
     from gpusched.cli.simulation import Asked, Simulation
@@ -185,7 +187,7 @@ class _Counted:
 
     def __call__(self, settings: Settings, jobs: Sequence[TraceJob]) -> Outcome:
         simulation = self._simulation
-        part = replace(simulation, trace=replace(simulation.trace, jobs=list(jobs)))
+        part = replace(simulation, trace=dataclasses.replace(simulation.trace, jobs=list(jobs)))
         outcome = part.run(replace(simulation.policies[0], settings=settings), progress=self._tell and self._told)
         self._done += len(jobs)
         if self._tell is not None:

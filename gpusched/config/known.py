@@ -1,16 +1,17 @@
-"""Which settings there are: the sections and the tables by name, read from the dataclasses of `model.settings`."""
+"""Which settings there are: the sections and the tables by name, read from the fields of `model.settings`."""
 
 from __future__ import annotations
 
 import math
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from types import MappingProxyType, NoneType
-from typing import Any
+from typing import Annotated, Any
 
-from gpusched.config.rules import RULES, Rule
+from gpusched.model.rules import Rule
 from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.value import Value, fields
 
 TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[AccountSettings]] = MappingProxyType(
     {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
@@ -33,8 +34,6 @@ class SettingInfo:
     """In words, such as `whole number`."""
     default: Any
     """None when it is unset by default."""
-    doc: str
-    """Meaning and unit."""
     allowed: str
     """The values it may have, in words; empty when all of its kind."""
 
@@ -67,18 +66,19 @@ _KINDS: dict[object, str] = {
 }
 
 
-def _read(section: str, kind: type) -> dict[str, Setting]:
-    hints = typing.get_type_hints(kind)
+def _read(section: str, kind: type[Value]) -> dict[str, Setting]:
     found = {}
     for item in fields(kind):
-        if "doc" not in item.metadata:
+        if item.required:
+            # The name of a table.
             continue
         path = f"{section}.{item.name}"
-        base = _base_of(hints[item.name])
-        rule = RULES.get(path)
-        default = item.default if item.default is not MISSING else {}
-        info = SettingInfo(path, _KINDS[base], default, item.metadata["doc"], str(rule or ""))
-        found[item.name] = Setting(info, base, rule)
+        hint, rule = item.type, None
+        if typing.get_origin(hint) is Annotated:
+            hint, rule = typing.get_args(hint)
+        base = _base_of(hint)
+        default = {} if base is Mapping else item.default
+        found[item.name] = Setting(SettingInfo(path, _KINDS[base], default, str(rule or "")), base, rule)
     return found
 
 
@@ -92,17 +92,14 @@ def _base_of(hint: Any) -> object:
     return typing.get_origin(hint) or hint
 
 
-def _read_sections() -> dict[str, Setting]:
-    hints = typing.get_type_hints(Settings)
-    return {
-        one.info.path: one
-        for section in fields(Settings)
-        if is_dataclass(hints[section.name])
-        for one in _read(section.name, hints[section.name]).values()
-    }
+PLAIN_SECTIONS: Mapping[str, type[Value]] = MappingProxyType(
+    {item.name: item.type for item in fields(Settings) if isinstance(item.type, type) and issubclass(item.type, Value)}
+)
+"""Those that hold settings by name, as in `[gpu]`."""
 
-
-SETTINGS: Mapping[str, Setting] = MappingProxyType(_read_sections())
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {one.info.path: one for section, kind in PLAIN_SECTIONS.items() for one in _read(section, kind).values()}
+)
 """Those of the plain sections, by path."""
 
 TABLE_SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
@@ -110,7 +107,6 @@ TABLE_SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
 )
 """Those of each named table, by section and key."""
 
-PLAIN_SECTIONS = tuple(dict.fromkeys(path.partition(".")[0] for path in SETTINGS))
 SECTIONS = (*PLAIN_SECTIONS, COUNTS, *TABLES, PLUGINS)
 
 

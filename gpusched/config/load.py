@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import field
 
 from gpusched.config.known import COUNTS, PLUGINS, SETTINGS, TABLE_SETTINGS
 from gpusched.config.mistakes import Place, SettingsError, unknown_setting
 from gpusched.config.reading import CONFIG_VARIABLE, Reader
 from gpusched.errors import UsageError
 from gpusched.model.settings import Settings
+from gpusched.model.value import Value
 
 FAKE_GPUS_VARIABLE = "GPUSCHED_FAKE_GPUS"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Value):
     """Settings, and for every path where the value came from: `default`, a file and its line, a variable, an option."""
 
     settings: Settings

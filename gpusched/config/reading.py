@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from gpusched.config.contradictions import contradictions
-from gpusched.config.known import COUNTS, PLUGINS, SECTIONS, SETTINGS, TABLE_SETTINGS, TABLES, Setting
+from gpusched.config.known import COUNTS, PLAIN_SECTIONS, PLUGINS, SECTIONS, SETTINGS, TABLE_SETTINGS, TABLES, Setting
 from gpusched.config.lines import Key, lines_of
 from gpusched.config.mistakes import (
     CHECK_HINT,
@@ -21,8 +19,8 @@ from gpusched.config.mistakes import (
     unknown_setting,
     wrong,
 )
-from gpusched.config.rules import Text
 from gpusched.errors import UsageError
+from gpusched.model.rules import Text
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
 
@@ -201,16 +199,11 @@ class Reader:
 
     def build(self) -> Settings:
         """All that was gathered, and the defaults for the rest."""
-        kinds = typing.get_type_hints(Settings)
         parts: dict[str, dict[str, Any]] = {}
         for path, value in self.values.items():
             section, _, name = path.partition(".")
             parts.setdefault(section, {})[name] = value
-        made: dict[str, Any] = {
-            one.name: kinds[one.name](**parts.get(one.name, {}))
-            for one in fields(Settings)
-            if is_dataclass(kinds[one.name])
-        }
+        made: dict[str, Any] = {section: kind(**parts.get(section, {})) for section, kind in PLAIN_SECTIONS.items()}
         for section, kind in TABLES.items():
             made[section] = {name: kind(name, **values) for name, values in self._tables[section].items()}
         return Settings(**made, license=self._counts, plugins=self._plugins)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from gpusched.errors import Forbidden, Refused
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_duration, printable
+from gpusched.model.value import replace
 from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.life.dependencies import Never, evaluate, find_cycle, parse_dependency

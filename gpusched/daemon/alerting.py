@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from logging import getLogger
 
 from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
+from gpusched.model.value import replace
 from gpusched.policy.life import alerting
 from gpusched.policy.life.admin_alerting import News, admin_alert, is_over, news_of_drain
 from gpusched.policy.life.alerting import Raised

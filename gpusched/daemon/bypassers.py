@@ -13,7 +13,7 @@ import pwd
 import signal
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from logging import getLogger
 
 from gpusched.engine import proctree
@@ -21,6 +21,7 @@ from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuView
 from gpusched.model.units import printable
+from gpusched.model.value import replace
 from gpusched.notify import terminals
 from gpusched.notify.batch import Report
 from gpusched.policy.ahead.foreign import starts_on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gpusched.engine.guard import guarded
@@ -11,6 +10,7 @@ from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings
+from gpusched.model.value import replace
 from gpusched.policy.caging import cage_of, choose_cpus
 
 PERSONAL = Isolation(

@@ -8,7 +8,7 @@ what it returns is answered only after the commit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from signal import SIGCONT
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_o
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label, printable
+from gpusched.model.value import replace
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.policy.words import name_some
@@ -124,7 +125,7 @@ UPDATABLE_WHILE_RUNNING = frozenset(
 )
 REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
 """Changes of what runs as the owner, where it writes, and who is told of it."""
-_REQUEST_FIELDS = frozenset(Request.__dataclass_fields__)
+_REQUEST_FIELDS = frozenset(Request.__struct_fields__)
 _MOST_NAMES = 8
 _WORDS = {"gpu_fraction": "gpus", "gpu_type": "gpus", "never_satisfied": "kill-on-invalid-dep"}
 """Fields whose word for `gctl update` is another one."""

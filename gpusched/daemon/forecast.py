@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
 
 from gpusched.daemon import keys
 from gpusched.daemon.admitting import check_submission, completed
@@ -16,14 +17,14 @@ from gpusched.errors import Refused
 from gpusched.model.job import GpuShare, Job, JobSpec
 from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration, gpu_list
+from gpusched.model.value import Value, replace
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.cycle import decide
 from gpusched.policy.life.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.policy.ordering import class_key
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Value):
     """The answer of `gsub --dry-run`."""
 
     verdict: str

@@ -7,7 +7,6 @@ taken back by `gctl undrain`. The evidence itself is not recorded: after a resta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from logging import getLogger
 
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
@@ -15,6 +14,7 @@ from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_label, plural
+from gpusched.model.value import replace
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.admin_alerting import News
 from gpusched.policy.life.blame import (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpusched.errors import Refused
 from gpusched.model.job import Job, Request, Run
+from gpusched.model.value import replace
 from gpusched.policy.life.growth import Larger, NothingLarger, grown
 
 from .admitting import check_admitted

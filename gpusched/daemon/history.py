@@ -7,13 +7,13 @@ ended because of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
 from gpusched.predict import vram

@@ -7,7 +7,6 @@ anew after one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.execution import NoteOrder
@@ -15,6 +14,7 @@ from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
+from gpusched.model.value import replace
 from gpusched.policy.life import idling, yielding
 from gpusched.policy.life.idling import Activity, Look, Step, Watch
 

@@ -23,12 +23,12 @@ NEVER, FAILED, ENDED = AGAIN = ("never", "failed", "ended")
 
 _WORK = ("argv", "script_sha", "work_dir", "submit_dir")
 _TERMS = {
-    "request": tuple(Request.__dataclass_fields__),
-    "retry": tuple(RetryRule.__dataclass_fields__),
+    "request": tuple(Request.__struct_fields__),
+    "retry": tuple(RetryRule.__struct_fields__),
     # The environment differs from shell to shell, and says little about what is asked for.
-    "launch": tuple(name for name in Launch.__dataclass_fields__ if name not in (*_WORK, "env_sha", "umask")),
+    "launch": tuple(name for name in Launch.__struct_fields__ if name not in (*_WORK, "env_sha", "umask")),
 }
-_SPEC_TERMS = tuple(name for name in JobSpec.__dataclass_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
+_SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
 
 
 def job_of(uid: int, key: str, turn: Turn) -> Job | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
 from gpusched.policy.ahead.future import Arrival
 from gpusched.policy.ahead.place import first_in_order, queue_position

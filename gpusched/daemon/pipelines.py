@@ -6,13 +6,14 @@ All jobs of a pipeline are recorded in the commit of one tick, so that no crash 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.life import pipelines as policy
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.policy.life.pipelines import Needs

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from gpusched.engine.spool import progress_path
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.progress import Progress, Sample, left_s, parse_bar, parse_progress, with_sample
+from gpusched.model.value import Value
 
 FRESH_S = 2.0
 """A run is not looked at again within so long."""
@@ -31,8 +32,7 @@ TAIL_BYTES = 4096
 Mark = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Value):
     """How far a run is, as people see it."""
 
     fraction: float

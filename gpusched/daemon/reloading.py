@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
+from gpusched.model.value import fields, replace
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota_problems import problems

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, plural
+from gpusched.model.value import Value, replace
 from gpusched.policy.calendar.conflicts import Conflict, conflicts
 from gpusched.policy.calendar.entries import next_window, overlaps
 from gpusched.policy.calendar.keeping import Wish, choose
@@ -29,8 +30,7 @@ _MOST_NAMED = 5
 _LIST = "list them with: gctl reserve"
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(Value):
     """Make an entry of the calendar. `cards` are as a person types them: index, `node:index` or UUID."""
 
     caller: Caller

@@ -8,7 +8,6 @@ from logging import getLogger
 
 from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
 from gpusched.model.cluster import SUSPECT
-from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
     EngineEvent,
     RunEnded,
@@ -21,6 +20,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.units import gpu_label
+from gpusched.model.value import replace
 from gpusched.policy.life import lifecycle
 
 from .accounting import charge
@@ -109,7 +109,7 @@ class RunEvents:
         meter = self._tracker.meter(run.id)
         if meter is None:
             return run
-        return evolve(
+        return replace(
             run,
             peak_vram_mib=meter.peak_vram_mib,
             mean_utilisation=meter.mean_utilisation,

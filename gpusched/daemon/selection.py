@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpusched.errors import NotFound
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
+from gpusched.model.value import Value
 from gpusched.ports import JobFilter
 
 from .access import Act, Caller, check, hides, is_private
@@ -15,8 +14,7 @@ from .turn import Turn
 __all__ = ["Caller", "Selection", "named", "select", "with_tasks"]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Value):
     """Which jobs a command is about: ids, or all active jobs that match every given filter."""
 
     ids: tuple[int, ...] = ()

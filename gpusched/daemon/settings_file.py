@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from logging import getLogger
 
 from gpusched import paths
 from gpusched.config import Loaded, load_settings
 from gpusched.errors import GpuschedError, NotReady, UsageError
 from gpusched.model.settings import Settings
+from gpusched.model.value import replace
 
 from .reloading import check_promises
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.errors import NotFound
 from gpusched.model.cluster import Clearance, NodeView
@@ -13,6 +13,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import gpu_label
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.admin_alerting import News

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, Clearance
-from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.dependencies import (
     Condition,
@@ -271,7 +271,7 @@ class World:
             for key, job_id in self._lines.classes_alike(one):
                 predicted_s, plan_s = self.rules.learned(self.jobs[job_id])
                 if (predicted_s, plan_s) != (key.predicted_s, key.plan_s):
-                    self._lines.move(one, key, evolve(key, predicted_s=predicted_s, plan_s=plan_s))
+                    self._lines.move(one, key, replace(key, predicted_s=predicted_s, plan_s=plan_s))
                     found = True
         return found
 
@@ -596,7 +596,7 @@ class World:
         guess = self.rules.guess_of(job) if is_limited else None
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
         if planned_s is not None:
-            held = evolve(held, predicted_end_at=held.start_at + planned_s)
+            held = replace(held, predicted_end_at=held.start_at + planned_s)
         self.holds[run.id] = held
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
@@ -23,6 +22,7 @@ from gpusched.model.execution import (
     SuspendOrder,
     Ticket,
 )
+from gpusched.model.value import asdict
 
 
 def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | None = None) -> dict[str, Any]:

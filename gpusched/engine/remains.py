@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
 
 from gpusched.engine import proctree
 from gpusched.engine.proctree import Process
+from gpusched.model.value import Value, replace
 
 RUN_VARIABLE = "GPUSCHED_RUN"
 SPOOL_VARIABLE = "GPUSCHED_SPOOL"
@@ -18,8 +20,7 @@ ROUNDS = (signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL)
 """What is sent after each look: what stands still forks nothing, and keeps the number of its group in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Value):
     """A run whose supervisor is gone."""
 
     run: str

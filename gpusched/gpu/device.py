@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpusched.gpu import faults, procinfo
 from gpusched.gpu.mig import Instances
 from gpusched.gpu.modes import ABSENT, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Modes, read_modes
 from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.value import replace
 
 SLOW_S = 30.0
 """Between two readings of what seldom changes, and between two attempts at a lost device."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpusched.gpu.modes import ABSENT, NOT_FOUND
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.units import mig_index
+from gpusched.model.value import replace
 
 _MIB = 1 << 20
 _PROFILE = re.compile(r"\bMIG (\S+)$")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import GpuReading
+from gpusched.model.value import replace
 
 if TYPE_CHECKING:
     # As in `choose`: the child process has no use for it.

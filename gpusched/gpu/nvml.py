@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +24,7 @@ from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.gpu.xids import XidEar
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.units import plural
+from gpusched.model.value import replace
 
 RETRY_S = 10.0
 """Between two attempts to initialise a library that failed."""

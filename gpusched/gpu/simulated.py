@@ -40,7 +40,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from gpusched.errors import UsageError
@@ -48,6 +47,7 @@ from gpusched.gpu import faults, procinfo
 from gpusched.gpu.mig import instance_of
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 from gpusched.model.units import parse_size_mib
+from gpusched.model.value import replace
 
 MAX_GPUS = 1024
 

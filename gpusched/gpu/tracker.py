@@ -7,7 +7,7 @@ placeable only while good readings of it keep coming.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.gpu.card import Card
 from gpusched.gpu.device import is_nameless
@@ -17,6 +17,7 @@ from gpusched.gpu.usage import Bookings
 from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView, ShareUse
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings
+from gpusched.model.value import replace
 
 __all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
 

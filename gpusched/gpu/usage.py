@@ -10,10 +10,11 @@ process may be between its two entries in the driver's lists.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpusched.model.cluster import GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import GpuShare
+from gpusched.model.value import replace
 
 _SERVER = "nvidia-cuda-mps"
 """Name of a server of MPS, as the kernel cuts it."""

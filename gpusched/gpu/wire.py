@@ -7,21 +7,20 @@ are, since the daemon starts the child from its own files.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
 from typing import Any
 
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
+from gpusched.model.value import Value
 
-_PROCESS_FIELDS = tuple(field.name for field in fields(GpuProcess))
-_SAMPLE_FIELDS = tuple(field.name for field in fields(GpuSample))
+_PROCESS_FIELDS = GpuProcess.__struct_fields__
+_SAMPLE_FIELDS = GpuSample.__struct_fields__
 _SAMPLE_PROCESSES = _SAMPLE_FIELDS.index("processes")
 _SAMPLE_OPENERS = _SAMPLE_FIELDS.index("openers")
-_XID_FIELDS = tuple(field.name for field in fields(Xid))
+_XID_FIELDS = Xid.__struct_fields__
 _SAMPLE_XIDS = _SAMPLE_FIELDS.index("xids")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Value):
     """One reading and the request it answers."""
 
     request: int

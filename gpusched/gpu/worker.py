@@ -21,13 +21,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import gpusched
 from gpusched.gpu.choose import build, choose, nvidia_signs
 from gpusched.gpu.wire import decode
 from gpusched.model.cluster import GpuReading
 from gpusched.model.settings import GpuSettings
+from gpusched.model.value import replace
 
 START_S = 20.0
 """Extra time for a new process: without persistence mode, init brings up every card (up to 10 s seen)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from gpusched.model.value import Value
 
 EVENTS: Mapping[str, str] = MappingProxyType(
     {
@@ -90,8 +91,7 @@ Facts = tuple[tuple[str, str | float], ...]
 """Names of FACTS with their values; instants as UTC epoch seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Value):
     """One thing to tell one user: a row of the outbox, gone when everybody concerned was told."""
 
     key: str

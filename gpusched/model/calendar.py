@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpusched.model.snapshot import Placement
+from gpusched.model.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class CalendarEntry:
+class CalendarEntry(Value):
     """One reservation of the calendar, which may recur: what is kept, when, for whom."""
 
     name: str
@@ -34,8 +32,7 @@ class CalendarEntry:
         return not (self.users or self.accounts)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Value):
     """The first estimate of a job's start, and what became of it."""
 
     job_id: int

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpusched.model.job import GpuShare, Request
+from gpusched.model.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+class GpuProcess(Value):
     """A process that holds a GPU. `vram_mib` is None when the driver does not tell."""
 
     pid: int
@@ -20,8 +18,7 @@ class GpuProcess:
     """Handle of the run that it belongs to, where that run did not book the GPU; None in what the driver says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Value):
     """A fault that the driver told of by number. `at` is when it happened, as nearly as that is known."""
 
     number: int
@@ -30,8 +27,7 @@ class Xid:
     """Of the record in the kernel's log, the same whenever that is read again; None: heard as an event."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clearance:
+class Clearance(Value):
     """Somebody said that a GPU is well (`gctl undrain`): what was known by then does not speak against it."""
 
     uuid: str
@@ -40,8 +36,7 @@ class Clearance:
     """`GpuSample.ecc_errors` at that instant; None when it was unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuSample(Value):
     """One GPU as measured at one instant. None is unknown, never zero and never free."""
 
     uuid: str
@@ -106,8 +101,7 @@ class GpuSample:
     the list does not explain."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(Value):
     """All GPUs of one node at one instant, or why there is none."""
 
     at: float
@@ -125,8 +119,7 @@ class GpuReading:
     """Faults from before this instant are in this reading or an earlier one; None where nothing tells of faults."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostSample:
+class HostSample(Value):
     """Measured load of one node. Fractions are 0 to 1; None is unknown."""
 
     at: float
@@ -140,8 +133,7 @@ class HostSample:
     boot_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(Value):
     """One logical processor. Those with the same `core` share a physical one."""
 
     id: int
@@ -149,8 +141,7 @@ class Processor:
     numa: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Isolation:
+class Isolation(Value):
     """What the kernel keeps runs to on this machine, and what is only booked."""
 
     launcher: str
@@ -184,8 +175,7 @@ SUSPECT = "suspect: "
 """How the message of a drained GPU begins when it was drained for what it did."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuView:
+class GpuView(Value):
     """A GPU as the policy sees it: what is there, and whether anything may be placed on it."""
 
     uuid: str
@@ -240,8 +230,7 @@ class Enforcement:
     """The hardware: the card is a part of one, with memory of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShareUse:
+class ShareUse(Value):
     """What one run holds of one card that it shares, in one reading. None is what nobody knows."""
 
     run: str
@@ -263,8 +252,7 @@ class ShareUse:
         return self.left_mib is not None and self.left_mib < self.booked_mib
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(Value):
     """A node as the policy sees it."""
 
     name: str
@@ -282,8 +270,7 @@ class NodeView:
     """Custom resources to hand out, names and numbers, sorted by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Value):
     """What one open run holds on one node. A gang has one on each of its nodes."""
 
     job_id: int

@@ -11,12 +11,12 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from math import inf, isfinite
 from typing import Any
 
 from gpusched.model.units import printable
+from gpusched.model.value import Value, fields
 
 Read = Callable[[Any], Any]
 
@@ -46,8 +46,8 @@ def plain(value: Any) -> Any:
         if isfinite(value):
             return value
         return next(word for word, endless in _ENDLESS.items() if endless == value)
-    if is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Value):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -68,6 +68,8 @@ def read(kind: Any, document: Any) -> Any:
 def reader(kind: Any) -> Read:
     """What reads values of a type: a dataclass, or one that is made of plain ones."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return reader(parts[0])
     if origin in (types.UnionType, typing.Union):
         (inner,) = [part for part in parts if part is not types.NoneType]
         known = reader(inner)
@@ -78,7 +80,7 @@ def reader(kind: Any) -> Read:
         return _mapping(reader(parts[1]))
     if origin is Callable:
         return _function
-    return _record(kind) if is_dataclass(kind) else _PLAIN[kind]
+    return _record(kind) if isinstance(kind, type) and issubclass(kind, Value) else _PLAIN[kind]
 
 
 def _within(known: Read, document: Any, where: str) -> Any:
@@ -127,9 +129,8 @@ def _record(kind: Any) -> Read:
 
     def learn() -> None:
         # Not before a value is there: a type may have parts of its own kind.
-        hints = typing.get_type_hints(kind)
-        required.extend(one.name for one in fields(kind) if not _has_default(one))
-        known.update({one.name: reader(hints[one.name]) for one in fields(kind)})
+        required.extend(one.name for one in fields(kind) if one.required)
+        known.update({one.name: reader(one.type) for one in fields(kind)})
 
     def read_record(document: Any) -> Any:
         if type(document) is not dict:
@@ -152,10 +153,6 @@ def _record(kind: Any) -> Read:
         return kind(**made)
 
     return read_record
-
-
-def _has_default(one: Field[Any]) -> bool:
-    return one.default is not MISSING or one.default_factory is not MISSING
 
 
 def _is_no(document: Any, what: str) -> Mismatch:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpusched.model.job import AdoptedProcess, Interactive, Notice
+from gpusched.model.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Cage:
+class Cage(Value):
     """What a run is kept to by the kernel. Every part that is unset leaves the run as free as its user."""
 
     mem_mib: int | None = None
@@ -32,8 +31,7 @@ class Cage:
     """An empty /tmp and /var/tmp of its own, gone with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Value):
     """All an engine needs to start one run. Nothing in it is interpreted but by the job's own exec.
 
     Texts may hold lone surrogates (`os.fsencode` gives the bytes back).
@@ -83,8 +81,7 @@ class Ticket:
     """Nothing is to be started: this process, which runs already, is the run from now on, with what is below it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopOrder:
+class StopOrder(Value):
     """End a run: signal to the whole tree, grace, KILL. `why` comes back as the end's `stopped_by`."""
 
     why: str
@@ -95,33 +92,28 @@ class StopOrder:
     """None: the ticket's grace."""
 
 
-@dataclass(frozen=True, slots=True)
-class SignalOrder:
+class SignalOrder(Value):
     """Deliver one signal and nothing more."""
 
     signal: int
     main_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LimitOrder:
+class LimitOrder(Value):
     """Replace the time limit of a run, counted from its start; None lifts it."""
 
     time_limit_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendOrder:
+class SuspendOrder(Value):
     """Let the whole tree of a run stand still: TSTP as a notice, then STOP. Its limit and notice wait with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeOrder:
+class ResumeOrder(Value):
     """Let a run that stands still go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoteOrder:
+class NoteOrder(Value):
     """Say something to the person at a run in the foreground; nothing to any other run."""
 
     text: str
@@ -130,8 +122,7 @@ class NoteOrder:
 Order = StopOrder | SignalOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder
 
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+class RunStarted(Value):
     """The run's supervisor holds the claim and the job's first process was started."""
 
     run: str
@@ -141,8 +132,7 @@ class RunStarted:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunStopping:
+class RunStopping(Value):
     """The run is being ended, or its first process is gone and others linger."""
 
     run: str
@@ -152,16 +142,14 @@ class RunStopping:
     `leftovers`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSuspended:
+class RunSuspended(Value):
     """Every process of the run was told to stand still and cannot refuse."""
 
     run: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunResumed:
+class RunResumed(Value):
     """The run moves again, or is being ended."""
 
     run: str
@@ -170,8 +158,7 @@ class RunResumed:
     """How long it has stood still so far, all times together."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Value):
     """No process of the run is left, and this is how it ended. Comes from the result file."""
 
     run: str
@@ -199,8 +186,7 @@ class RunEnded:
     mem_limit_mib: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunLost:
+class RunLost(Value):
     """The run's supervisor is gone without a result; what it left behind has been killed."""
 
     run: str
@@ -208,8 +194,7 @@ class RunLost:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunNeverStarted:
+class RunNeverStarted(Value):
     """The claim was revoked before any supervisor took it: the run can be given back safely."""
 
     run: str
@@ -220,8 +205,7 @@ class RunNeverStarted:
 EngineEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded | RunLost | RunNeverStarted
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRun:
+class OpenRun(Value):
     """A run that has no end in the table yet, and what it is to be; the engine is brought in line with it."""
 
     run: str

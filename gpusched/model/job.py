@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_amount, plural
+from gpusched.model.value import Value
 
 NICE_MIN, NICE_MAX = -10_000, 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Value, cache_hash=True):
     """Resources of one job. Equal requests are one object in the daemon's memory.
 
     GPUs come as whole cards (`gpus` >= 1 and neither `gpu_fraction` nor `vram_mib`), as a fraction of
@@ -109,8 +107,7 @@ def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> in
     return each
 
 
-@dataclass(frozen=True, slots=True)
-class RetryRule:
+class RetryRule(Value):
     """When and how often a failed run is tried again."""
 
     retries: int = 0
@@ -124,8 +121,7 @@ class RetryRule:
     """Whether a run lost to the machine is repeated without using up a retry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Value):
     """A signal sent some time before the time limit, or first at a stop before it (`--signal [B:]SIG[@s]`)."""
 
     signal: int
@@ -134,8 +130,7 @@ class Notice:
     """True for `B:`: only the job's first process is told, not the whole tree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Value):
     """How a run is started. Texts may hold lone surrogates for bytes that are not UTF-8."""
 
     argv: tuple[str, ...]
@@ -169,8 +164,7 @@ class Launch:
     """How many files put aside are kept, the newest ones; with 0 the file is emptied instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
+class ArraySpec(Value):
     """Many tasks of one submission: what `-a` or `--sweep` asks for."""
 
     tasks: str
@@ -183,8 +177,7 @@ class ArraySpec:
     """Names and values; task K has the K-th combination, the last name changing fastest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alerting:
+class Alerting(Value):
     """Whom to tell what about a job (`--notify`)."""
 
     on: tuple[str, ...] = ()
@@ -193,8 +186,7 @@ class Alerting:
     """Names of targets in the user's own configuration; none means all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientProcess:
+class ClientProcess(Value):
     """The process that a job in the foreground was submitted by."""
 
     pid: int
@@ -203,8 +195,7 @@ class ClientProcess:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptedProcess:
+class AdoptedProcess(Value):
     """The process that became a job while it ran (`gpusched adopt`); it and what is below it are the run."""
 
     pid: int
@@ -213,8 +204,7 @@ class AdoptedProcess:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Interactive:
+class Interactive(Value):
     """A job in the foreground of a client (`grun`)."""
 
     pty: bool = False
@@ -226,14 +216,13 @@ class Interactive:
     """Unless it is kept, it is not started when this process is gone; None when that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(Value):
     """All that a submission says, after validation."""
 
     name: str
     request: Request
     launch: Launch
-    retry: RetryRule = field(default_factory=RetryRule)
+    retry: RetryRule = RetryRule()
     account: str = ""
     queue: str = "default"
     nice: int = 0
@@ -271,8 +260,7 @@ class JobSpec:
     """It ran before it was a job, so it has one run, cannot be started again, and nobody hears how it exits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Value):
     """One row of the job table."""
 
     id: int
@@ -342,8 +330,7 @@ class Job:
         return max(0, self.run - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuShare:
+class GpuShare(Value):
     """What one run books on one card; whole when neither part is set."""
 
     uuid: str
@@ -360,8 +347,7 @@ class GpuShare:
         return self.vram_mib is None and self.fraction is None
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Value):
     """One attempt at a job: one row of the run table."""
 
     job_id: int
@@ -418,8 +404,7 @@ def split_run_id(handle: str) -> tuple[int, int]:
     return int(job), int(number)
 
 
-@dataclass(frozen=True, slots=True)
-class JobEvent:
+class JobEvent(Value):
     """One line of a job's story, append-only."""
 
     job_id: int

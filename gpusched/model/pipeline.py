@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpusched.model.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(Value):
     """One row of the table of pipelines. Its jobs carry its name, `p42`, and that of their step."""
 
     number: int

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpusched.model.units import printable
+from gpusched.model.value import Value
 
 TEXT_WIDTH = 60
 """Characters kept of what a run says beside the number."""
@@ -32,8 +32,7 @@ _BAR = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Value):
     """What a run says about how far it is."""
 
     fraction: float
@@ -44,8 +43,7 @@ class Progress:
     """How long it will take by its own words, from when it said so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Value):
     """How far a run was after so long; time during which it stood still does not count."""
 
     elapsed_s: float

@@ -14,8 +14,9 @@ older documents stay readable; what it means otherwise takes a new version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import field
 
 from gpusched.errors import UserError
 from gpusched.model import documents
@@ -23,6 +24,7 @@ from gpusched.model.documents import Mismatch
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.units import printable
+from gpusched.model.value import Value, replace
 
 VERSION = 1
 
@@ -38,8 +40,7 @@ class BadRecording(UserError):
     code = "bad_snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(Value):
     """What people call jobs, by id; of all others the id itself."""
 
     shown: Mapping[int, str]
@@ -48,8 +49,7 @@ class Names:
         return self.shown.get(job_id, str(job_id))
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Value):
     """The policy's whole input, with nothing in it that changes later."""
 
     snapshot: Snapshot
@@ -85,7 +85,7 @@ def _ids(snapshot: Snapshot) -> Iterable[int]:
 def encode(recording: Recording) -> dict[str, Any]:
     """The document of a recording, in built-in types."""
     snapshot = recording.snapshot
-    names = [name for name in Snapshot.__dataclass_fields__ if name != _NAMELESS]
+    names = [name for name in Snapshot.__struct_fields__ if name != _NAMELESS]
     return {
         "snapshot_version": VERSION,
         "release": recording.release,

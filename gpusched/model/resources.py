@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpusched.model.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Value):
     """GPUs (a slice counts as the part of its card), VRAM and memory in MiB, cores. Also amounts times seconds."""
 
     gpus: float = 0.0

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
+from gpusched.model.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Urgency:
+class Urgency(Value):
     """What a job passes on, through its dependency, to the jobs that it waits for."""
 
     nice: int
     qos: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClassKey:
+class ClassKey(Value, cache_hash=True):
     """Pending jobs that the policy cannot tell apart but by their place in the queue."""
 
     uid: int
@@ -58,16 +58,14 @@ class ClassKey:
         return self.planned_s if backfill_by == "prediction" else self.time_limit_s
 
 
-@dataclass(frozen=True, slots=True)
-class PendingJob:
+class PendingJob(Value):
     """One eligible job: its id and the instant its age counts from."""
 
     id: int
     queued_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class PendingClass:
+class PendingClass(Value):
     """Eligible jobs of one class, oldest first (`queued_at`, `id`).
 
     `jobs` may be only the front of the class; `total` counts all of it.
@@ -78,8 +76,7 @@ class PendingClass:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Value):
     """What the ended runs of one user under one account have used, decayed to the instant `at`.
 
     Open runs are not in it: the policy adds what they have used so far.
@@ -92,8 +89,7 @@ class Usage:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Value):
     """One occurrence of a reservation of the calendar: what is kept for its members, from when until when."""
 
     name: str
@@ -116,8 +112,7 @@ class Window:
         return user in self.users or account in self.accounts
 
 
-@dataclass(frozen=True, slots=True)
-class VramSeen:
+class VramSeen(Value):
     """What the newest runs of a family used."""
 
     runs: int
@@ -125,8 +120,7 @@ class VramSeen:
     """Of one card, in the run that used most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Value):
     """How long jobs like this one run, learned from those that ended, in seconds."""
 
     low_s: float
@@ -137,8 +131,7 @@ class Prediction:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Value, gc=True):
     """The world at one instant. Classes are sorted by their first job, the rest by name or id."""
 
     now: float
@@ -155,8 +148,7 @@ class Snapshot:
     """What people call the job with this id: a task of an array `42_7`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Value):
     """Why a job waits: a code for scripts, a sentence for people, the facts behind it for both."""
 
     code: ReasonCode
@@ -164,8 +156,7 @@ class Reason:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Value):
     """Where one job goes and what it books there."""
 
     node: str
@@ -179,16 +170,14 @@ class Placement:
     """Of a gang: what it books on its other nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Value):
     """A decision to start one job now."""
 
     job_id: int
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Value):
     """What is kept for one of the first blocked jobs, so that nothing overtakes it for ever."""
 
     job_id: int
@@ -205,8 +194,7 @@ class PreemptMode:
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
+class Preempt(Value):
     """A decision to take from a running job what it holds."""
 
     job_id: int
@@ -217,15 +205,13 @@ class Preempt:
     """Why, in words that follow the job's name: "made room for job 12 (queue vision takes back 2 GPUs it had lent)"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Value):
     """A decision to let a job go on that the policy had suspended."""
 
     job_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Value):
     """What to do now, and why everything else waits."""
 
     starts: tuple[Start, ...] = ()

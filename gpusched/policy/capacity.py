@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_amount_floor, format_size_mib, plural
+from gpusched.model.value import replace
 from gpusched.policy.ceilings import ceilings_of
 from gpusched.policy.conditions import refuse_conditions
 from gpusched.policy.draft import Card, Draft, Layout

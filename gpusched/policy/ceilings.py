@@ -7,11 +7,11 @@ what they asked for, or a burst of starts would all be let in by the same idle s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.units import gpu_label
+from gpusched.model.value import replace
 from gpusched.policy.draft import Booking, Card, Layout
 
 BUSY = 0.9

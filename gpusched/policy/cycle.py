@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -27,6 +27,7 @@ from gpusched.model.settings import LEARNING_STRATEGIES, SPARING_STRATEGIES, Set
 from gpusched.model.snapshot import ClassKey, Plan, Reason, Reservation, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import plural
+from gpusched.model.value import replace
 from gpusched.policy.calendar.inside import Inside, licenses_of
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Counts, Draft, Layout

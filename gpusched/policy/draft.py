@@ -13,6 +13,7 @@ from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
+from gpusched.model.value import Value
 from gpusched.policy.amounts import WHOLE_CARD, micros_of, millicpus_of, squeeze
 from gpusched.policy.need import Need
 from gpusched.policy.wanted import Wanted
@@ -55,8 +56,7 @@ class Part:
 
 
 # As above.
-@dataclass(slots=True, unsafe_hash=True)
-class Booking:
+class Booking(Value):
     """What one job takes of one node, and of the `others` when it is a gang."""
 
     node: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from gpusched.model.job import Request
 from gpusched.model.snapshot import Reason, Window
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
+from gpusched.model.value import replace
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.ordering import Head
 from gpusched.policy.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card

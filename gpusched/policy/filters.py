@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpusched.model.cluster import NodeView
+from gpusched.model.value import Value
 from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.constraints import parse
@@ -58,8 +59,7 @@ Tally = Counter[Rejection]
 # --- what does not change within a cycle ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Value):
     """A node that may be used now, with the cards to choose from, best first; all, unlooked at, for a job without."""
 
     node: int

@@ -6,11 +6,12 @@ Nobody is ended who was not told, and nobody for a card that no job waits for. W
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import ForeignSettings
 from gpusched.model.units import format_duration, format_size_mib, gpu_label, gpu_list, plural, printable
+from gpusched.model.value import Value, replace
 
 FIRST_PERSON_UID = 1000
 """Below are the system's accounts."""
@@ -36,8 +37,7 @@ _SYSTEM = frozenset(
 _SYSTEM_BEGINS = ("nvidia-cuda-mps", "systemd")
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Value):
     """A card that strangers close to jobs, as far as one of them is concerned."""
 
     uuid: str
@@ -49,8 +49,7 @@ class Card:
     """Uids of those whose jobs have booked it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stranger:
+class Stranger(Value):
     """A process of no job that is on cards which its like close to jobs."""
 
     pid: int

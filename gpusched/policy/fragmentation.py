@@ -13,12 +13,13 @@ coarse, floor(100 / (1 + exp(-d))), so that nodes that are nearly equal are fill
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, floor
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Booking, Card, Draft, Layout, Part
 from gpusched.policy.filters import pool

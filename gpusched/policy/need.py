@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.job import Request
+from gpusched.model.value import replace
 from gpusched.policy.amounts import micros_of, millicpus_of, squeeze
 
 CardKind = tuple[bool, str, int, bool]

@@ -6,10 +6,11 @@ The filters are in `filters`, the strategies in `scores`, what belongs together 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpusched.model.settings import LEARNING_STRATEGIES
+from gpusched.model.value import replace
 from gpusched.policy.ceilings import Ceilings
 from gpusched.policy.draft import Booking, Card, Draft, Part
 from gpusched.policy.filters import (

@@ -8,12 +8,13 @@ cycle are left alone. Among the sets of victims that make enough room the one is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
+from gpusched.model.value import replace
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.ordering import tier_of
 from gpusched.policy.placement import Guard, Need, find

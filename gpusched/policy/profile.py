@@ -17,10 +17,10 @@ Predictability, Workloads, and User Runtime Estimates (2001), for conservative b
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
+from gpusched.model.value import Value, replace
 from gpusched.policy.draft import Booking, Counts, Draft, Layout
 from gpusched.policy.filters import has_counts
 from gpusched.policy.placement import Guard, Need, find, fits
@@ -35,8 +35,7 @@ FIRST_WINDOW = -1
 
 
 # Not frozen, though nothing changes one: a frozen one takes four times as long to make, and each run has one.
-@dataclass(slots=True, unsafe_hash=True)
-class Ending:
+class Ending(Value):
     """A running job as the future sees it. `end_at` is infinite without a time limit."""
 
     job_id: int

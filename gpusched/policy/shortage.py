@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.units import format_amount, format_size_mib, plural, plural_of
+from gpusched.model.value import replace
 from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Card, Draft
 from gpusched.policy.filters import node_mem_mib, room_of

@@ -7,8 +7,9 @@ memory (NUMA node) take their place; where nobody knows either, all cards of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from gpusched.model.value import replace
 from gpusched.policy.draft import Card, Layout
 
 _GROUPS = "topology"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpusched.model.job import Request
+from gpusched.model.value import replace
 from gpusched.policy.amounts import WHOLE_CARD, micros_of
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
 
+from gpusched.model.value import Value
+
 SHARE = 0.8
 """So many start inside their range."""
 
@@ -31,8 +33,7 @@ TOLD_LEAST_S = 60.0
 """A wait that is told is taken to be no shorter: parts of nothing say nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Value):
     """What was said of a start, and when it was: instants. `start_at` is None as long as the job waits."""
 
     made_at: float

@@ -18,8 +18,9 @@ Estimates (2007), for the last two; Rothkopf, Scheduling with Random Service Tim
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, log, sqrt
+
+from gpusched.model.value import Value
 
 KEPT = 8
 """So many run times are kept under each mark; older ones would count next to nothing."""
@@ -43,8 +44,7 @@ Marks = Sequence[Hashable]
 """Narrowest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(Value):
     """How long one job will run, in whole seconds, rounded in steps of a tenth so that like jobs stay alike."""
 
     plan_s: int

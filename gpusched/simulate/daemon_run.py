@@ -16,7 +16,7 @@ Cards are in nobody else's use, and free at the instant at which a run ends. A r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -36,6 +36,7 @@ from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_i
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.ordering import rank_period_s
 from gpusched.ports import Changes
 from gpusched.simulate.event_loop import Progress, play

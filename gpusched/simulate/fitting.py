@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Launch
 from gpusched.model.settings import Settings
 from gpusched.model.units import plural
+from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 from gpusched.policy.sharing.admission import Tally, default_account, qos_of, time_limit, why_refused
 from gpusched.simulate.policies import Policy

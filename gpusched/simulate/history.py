@@ -9,7 +9,6 @@ one takes and how it ends; those that made room or were lost with the machine sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import floor
 
 from gpusched.gpu.host import PsutilHost
@@ -17,6 +16,7 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.ports import JobFilter
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob

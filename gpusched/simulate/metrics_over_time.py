@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import sqrt
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
+from gpusched.model.value import replace
 from gpusched.policy.amounts import WHOLE_CARD
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.fragmentation import Fragmentation, most_typical

@@ -14,12 +14,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
 from gpusched.model.settings import SPARING_STRATEGIES, STRATEGIES, GpuSettings, PlacementSettings, Settings
+from gpusched.model.value import replace
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.finder import Finder
 from gpusched.policy.fragmentation import COVERED, Fragmentation, Typical

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpusched import paths
@@ -17,6 +16,7 @@ from gpusched.config import load_settings
 from gpusched.config.reading import CONFIG_VARIABLE
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.settings import Settings
+from gpusched.model.value import Value, replace
 from gpusched.simulate import predicting
 from gpusched.simulate.daemon_run import may_preempt
 from gpusched.simulate.rules import rules_of
@@ -24,8 +24,7 @@ from gpusched.simulate.rules import rules_of
 DEFAULT, PRESENT = "default", "present"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Value):
     """One policy to be simulated."""
 
     name: str

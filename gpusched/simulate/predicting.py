@@ -7,10 +7,10 @@ of them is what was learned.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 
 from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
 from gpusched.policy.standing import Kind, Standing
 from gpusched.predict.judging import Judge, Said
 from gpusched.predict.past import METHODS, Guess, Past

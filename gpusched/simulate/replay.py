@@ -10,7 +10,6 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import plural, printable
+from gpusched.model.value import replace
 from gpusched.policy.ahead.place import queue_position
 from gpusched.policy.ahead.whatif import alternatives
 from gpusched.policy.cycle import decide

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from gpusched.errors import UsageError
+from gpusched.model.value import replace
 from gpusched.simulate.trace import Trace, TraceJob
 
 Segment = tuple[int, int]

@@ -6,11 +6,11 @@ Timelimit, ReqTRES (or AllocTRES), ReqCPUS, ReqMem and NNodes. Steps (`12.batch`
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gpusched.model.units import printable
+from gpusched.model.value import replace
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of, whole
 
 _MOST = 10**10

@@ -10,12 +10,13 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusched.errors import NotFound, UserError
 from gpusched.model.job import JobSpec
 from gpusched.model.units import plural, printable
+from gpusched.model.value import Value, replace
 
 _MOST = 10**15
 """No number of a trace is larger, be it seconds, cores or MiB."""
@@ -29,8 +30,7 @@ class BadTrace(UserError):
     code = "bad_trace"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceJob:
+class TraceJob(Value):
     """One job of a trace."""
 
     id: str

@@ -14,13 +14,14 @@ Whether it is better on others only other jobs can say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from math import exp, log
 from random import Random
 from typing import Any
 
 from gpusched.errors import Refused, UsageError
 from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.value import fields, replace
 from gpusched.simulate.metrics import width
 from gpusched.simulate.objective import Objective, Score
 from gpusched.simulate.outcome import Outcome

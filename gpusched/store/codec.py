@@ -71,7 +71,7 @@ STATE_COLUMNS = (
     "fallback_id",
 )
 JOB_COLUMNS = IDENTITY_COLUMNS + SPEC_COLUMNS + STATE_COLUMNS
-RUN_COLUMNS = tuple(Run.__dataclass_fields__)
+RUN_COLUMNS = tuple(Run.__struct_fields__)
 _SPEC_FROM, _STATE_FROM = len(IDENTITY_COLUMNS), len(IDENTITY_COLUMNS) + len(SPEC_COLUMNS)
 _JOB_STATES = {state.value: state for state in JobState}
 _RUN_STATES = {state.value: state for state in RunState}

@@ -6,7 +6,6 @@ Values are frozen, so nothing is copied. Nothing survives the object.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
@@ -17,6 +16,7 @@ from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 
 

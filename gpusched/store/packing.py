@@ -28,6 +28,7 @@ from gpusched.model.job import (
     RetryRule,
 )
 from gpusched.model.snapshot import Placement
+from gpusched.model.value import fields
 
 _needs_quoting = re.compile('\\A"|[\0\ud800-\udfff]').search
 
@@ -54,7 +55,7 @@ _DOCUMENTS = (
     *(Request, RetryRule, Launch, Notice, GpuShare, Placement, ArraySpec, Alerting, Interactive, ClientProcess),
     AdoptedProcess,
 )
-_PARTS = {kind: tuple(kind.__dataclass_fields__) for kind in _DOCUMENTS}
+_PARTS = {kind: tuple(kind.__struct_fields__) for kind in _DOCUMENTS}
 _GETTERS = {kind: attrgetter(*names) for kind, names in _PARTS.items()}
 
 
@@ -106,7 +107,8 @@ EXTRAS = (
 )
 """Parts of a spec that few jobs have."""
 _extras_of = attrgetter(*EXTRAS)
-_NO_EXTRAS = tuple(JobSpec.__dataclass_fields__[name].default for name in EXTRAS)
+_DEFAULTS = {item.name: item.default for item in fields(JobSpec)}
+_NO_EXTRAS = tuple(_DEFAULTS[name] for name in EXTRAS)
 
 
 def pack_extras(spec: JobSpec) -> str:

@@ -29,10 +29,10 @@ RESERVATION_COLUMNS = (
     "made_at",
     "message",
 )
-ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
-PIPELINE_COLUMNS = tuple(Pipeline.__dataclass_fields__)
-ALERT_COLUMNS = tuple(Alert.__dataclass_fields__)
-CLEARANCE_COLUMNS = tuple(Clearance.__dataclass_fields__)
+ESTIMATE_COLUMNS = tuple(Estimate.__struct_fields__)
+PIPELINE_COLUMNS = tuple(Pipeline.__struct_fields__)
+ALERT_COLUMNS = tuple(Alert.__struct_fields__)
+CLEARANCE_COLUMNS = tuple(Clearance.__struct_fields__)
 EVENT_COLUMNS = ("job_id", "at", "kind", "text", "run")
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from gpusched.model.execution import (
     StopOrder,
 )
 from gpusched.model.job import AdoptedProcess, Notice
+from gpusched.model.value import replace
 
 
 class Bench:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from gpusched.model.execution import (
     SuspendOrder,
 )
 from gpusched.model.job import Interactive, Notice
+from gpusched.model.value import replace
 
 SLEEPS = Does(lasts_s=FOREVER)
 STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)

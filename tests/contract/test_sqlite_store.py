@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from gpusched.errors import NotReady, StoreBroken, StoreFull
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.job import JobEvent
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import codec, database_file, packing, records, statements
 from gpusched.store.sqlite import SqliteStore, check_library
@@ -144,9 +144,9 @@ def test_columns_are_the_fields_of_the_values(store: SqliteStore) -> None:
     assert columns("jobs") == set(codec.JOB_COLUMNS)
     assert columns("runs") == set(codec.RUN_COLUMNS)
     assert columns("job_events") == {"id", *records.EVENT_COLUMNS}
-    of_job = {*type(job()).__dataclass_fields__} - {"spec"}
+    of_job = {*type(job()).__struct_fields__} - {"spec"}
     assert of_job == {*codec.IDENTITY_COLUMNS, *codec.STATE_COLUMNS}
-    of_spec = {*type(job().spec).__dataclass_fields__} - {"hold"}
+    of_spec = {*type(job().spec).__struct_fields__} - {"hold"}
     assert of_spec == {*codec.SPEC_COLUMNS, *packing.EXTRAS} - {"submit_hold", "extras"}
 
 

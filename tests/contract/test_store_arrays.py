@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.life import arrays
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore

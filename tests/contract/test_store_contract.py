@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpusched.model.cluster import Clearance, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore

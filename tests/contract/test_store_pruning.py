@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore

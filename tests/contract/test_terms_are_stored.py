@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 
 from gpusched.model.job import AdoptedProcess, Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
+from gpusched.model.value import fields, replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import packing
 from gpusched.store.sqlite import SqliteStore
@@ -63,5 +63,5 @@ def test_no_field_was_forgotten_above() -> None:
     shares = {"gpu_fraction", "gpu_type", "vram_mib", "min_vram_mib", "cpus", "mem_mib"}
     same = {item.name for item in fields(Request) if getattr(FULL, item.name) == getattr(default, item.name)}
     assert same == shares
-    assert TERMS.keys() <= JobSpec.__dataclass_fields__.keys()
+    assert TERMS.keys() <= {*JobSpec.__struct_fields__}
     assert set(packing.EXTRAS) <= TERMS.keys()

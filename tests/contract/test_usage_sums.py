@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +15,7 @@ from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.history import GROUPS, UsageSum, seconds_in
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore

@@ -7,7 +7,6 @@ import signal
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpusched.engine.codec import ticket_facts
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
 from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder, Ticket
 from gpusched.model.job import Notice
+from gpusched.model.value import replace
 
 SLEEPS = Does(lasts_s=FOREVER)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to start jobs of another user")

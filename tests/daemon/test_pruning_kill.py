@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.job import ArraySpec, Job, JobEvent
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, launch, run

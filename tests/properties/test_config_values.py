@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpusched.config import describe_settings, load_settings, problems_in
 from gpusched.config.known import SETTINGS, TABLE_SETTINGS, Setting
-from gpusched.config.rules import Amounts, Cells, Folder, Numbers, OneOf, Range, SomeOf, Text, Texts
+from gpusched.model.rules import Amounts, Cells, Folder, Numbers, OneOf, Range, SomeOf, Text, Texts
 from gpusched.model.settings import Settings
 
 WORDS = st.text("abcxyz019_.-", min_size=1, max_size=6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, note
 from hypothesis import strategies as st
 
@@ -21,6 +19,7 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.model.snapshot import Placement, Plan, Snapshot, Usage, Window
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
 from gpusched.testing import NOW, job, node

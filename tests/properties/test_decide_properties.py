@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.states import ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Draft, Layout

@@ -8,12 +8,13 @@ second it comes in whole jobs, started by the policy itself, and the promises ho
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from gpusched import testing
 from gpusched.model.job import Job, Request

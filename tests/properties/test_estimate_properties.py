@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
@@ -14,6 +13,7 @@ from gpusched import testing
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import forecast_starts
 from gpusched.policy.ahead.whatif import alternatives
 from gpusched.policy.cycle import decide

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import held_by, queues, settings
 
 from gpusched import testing
 from gpusched.model.settings import Settings
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Draft, Layout
 from gpusched.policy.invariants import check_invariants

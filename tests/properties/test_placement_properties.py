@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import STRATEGIES, OversubscribeSettings, PlacementSettings, Settings
 from gpusched.model.snapshot import Placement, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 from gpusched.policy.constraints import parse
 from gpusched.policy.cycle import decide

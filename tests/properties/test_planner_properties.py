@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from worlds import FEATURES, Story, World, shrunk, story_of
 
 from gpusched.model.snapshot import Plan
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import HistorySettings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore

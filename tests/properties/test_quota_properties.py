@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.testing import node, request

@@ -6,7 +6,6 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from random import Random
 
 import pytest
@@ -21,6 +20,7 @@ from gpusched.model.documents import Mismatch
 from gpusched.model.recording import BadRecording, Recording, decode, encode
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Usage, Window
+from gpusched.model.value import Value, fields, replace
 from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, node, snapshot
 
@@ -32,6 +32,8 @@ NUMBERS = (0.0, 1.0, 0.1, 1 / 3, 1e300, -1e-300, 1795302342.6693985, float("inf"
 def some_value(kind: typing.Any, dice: Random, depth: int = 0) -> typing.Any:
     """Any value of a type of the model."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return some_value(parts[0], dice, depth)
     if origin in (types.UnionType, typing.Union):
         return None if dice.random() < 0.3 else some_value(parts[0], dice, depth)
     if origin is tuple and parts[-1] is Ellipsis:
@@ -41,9 +43,8 @@ def some_value(kind: typing.Any, dice: Random, depth: int = 0) -> typing.Any:
         return tuple(some_value(part, dice, depth) for part in parts)
     if origin is not None and issubclass(origin, Mapping):
         return {some_text(dice): some_value(parts[1], dice, depth + 1) for _ in range(dice.randrange(3))}
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return kind(**{one.name: some_value(hints[one.name], dice, depth + 1) for one in fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, Value):
+        return kind(**{one.name: some_value(one.type, dice, depth + 1) for one in fields(kind)})
     if kind is str:
         return some_text(dice)
     if kind is float:
@@ -145,12 +146,11 @@ def test_the_whole_of_the_model_can_be_written_down():
     def walk(kind):
         for part in typing.get_args(kind):
             walk(part)
-        if is_dataclass(kind) and kind not in seen:
+        if isinstance(kind, type) and issubclass(kind, Value) and kind not in seen:
             seen.add(kind)
-            hints = typing.get_type_hints(kind)
             for one in fields(kind):
-                documents.reader(hints[one.name])
-                walk(hints[one.name])
+                documents.reader(one.type)
+                walk(one.type)
 
     walk(Snapshot)
     walk(Settings)

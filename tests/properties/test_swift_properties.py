@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from test_standing_properties import CLUSTERS, some_request, some_settings
 
 from gpusched.model.snapshot import ClassKey, PendingJob
+from gpusched.model.value import replace
 from gpusched.policy.ahead import future, swift
 from gpusched.policy.standing import Standing
 from gpusched.testing import NOW

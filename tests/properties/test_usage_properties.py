@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -15,6 +14,7 @@ from gpusched.model.job import Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
+from gpusched.model.value import replace
 from gpusched.policy.draft import Draft, Layout
 from gpusched.policy.placement import Need, find
 from gpusched.policy.sharing.quota import Quotas

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from typing import Any
@@ -44,6 +43,7 @@ from gpusched.model.snapshot import (
     Usage,
     Window,
 )
+from gpusched.model.value import Value, replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.extension import Extensions
 from gpusched.policy.sharing.usage import charged, footprint
@@ -84,8 +84,7 @@ Event = tuple[str, tuple[Any, ...]]
 """Name of an event of the planner, and what it says."""
 
 
-@dataclass(frozen=True)
-class Story:
+class Story(Value):
     """What a world is made of and what happens in it."""
 
     features: frozenset[str]

@@ -7,7 +7,7 @@ expectations are compared with the same words.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched import testing
@@ -15,6 +15,7 @@ from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.invariants import check_invariants
@@ -48,7 +49,7 @@ def running(
 
 def wants(job_id: int, gpus: int = 0, *, limit: float | None = None, waited: float | None = None, **parts: Any) -> Job:
     """A waiting job by the fields of Request, Job and JobSpec. Lower ids have waited longer."""
-    request = {name: parts.pop(name) for name in list(parts) if name in Request.__dataclass_fields__}
+    request = {name: parts.pop(name) for name in list(parts) if name in Request.__struct_fields__}
     return job(
         job_id,
         request=Request(gpus=gpus, **request),

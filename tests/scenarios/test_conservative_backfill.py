@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, node
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 from gpusched.policy.life.growth import Larger, NothingLarger, grown
 from gpusched.policy.sharing.alone import slice_refusal

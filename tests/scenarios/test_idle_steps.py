@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.job import Interactive, JobSpec
 from gpusched.model.settings import IdleSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.value import Value, replace
 from gpusched.policy.life.idling import Activity, Look, Step, Watch, due, idle_since, is_exempt, note, watch
 from gpusched.testing import request, spec
 
@@ -18,8 +17,7 @@ POLL_S = 10.0
 SETTINGS = IdleSettings(after_s=10 * MINUTE, lower_after_s=20 * MINUTE, then="requeue", then_after_s=30 * MINUTE)
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(Value):
     """A time in which all readings say the same. CPU time in cores; `logs` says whether a log grows."""
 
     minutes: float

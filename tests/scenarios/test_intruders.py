@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gpusched.model.execution import NoteOrder, Order, StopOrder
 from gpusched.model.job import AdoptedProcess, Alerting, Interactive, RetryRule
 from gpusched.model.settings import ForeignSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.life.intruders import intruders, unbooked_text
 from gpusched.testing import job, request, share
 

@@ -164,9 +164,8 @@ def test_a_qos_may_protect_its_runs_for_longer():
 
 
 def test_a_job_that_an_urgent_one_waits_for_preempts_in_its_name():
-    from dataclasses import replace
-
     from gpusched.model.snapshot import Snapshot, Urgency
+    from gpusched.model.value import replace
     from gpusched.policy.cycle import decide
 
     base = Scenario(TWO, [wants(1, 1, qos="scavenge")], [has(8, "n1:0,1", "normal")], rules())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from scenario import HOUR, MINUTE, Scenario, load, running, settings, wants
 
 from gpusched.model.settings import Settings
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.testing import NOW, gpu_view, node
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpusched.model.settings import ForeignSettings
+from gpusched.model.value import replace
 from gpusched.policy.foreign import Card, End, Stranger, Tell, is_of_the_system, messages, steps
 
 NOW = 100_000.0

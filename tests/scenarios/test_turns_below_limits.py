@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from scenario import HOUR, MINUTE, Scenario, apply_plan, running, settings, wants
 
 from gpusched.model.states import ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.cycle import Cycle, decide
 from gpusched.testing import node, snapshot
 

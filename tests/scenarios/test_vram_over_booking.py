@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from gpusched.model.cluster import ShareUse
 from gpusched.model.job import Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import Value, replace
 from gpusched.policy.life.overuse import Look, Step, Watch, crowded, due, endangered, watch
 from gpusched.testing import NOW, job, run, share
 
@@ -22,8 +21,7 @@ BOOKED = 8192
 POLL_S = 5.0
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(Value):
     """A time in which all readings say that the run holds so much (GiB; None: nobody knows)."""
 
     seconds: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
+from gpusched.model.value import replace
 from gpusched.policy.ahead.changes import format_limit
 from gpusched.policy.ahead.trial import BUDGET
 from gpusched.policy.ahead.whatif import Alternative, alternatives
@@ -160,7 +161,7 @@ def starts_with(snapshot: Snapshot, chosen: Settings, job_id: int, one: Alternat
             classes[waiting.key] = PendingClass(waiting.key, rest, len(rest))
         if len(rest) < len(waiting.jobs):
             (job,) = [job for job in waiting.jobs if job.id == job_id]
-            own = {name: value for name, value in one.change.items() if name in ClassKey.__dataclass_fields__}
+            own = {name: value for name, value in one.change.items() if name in ClassKey.__struct_fields__}
             request = {FIELDS.get(name, name): value for name, value in one.change.items() if name not in own}
             key = replace(waiting.key, request=replace(waiting.key.request, **request), **own)
     jobs = (*classes[key].jobs, job) if key in classes else (job,)

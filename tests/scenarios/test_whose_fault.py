@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from gpusched.model.cluster import Xid
 from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import Value, replace
 from gpusched.policy.life.blame import (
     Evidence,
     GpuFault,
@@ -136,8 +135,7 @@ def test_host_memory_that_ran_out_is_nothing_that_others_on_the_card_could_cause
 # --- the first seconds ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class End:
+class End(Value):
     """A run of `user` that has ended on these cards so many minutes after the first."""
 
     user: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, request, run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -21,6 +20,7 @@ from gpusched.model.settings import (
     QueueSettings,
     Settings,
 )
+from gpusched.model.value import replace
 from gpusched.simulate import daemon_run, examples, planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.daemon_run import Mishaps

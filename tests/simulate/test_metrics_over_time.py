@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from itertools import combinations
 
 import pytest
@@ -15,6 +15,7 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
+from gpusched.model.value import replace
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.need import Need
 from gpusched.simulate import cluster, planner_run, rules
@@ -342,7 +343,7 @@ def test_a_job_that_is_over_a_little_after_its_last_run_waits_no_longer():
     jobs = [job(0, 10), job(0, 20)]
     ran = schedule(jobs, cluster.nodes_of("1x2"), (0, 0, 10, on("node0", 0)), (1, 0, 20, on("node0", 1)))
     series = Series()
-    over_time(replace(ran, ends_s=[12, 20]), series)
+    over_time(dataclasses.replace(ran, ends_s=[12, 20]), series)
     assert list(series.waiting) == [0, 0, 0]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from statistics import fmean
 
@@ -13,6 +12,7 @@ import pytest
 
 from gpusched.cli.admin import main
 from gpusched.model.job import Request
+from gpusched.model.value import replace
 from gpusched.simulate import packing
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,4096,2,T4\nb,4000,4096,1,V100\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.value import replace
 from gpusched.policy.standing.lines import Lines
 from gpusched.predict.judging import LEAST
 from gpusched.simulate import cluster, planner_run, ranges

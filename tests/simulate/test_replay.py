@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,6 +17,7 @@ from gpusched.model.recording import BadRecording, Recording, encode
 from gpusched.model.resources import Resources
 from gpusched.model.settings import PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import Usage
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.simulate import replay
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under

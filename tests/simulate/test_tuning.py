@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,6 +12,7 @@ from history_builders import Lab
 from gpusched.cli.admin import main
 from gpusched.config import load_settings
 from gpusched.model.settings import PrioritySettings, QueueSettings, Settings
+from gpusched.model.value import replace
 from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of
 from gpusched.simulate.objective import Score, objective_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from gpusched.errors import Refused
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.life.lifecycle import misses_deadline
 from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter

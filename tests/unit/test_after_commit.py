@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
 from gpusched.model.execution import OpenRun, RunEnded, SignalOrder, StopOrder
 from gpusched.model.settings import GpuSettings, IdleSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.life.yielding import requeue_idle
 from gpusched.ports import Changes
 from gpusched.testing import launch, request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpusched.model.alerts import EVENTS, Alert
 from gpusched.model.job import Alerting, ArraySpec, Request
 from gpusched.model.settings import AlertSettings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 
 ALL = Alerting(tuple(sorted(EVENTS)))
 

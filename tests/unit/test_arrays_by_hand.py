@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.settings import LimitSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.life import arrays
 from gpusched.ports import JobFilter
 from gpusched.testing import request

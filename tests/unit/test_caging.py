@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpusched.engine.processors import read_list, read_processors
 from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import IsolationSettings
+from gpusched.model.value import replace
 from gpusched.policy.caging import as_list, cage_of, choose_cpus, describe
 from gpusched.testing import job, run
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.model.value import replace
 from gpusched.predict.calibrating import KEPT, LEAST, Likely, Told, calibrate
 
 DICE = st.integers(0, 1 << 32).map(Random)

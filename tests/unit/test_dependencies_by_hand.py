@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
@@ -248,7 +248,7 @@ def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() ->
     # An array is one submission, and so are the lines of a batch.
     assert notes(lab, dependency=f"afterok:{parent}", array=THREE)[0].startswith("job 4 can never start: ")
     one = lab.submission(dependency=f"afterok:{parent}")
-    (answer,) = lab.ask(replace(one, specs=[*one.specs] * 5))
+    (answer,) = lab.ask(dataclasses.replace(one, specs=[*one.specs] * 5))
     assert answer["notes"][0].startswith("jobs 8, 9, 10 and 2 more can never start: ")
     chained = notes(lab, dependency=f"afterok:{answer['ids'][0]}")
     assert chained == [
@@ -262,7 +262,7 @@ def test_the_dependency_of_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyP
     real = commands.never_starts
     monkeypatch.setattr(commands, "never_starts", lambda spec, *rest: (looks.append(spec), real(spec, *rest))[1])
     one = lab.submission(dependency=f"afterok:{failed(lab)}")
-    (answer,) = lab.ask(replace(one, specs=[*one.specs] * 100))
+    (answer,) = lab.ask(dataclasses.replace(one, specs=[*one.specs] * 100))
     assert answer["notes"][0].startswith("jobs 2, 3, 4 and 97 more can never start: ")
     assert len(looks) == 1
 

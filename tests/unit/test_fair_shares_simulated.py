@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from lab import Lab
 
@@ -11,6 +9,7 @@ from gpusched.daemon.commands import Caller, Submit
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.model.settings import AccountSettings, PrioritySettings
 from gpusched.model.states import RunState
+from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 from gpusched.testing import launch, request, spec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from gpusched.engine.simulated import Outcome
 from gpusched.model.execution import Ticket
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.life.fallback import make_fallback, wants_fallback
 from gpusched.testing import NOW, job, launch, request
 

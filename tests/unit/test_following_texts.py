@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +16,7 @@ from gpusched.errors import Refused
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.testing import job
 
 RETRY = RetryRule(retries=1, backoff_s=5.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from gpusched.model.cluster import GpuState
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import GpuSettings, NodeSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.testing import request
 
 MakeLab = Callable[..., AccidentLab]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.testing import request
 
 SETTINGS = GpuSettings(free_polls=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
 from fake_nvml import FakeDevice, FakeNvml
@@ -15,6 +14,7 @@ from gpusched.gpu.tracker import CLEAN, GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import gpu_label, mig_index
+from gpusched.model.value import replace
 
 
 class Bench:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import RunState
+from gpusched.model.value import replace
 from gpusched.testing import job
 
 WITH = Settings(gpu=GpuSettings(mps_dir="/run/mps", vram_over="kill"))

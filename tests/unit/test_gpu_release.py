@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from gpu_builders import UUID, reading, sample, slices, whole
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings
+from gpusched.model.value import replace
 
 SETTINGS = GpuSettings(release_wait_s=30.0, baseline_mib=256)
 BUSY = sample(vram_used_mib=8000, processes=[(7, 8000)])

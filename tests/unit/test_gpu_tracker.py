@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from gpu_builders import UUID, reading, sample, slices, whole
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuSample, GpuView
 from gpusched.model.settings import GpuSettings
+from gpusched.model.value import replace
 
 SETTINGS = GpuSettings()
 

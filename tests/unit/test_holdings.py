@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from gpusched.daemon.world import Rules, World
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import NOW, job, launch, request, run, share, spec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from gpusched.daemon.world import Rules, World
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Urgency
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import NOW, job

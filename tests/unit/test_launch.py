@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +19,7 @@ from gpusched.daemon.launch import (
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.testing import job as make_job
 
 SITE = Site("lab1.example", "/run/api.sock")

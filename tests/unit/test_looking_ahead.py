@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.settings import PrioritySettings, QueueSettings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
 from gpusched.predict.families import planned_s, predict

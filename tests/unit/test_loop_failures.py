@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from gpusched.daemon.failures import LOG_AGAIN_S, StepFailures
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import StoreFull
 from gpusched.model.settings import AccessSettings, DaemonSettings
+from gpusched.model.value import replace
 
 # aiohttp's, of the gate that is put around the application.
 pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")

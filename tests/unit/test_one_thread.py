@@ -8,7 +8,6 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotReady
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import DaemonSettings, PrioritySettings
+from gpusched.model.value import replace
 from gpusched.plugins import OneThread, Plugins, hookimpl
 from gpusched.testing import request
 

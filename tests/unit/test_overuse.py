@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from gpusched.model.execution import NoteOrder, Order
 from gpusched.model.job import Alerting, Interactive, RetryRule
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.invariants import check_invariants
 from gpusched.testing import request
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpusched.daemon.world import Rules, World
@@ -11,6 +9,7 @@ from gpusched.model.job import ArraySpec
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.profile import end_of
 from gpusched.predict.families import family, planned_s
 from gpusched.predict.past import Guess

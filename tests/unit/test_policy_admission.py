@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from gpusched.model.job import JobSpec
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.admission import Tally, default_account, time_limit, why_refused
 from gpusched.policy.sharing.quota import Quotas

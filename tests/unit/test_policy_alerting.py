@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from gpusched.model.alerts import EACH_TASK, EVENTS, FACTS, parse_events
 from gpusched.model.job import Alerting, ArraySpec, Job, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.policy.life import alerting
 from gpusched.policy.life.alerting import Raised
 from gpusched.testing import NOW, job, run, share

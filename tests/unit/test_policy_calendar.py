@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
+from gpusched.model.value import replace
 from gpusched.policy.calendar import entries as calendar
 from gpusched.policy.calendar.conflicts import conflicts
 from gpusched.policy.draft import Layout

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpusched.model.cluster import HostSample
 from gpusched.model.settings import CeilingSettings, OversubscribeSettings, Settings
+from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 from gpusched.testing import gpu_view, node, request
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import LimitSettings, QosSettings, Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.ahead import future
 from gpusched.policy.ahead.estimates import (
     MAX_CYCLES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from gpusched.model.cluster import Allocation, HostSample
@@ -17,6 +16,7 @@ from gpusched.model.settings import (
 )
 from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import UNKNOWN, StartRange, forecast_starts
 from gpusched.policy.ahead.future import Arrival, Future, by_limit
 from gpusched.policy.life.dependencies import Parent, parse_dependency

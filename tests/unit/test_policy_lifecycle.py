@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from life_builders import LOST, PLACE, SETTINGS, end, kinds, lose, rule, started
 
@@ -17,6 +15,7 @@ from gpusched.model.job import JobEvent, Run
 from gpusched.model.settings import LifeSettings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.policy.life import lifecycle, transitions
 from gpusched.policy.life.retry import backoff_s
 from gpusched.testing import NOW, job

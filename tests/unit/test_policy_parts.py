@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -11,6 +10,7 @@ from gpusched.model.job import GpuShare
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import PendingJob, Placement
 from gpusched.model.units import plural
+from gpusched.model.value import replace
 from gpusched.policy.amounts import micros_of, squeeze
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.factors import age_factor, nice_factor, short_factor, whole_factor

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from quota_builders import GIB, amount, denied, queue, quotas_of, settings_of
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import PreemptSettings, QueueSettings
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.quota import Quotas, problems
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from gpusched.model.job import RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.policy.life.retry import CLASSES, Failure, backoff_s, failure_of, parse_retry_on, wants_retry
 
 RUN = Run(7, 1, RunState.ENDED, "n1", "boot", 0.0)

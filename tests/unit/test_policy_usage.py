@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,6 +12,7 @@ from gpusched import testing
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import OversubscribeSettings, PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Placement, Usage
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.usage import accrued, capacity_of, charged, decayed, demand, footprint, usage_now
 from gpusched.testing import NOW, allocation, gpu_view, node, request, share

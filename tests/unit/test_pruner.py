@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from lab import ANN, ENV, Lab
@@ -17,6 +16,7 @@ from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import HistorySettings, LifeSettings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.testing import launch
 

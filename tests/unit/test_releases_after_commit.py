@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.job import Run
 from gpusched.model.settings import FaultSettings, GpuSettings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.testing import request
 
 

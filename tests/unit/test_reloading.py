@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from gpusched.model.settings import (
 )
 from gpusched.model.snapshot import Urgency
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.testing import request
 
 ROOT = Caller(0, "root")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 from gpusched.policy.calendar.keeping import Wish, choose
 from gpusched.testing import NOW, allocation, gpu_uuid, gpu_view, node, request, share
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from gpusched.errors import BrokenInvariant, Forbidden, NotFound, Refused, Store
 from gpusched.model.execution import RunStarted, StopOrder
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.invariants import check_invariants
 from gpusched.ports import JobFilter
 from gpusched.testing import launch, request, spec

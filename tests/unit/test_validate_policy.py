@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.hostlist import expand
 from gpusched.model.job import JobSpec, Request, gpus_of_each_node
 from gpusched.model.settings import DefaultSettings, QosSettings, Settings
+from gpusched.model.value import replace
 from gpusched.testing import job
 
 SETTINGS = Settings()

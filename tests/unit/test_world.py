@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from gpusched.daemon.classes import FRONT
 from gpusched.daemon.world import World
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import job, request

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 
 from gpusched.model.job import Request
 from gpusched.model.units import format_size_mib
+from gpusched.model.value import replace
 from gpusched.policy.ahead.trial import Change, Trial
 from gpusched.policy.amounts import squeeze
 

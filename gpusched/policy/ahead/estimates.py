@@ -7,12 +7,13 @@ as long as those like them did. Both suppose that nothing else is submitted, can
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.calendar import Estimate
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Plan, Prediction, Snapshot
 from gpusched.model.states import ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.ahead import swift
 from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit
 from gpusched.policy.ahead.place import in_order

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from gpusched.model.cluster import GpuView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 

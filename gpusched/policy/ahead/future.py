@@ -8,9 +8,11 @@ used up. Ends that are close together count as one, at the last of them, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import groupby
 from math import inf
+
+import msgspec
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.settings import CeilingSettings, Settings
@@ -26,6 +28,7 @@ from gpusched.model.snapshot import (
     Start,
 )
 from gpusched.model.states import JobState
+from gpusched.model.value import Value, replace
 from gpusched.policy.ahead.again import key_of
 from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Layout
@@ -46,8 +49,7 @@ def by_limit(job_id: int, limit_s: float | None, run_s: float) -> float | None:
     return limit_s
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Value):
     """A job that becomes eligible later: not before `at`, and not before its dependency holds."""
 
     at: float
@@ -55,7 +57,7 @@ class Arrival:
     job: PendingJob
     dependency: Expression | None = None
     """Runs that end in the play are taken to have succeeded."""
-    parents: Mapping[int, Parent] = field(default_factory=dict)
+    parents: Mapping[int, Parent] = msgspec.field(default_factory=dict)
     """What is known in the present of the jobs that the dependency names."""
 
 

@@ -8,13 +8,13 @@ on as time passes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Placement, Snapshot, Usage
+from gpusched.model.value import replace
 from gpusched.policy.ahead.again import key_of
 from gpusched.policy.ahead.future import TOGETHER, Length
 from gpusched.policy.ordering import ranked_at

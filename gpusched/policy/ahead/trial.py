@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 

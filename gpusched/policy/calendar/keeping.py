@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
+from gpusched.model.value import replace
 from gpusched.policy.calendar.entries import meet_at, next_window, rivals
 
 

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpusched.model.evolve import evolve
 from gpusched.model.job import ArraySpec, Job, JobEvent
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.tasks import TaskSet, tasks_of
+from gpusched.model.value import replace
 
 _STOPPED_AS = {ReasonCode.DEADLINE: JobState.DEADLINE, ReasonCode.MAX_FAILS: JobState.FAILED}
 """What an array ends as whose tasks were given up, by the reason; CANCELLED for the others."""
@@ -71,15 +71,15 @@ def task(array: Job, number: int) -> Job:
     """The row of a task, as it is when it splits off."""
     spec = array.spec
     if spec.array is not None and spec.array.sweep:
-        spec = evolve(spec, name=swept_name(spec.name, spec.array, number))
-    return evolve(array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None)
+        spec = replace(spec, name=swept_name(spec.name, spec.array, number))
+    return replace(array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None)
 
 
 def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:
     """The array when these tasks have rows of their own; `start_at` is the start of the first task that did."""
     left = tasks_left(array).minus(numbers)
     state = JobState.RUNNING if array.state is JobState.PENDING and not left else array.state
-    return evolve(
+    return replace(
         array,
         tasks_left=str(left),
         state=state,
@@ -91,7 +91,7 @@ def stop(array: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tupl
     """Give up the tasks that have no row. One that is given up already stays so."""
     if array.state is JobState.COMPLETING or array.state.is_final:
         return array, ()
-    array = evolve(array, state=JobState.COMPLETING, cancel_at=now, reason=code, reason_text=text)
+    array = replace(array, state=JobState.COMPLETING, cancel_at=now, reason=code, reason_text=text)
     return array, (JobEvent(array.id, now, "stopping", text),)
 
 
@@ -108,7 +108,7 @@ def settle(array: Job, ended: Ended, has_open: bool, now: float) -> tuple[Job, t
     text = summary(ended.states, len(tasks_left(array)))
     if array.cancel_at is not None and array.reason_text:
         text = f"{array.reason_text} ({text})"
-    array = evolve(array, state=state, end_at=now, exit_code=ended.exit_code, reason=code, reason_text=text)
+    array = replace(array, state=state, end_at=now, exit_code=ended.exit_code, reason=code, reason_text=text)
     return array, (JobEvent(array.id, now, "ended", f"{state}: {text}"),)
 
 

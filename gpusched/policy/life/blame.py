@@ -15,14 +15,14 @@ in a row, while nobody else's run survives there. One user's mistake, however of
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.model.cluster import Clearance
-from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_size_mib, gpu_label, plural
+from gpusched.model.value import Value, replace
 
 MEANINGS = {
     13: "engine exception",
@@ -57,8 +57,7 @@ _OWN_CODES = frozenset({2, 126, 127})
 """Wrong usage, a program that cannot be executed, one that is not there: nothing that a card could cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFault:
+class GpuFault(Value):
     """What the driver told of one card. `at` is when it happened, of a lost card when that was first seen."""
 
     uuid: str
@@ -160,11 +159,11 @@ def blamed(run: Run, fault: GpuFault | None) -> Run:
     gpu = f"GPU {gpu_label(fault.index)}"
     text = f"lost {gpu}" if fault.xid is None else f"hardware fault of {gpu}: {fault.text}"
     if run.reason is ReasonCode.GPU_FAILED:
-        return evolve(run, reason_text=text)
+        return replace(run, reason_text=text)
     if run.outcome not in _BLAMED:
         return run
     text += f"; it had ended as {run.outcome}"
-    return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
+    return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
 
 
 def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
@@ -184,7 +183,7 @@ def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_
         if mib > least_mib:
             what = f"{format_size_mib(mib)} of GPU {gpu_label(share.index)} was held without a booking"
             text = f"{what}; it had ended as {run.outcome}"
-            return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FOREIGN_USE, reason_text=text)
+            return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FOREIGN_USE, reason_text=text)
     return run
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from gpusched.model.states import JobState
 from gpusched.model.units import MAX_SECONDS, parse_job_id
+from gpusched.model.value import Value
 
 KINDS = ("after", "afterany", "afterok", "afternotok", "aftercorr")
 SINGLETON = "singleton"
@@ -43,8 +44,7 @@ Lookup = Callable[[int], Parent | None]
 """What is known of a job; None when it does not exist any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Value):
     """One job and what must have become of it; `singleton` names none and has 0."""
 
     kind: str
@@ -65,8 +65,7 @@ class Condition:
         return int(self.task.partition("_")[0]) if self.task else None
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Value):
     """All of the conditions, or any of them."""
 
     conditions: tuple[Condition, ...]

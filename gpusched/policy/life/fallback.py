@@ -5,10 +5,9 @@ The failed job stays as it ended; both name each other. A fallback has no fallba
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 
 FAILURES = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL})
 """Ends that a fallback follows. A cancelled or preempted job was ended on purpose, one past its deadline comes

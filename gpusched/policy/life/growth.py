@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.model.cluster import GpuView, NodeView
-from gpusched.model.evolve import evolve
 from gpusched.model.job import GpuShare, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_size_mib
+from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 
 _STEP_MIB = 256
@@ -81,7 +81,7 @@ def _more_host_memory(
     wanted_mib = max(had_mib * settings.life.oom_growth, had_mib + _STEP_MIB)
     most_mib = max((node.mem_mib for node in nodes), default=0)
     for mib in (-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB, most_mib):
-        wish = evolve(request, mem_mib=mib)
+        wish = replace(request, mem_mib=mib)
         if mib > had_mib and refusal(wish, nodes, settings) is None and is_admitted(wish):
             words = f"{format_size_mib(mib)} of host memory instead of {format_size_mib(had_mib)}"
             return Larger(wish, words)
@@ -92,13 +92,13 @@ def _ladder(request: Request, run: Run, had_mib: int, totals: Sequence[int], gro
     if request.vram_mib is not None:
         seen_mib = 0 if run.peak_vram_mib is None else run.peak_vram_mib / len(run.gpus) * _SPARE
         wanted_mib = max(request.vram_mib * growth, seen_mib, request.vram_mib + _STEP_MIB)
-        yield evolve(request, vram_mib=-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB)
+        yield replace(request, vram_mib=-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB)
     elif request.gpu_fraction is not None and request.gpu_fraction < 0.5:
-        yield evolve(request, gpu_fraction=2 * request.gpu_fraction)
+        yield replace(request, gpu_fraction=2 * request.gpu_fraction)
     for total_mib in totals:
         if total_mib > had_mib:
             least_mib = max(total_mib, request.min_vram_mib or 0)
-            yield evolve(request, vram_mib=None, gpu_fraction=None, min_vram_mib=least_mib)
+            yield replace(request, vram_mib=None, gpu_fraction=None, min_vram_mib=least_mib)
 
 
 def _mib(share: GpuShare, view: GpuView) -> int:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpusched.model.evolve import evolve
 from gpusched.model.job import JobSpec
 from gpusched.model.settings import IdleSettings, Settings
+from gpusched.model.value import Value, replace
 
 _MISSED = 3
 """Windows without a reading after which nothing is known of the time before."""
@@ -52,8 +52,7 @@ class Activity:
     """Something that changes when its logs grow or its work is saved; None when nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Value):
     """What is remembered of one run between two readings."""
 
     last: Look
@@ -82,28 +81,28 @@ def watch(before: Watch | None, look: Look, settings: IdleSettings) -> Watch:
     quiet_at = before.quiet_at if _is_still(look, settings) else None
     # The later reading counts for the time since the one before: what has begun to work is busy at once.
     busy_s = before.busy_s + look.utilisation * passed_s
-    now = evolve(before, last=look, busy_s=busy_s, quiet_at=quiet_at)
+    now = replace(before, last=look, busy_s=busy_s, quiet_at=quiet_at)
     if look.at - before.window_at < settings.window_s:
         return now
     if now.mean > settings.utilisation:
-        return evolve(fresh, activity=before.activity)
+        return replace(fresh, activity=before.activity)
     idle_at = before.window_at if before.idle_at is None else before.idle_at
-    return evolve(now, window_at=look.at, busy_s=0.0, idle_at=idle_at)
+    return replace(now, window_at=look.at, busy_s=0.0, idle_at=idle_at)
 
 
 def note(before: Watch, activity: Activity, settings: IdleSettings) -> Watch:
     """Take in what the processes have done since the last time."""
     earlier = before.activity
-    after = evolve(before, activity=activity)
+    after = replace(before, activity=activity)
     if earlier is None or not _is_still(before.last, settings):
-        return evolve(after, quiet_at=None)
+        return replace(after, quiet_at=None)
     passed_s = activity.at - earlier.at
     if passed_s <= 0 or earlier.cpu_s is None or activity.cpu_s is None or passed_s > _MISSED * settings.window_s:
-        return evolve(after, quiet_at=None)
+        return replace(after, quiet_at=None)
     cores = abs(activity.cpu_s - earlier.cpu_s) / passed_s
     if cores > settings.cpu_cores or activity.marks is None or activity.marks != earlier.marks:
-        return evolve(after, quiet_at=None)
-    return after if before.quiet_at is not None else evolve(after, quiet_at=earlier.at)
+        return replace(after, quiet_at=None)
+    return after if before.quiet_at is not None else replace(after, quiet_at=earlier.at)
 
 
 def _is_still(look: Look, settings: IdleSettings) -> bool:

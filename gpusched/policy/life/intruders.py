@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpusched.model.cluster import GpuProcess, ShareUse
-from gpusched.model.evolve import evolve
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_duration, format_size_mib, gpu_label, gpu_list, printable
+from gpusched.model.value import replace
 from gpusched.policy.foreign import is_of_the_system
 from gpusched.policy.life.overuse import AFTER_S, BEFORE_S
 from gpusched.policy.life.transitions import completing
@@ -168,7 +168,7 @@ def end(job: Job, intruder: Intruder, now: float) -> tuple[Job, tuple[JobEvent, 
     if job.state is JobState.COMPLETING:
         return job, ()
     text = in_words(intruder).replace("uses", "used", 1)
-    job = evolve(completing(job), reason=ReasonCode.GPU_UNBOOKED_USE, reason_text=text)
+    job = replace(completing(job), reason=ReasonCode.GPU_UNBOOKED_USE, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
 
@@ -202,7 +202,7 @@ def victim(run: Run, looks: Sequence[Look], settings: GpuSettings, name_of: Call
         if worst.vram_mib is None or worst.vram_mib > settings.vram_over_mib:
             name, label = name_of(worst.run or ""), gpu_label(worst.index)
             text = f"job {name}, which did not book GPU {label}, held {worst.held} of it; it had ended as {run.outcome}"
-            return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
+            return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
     return run
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.evolve import evolve
 from gpusched.model.execution import (
     RunEnded,
     RunLost,
@@ -24,6 +23,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration, format_size_mib, gpu_list
+from gpusched.model.value import replace
 from gpusched.policy.life.growth import Larger, NothingLarger
 from gpusched.policy.life.retry import backoff_s, failure_of, wants_retry
 from gpusched.policy.life.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
@@ -60,7 +60,7 @@ def start_run(
         stdout_path=stdout_path,
         stderr_path=stderr_path,
     )
-    job = evolve(
+    job = replace(
         job,
         state=JobState.RUNNING,
         run=run.number,
@@ -84,7 +84,7 @@ def _where(placement: Placement) -> str:
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
     """The run lives. The job itself is returned unchanged: its start was recorded with the intent."""
     check_open(job, run)
-    run = evolve(
+    run = replace(
         run,
         state=RunState.RUNNING,
         start_at=event.at,
@@ -125,7 +125,7 @@ def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
 def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
     """The run moves again; how long it has stood still is now known to the millisecond."""
     check_open(job, run)
-    return job, evolve(run, suspended_s=event.suspended_s), ()
+    return job, replace(run, suspended_s=event.suspended_s), ()
 
 
 def run_ended(
@@ -141,7 +141,7 @@ def run_ended(
     """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called, with `grow`."""
     check_open(job, run)
     outcome, reason, text = _judge(job, event)
-    run = evolve(
+    run = replace(
         run,
         state=RunState.ENDED,
         start_at=event.start_at,
@@ -163,7 +163,7 @@ def run_ended(
         # What its end was is said by others; that it had too little memory would else be told nowhere.
         events.append(JobEvent(job.id, event.end_at, "note", _out_of_host_memory(event)[1], run.number))
     if event.start_at is not None:
-        job = evolve(job, start_at=event.start_at)
+        job = replace(job, start_at=event.start_at)
     if gpus_clean:
         job, more = finish(job, run, settings, now, grow)
         return job, run, (*events, *more)
@@ -256,7 +256,7 @@ def run_lost(
     """
     check_open(job, run)
     rebooted = boot_id is not None and boot_id != run.boot_id
-    run = evolve(
+    run = replace(
         run,
         state=RunState.ENDED,
         end_at=event.at,
@@ -282,7 +282,7 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     """
     check_open(job, run)
     text = f"was not started: {event.detail}"
-    run = evolve(
+    run = replace(
         run,
         state=RunState.ENDED,
         end_at=event.at,
@@ -292,12 +292,12 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     )
     requeued = JobEvent(job.id, event.at, "requeued", text, run.number)
     was_preempted = job.preempt_at is not None
-    job = evolve(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
+    job = replace(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
     if job.cancel_at is not None:
         return _end(job, JobState.CANCELLED, run), run, (requeued,)
     if job.spec.adopted is not None:
         return _not_adopted(job, run, event)
-    job = evolve(
+    job = replace(
         move(job, JobState.PENDING),
         eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
         reason=None,
@@ -310,8 +310,8 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
 def _not_adopted(job: Job, run: Run, event: RunNeverStarted) -> Step:
     """What was to be adopted cannot wait for another start: it runs, and is no job."""
     text = f"was not adopted: {event.detail}"
-    run = evolve(run, outcome=JobState.FAILED, reason=ReasonCode.JOB_LAUNCH_FAILURE, reason_text=text)
-    job = evolve(job, reason=run.reason, reason_text=text)
+    run = replace(run, outcome=JobState.FAILED, reason=ReasonCode.JOB_LAUNCH_FAILURE, reason_text=text)
+    job = replace(job, reason=run.reason, reason_text=text)
     return _end(job, JobState.FAILED, run), run, (JobEvent(job.id, event.at, "ended", f"FAILED: {text}", run.number),)
 
 
@@ -327,7 +327,7 @@ def finish(
     if run.outcome is None or run.end_at is None:
         raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({story_of(job)})")
     rule = _rule_of(job)
-    job = evolve(
+    job = replace(
         job,
         exit_code=run.exit_code,
         signal=run.signal,
@@ -343,7 +343,7 @@ def finish(
     if (is_lost and has_requeue) or (is_preempted and rule.requeue):
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
-        job = evolve(
+        job = replace(
             move(job, JobState.PENDING),
             eligible_at=now,
             requeues=job.requeues + is_lost,
@@ -356,12 +356,12 @@ def finish(
             return _end(job, JobState.CANCELLED, run), ()
         larger = grow(job, run) if grow is not None and failure.kind == "oom" else None
         if isinstance(larger, NothingLarger):
-            job = evolve(job, reason_text=f"{run.reason_text}; {larger.text}")
+            job = replace(job, reason_text=f"{run.reason_text}; {larger.text}")
             return _end(job, run.outcome, run), (JobEvent(job.id, now, "note", larger.text, run.number),)
         if larger is not None:
-            job = evolve(job, spec=evolve(job.spec, request=larger.request))
+            job = replace(job, spec=replace(job.spec, request=larger.request))
         wait_s = backoff_s(rule, job.failures + 1, job.id)
-        job = evolve(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
+        job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
         text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
         if larger is not None:
             text += f", with {larger.text}"
@@ -378,13 +378,13 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     """
     text = f"cancelled by {by}"
     if job.state is JobState.PENDING:
-        job = evolve(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        job = replace(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
         return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
         return job, ()
     if job.state is not JobState.COMPLETING:
         job = completing(job)
-    job = evolve(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
@@ -393,7 +393,7 @@ def lose_gpu(job: Job, now: float, lost: str) -> tuple[Job, tuple[JobEvent, ...]
     if job.state not in LIVE:
         return job, ()
     text = f"lost {lost}"
-    job = evolve(completing(job), reason=ReasonCode.GPU_FAILED, reason_text=text)
+    job = replace(completing(job), reason=ReasonCode.GPU_FAILED, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
 
@@ -412,7 +412,7 @@ def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tup
     """Cancel a pending job for a reason that is not a person's wish."""
     if job.state is not JobState.PENDING:
         raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be given up ({story_of(job)})")
-    job = evolve(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
+    job = replace(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 
@@ -435,7 +435,7 @@ def past_deadline(job: Job, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
     text = "its deadline has passed"
     if limit is not None:
         text = f"can no longer end by its deadline: its time limit is {format_duration(limit)}"
-    job = evolve(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
+    job = replace(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
     return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
 
 
@@ -452,14 +452,14 @@ def _rule_of(job: Job) -> RetryRule:
 def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, JobEvent]:
     """Keep the job from starting; one that runs is held for its next run."""
     _check_active(job, "held")
-    job = evolve(job, hold="admin" if admin else "user")
+    job = replace(job, hold="admin" if admin else "user")
     return job, JobEvent(job.id, now, "held", f"held by {by}")
 
 
 def hold_for_fault(job: Job, now: float, text: str) -> tuple[Job, JobEvent]:
     """Keep a job from taking out more cards, until its owner has looked into it."""
     _check_active(job, "held")
-    job = evolve(job, hold="user", reason=ReasonCode.JOB_HELD_GPU_FAULT, reason_text=text)
+    job = replace(job, hold="user", reason=ReasonCode.JOB_HELD_GPU_FAULT, reason_text=text)
     return job, JobEvent(job.id, now, "held", text)
 
 
@@ -475,16 +475,16 @@ def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
     """Undo a hold."""
     _check_active(job, "released")
     if job.reason is ReasonCode.JOB_HELD_GPU_FAULT:
-        job = evolve(job, reason=None, reason_text=None)
-    return evolve(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
+        job = replace(job, reason=None, reason_text=None)
+    return replace(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
 
 
 def _end(job: Job, to: JobState, run: Run) -> Job:
     """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
-    job = evolve(move(job, to), end_at=run.end_at)
+    job = replace(move(job, to), end_at=run.end_at)
     if to is JobState.CANCELLED and run.reason not in _CANCELLED:
         text = f"cancelled; its last run: {run.reason_text}"
-        job = evolve(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
     return job
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpusched.model.cluster import ShareUse
-from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_size_mib, gpu_label
+from gpusched.model.value import Value, replace
 from gpusched.policy.life.transitions import completing
 
 BEFORE_S, AFTER_S = 10.0, 2.0
@@ -31,8 +31,7 @@ class Look:
     uses: tuple[ShareUse, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Value):
     """What is remembered of one run between two readings."""
 
     at: float
@@ -90,7 +89,7 @@ def end(job: Job, use: ShareUse, now: float) -> tuple[Job, tuple[JobEvent, ...]]
     if job.state is JobState.COMPLETING:
         return job, ()
     text = f"held {in_words(use)}"
-    job = evolve(completing(job), reason=ReasonCode.GPU_MEMORY_OVER, reason_text=text)
+    job = replace(completing(job), reason=ReasonCode.GPU_MEMORY_OVER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
 
@@ -116,5 +115,5 @@ def crowded(run: Run, looks: Sequence[Look], settings: GpuSettings, name_of: Cal
         for victim, other in endangered(look, settings):
             if victim.run == run.id:
                 text = f"job {name_of(other.run)} held {in_words(other)}; it had ended as {run.outcome}"
-                return evolve(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
+                return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
     return run

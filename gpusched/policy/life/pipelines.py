@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from gpusched.model.job import Job
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import MAX_SECONDS
+from gpusched.model.value import replace
 from gpusched.policy.life.dependencies import KINDS, SINGLETON, Condition, Expression, find_cycle, parse_dependency
 
 STEP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

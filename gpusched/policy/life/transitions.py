@@ -18,9 +18,9 @@ A run that is SUSPENDED may come to its end in every way in which one that is RU
 from __future__ import annotations
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 
 Step = tuple[Job, Run, tuple[JobEvent, ...]]
 """A job and its run after something has happened, and what its story says of it."""
@@ -79,7 +79,7 @@ def check_open(job: Job, run: Run) -> None:
 def move(job: Job, to: JobState) -> Job:
     """The job in another state. Raises: BrokenInvariant."""
     check_transition(job, to)
-    return evolve(job, state=to)
+    return replace(job, state=to)
 
 
 def completing(job: Job) -> Job:
@@ -88,7 +88,7 @@ def completing(job: Job) -> Job:
     `suspended_by` still says of one that made room that it has no cores of its own any more.
     """
     by = "policy" if job.suspended_by == "policy" else None
-    return evolve(move(job, JobState.COMPLETING), suspended_at=None, suspended_by=by)
+    return replace(move(job, JobState.COMPLETING), suspended_at=None, suspended_by=by)
 
 
 def still_s(job: Job, now: float) -> float:

@@ -6,9 +6,9 @@ As in `lifecycle`, every function returns what becomes of the job with the lines
 from __future__ import annotations
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.evolve import evolve
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.policy.life.transitions import Step, completing, move, still_s, story_of
 
 
@@ -37,14 +37,14 @@ def cancel_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ..
     if job.state is JobState.COMPLETING:
         return job, ()
     text = f"cancelled by the scheduler: {why}"
-    job = evolve(completing(job), cancel_at=now, reason=ReasonCode.GPU_IDLE, reason_text=text)
+    job = replace(completing(job), cancel_at=now, reason=ReasonCode.GPU_IDLE, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 
 def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -> tuple[Job, tuple[JobEvent, ...]]:
     if job.state is JobState.COMPLETING:
         return job, ()
-    job = evolve(completing(job), preempt_at=now, reason=reason, reason_text=text)
+    job = replace(completing(job), preempt_at=now, reason=reason, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", told, job.run),)
 
 
@@ -61,7 +61,7 @@ def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEve
     if job.state is JobState.SUSPENDED:
         return job, ()
     reason = ReasonCode.PREEMPTED if by == "policy" else None
-    job = evolve(move(job, JobState.SUSPENDED), suspended_at=now, suspended_by=by, reason=reason, reason_text=text)
+    job = replace(move(job, JobState.SUSPENDED), suspended_at=now, suspended_by=by, reason=reason, reason_text=text)
     return job, (JobEvent(job.id, now, "suspended", text, job.run),)
 
 
@@ -69,6 +69,6 @@ def resume(job: Job, run: Run, now: float, text: str) -> Step:
     """Let a job that stands still go on. The run's account of it is put right when the engine has told."""
     if job.state is not JobState.SUSPENDED:
         raise BrokenInvariant(f"job {job.id} is {job.state} and cannot go on ({story_of(job)})")
-    run = evolve(run, suspended_s=run.suspended_s + still_s(job, now))
-    job = evolve(move(job, JobState.RUNNING), suspended_at=None, suspended_by=None, reason=None, reason_text=None)
+    run = replace(run, suspended_s=run.suspended_s + still_s(job, now))
+    job = replace(move(job, JobState.RUNNING), suspended_at=None, suspended_by=None, reason=None, reason_text=None)
     return job, run, (JobEvent(job.id, now, "resumed", text, run.number),)

@@ -6,11 +6,11 @@ How much of a card a slice is depends on the cards that there are, so `admission
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import Settings
+from gpusched.model.value import replace
 from gpusched.policy.capacity import format_size_floor
 from gpusched.policy.draft import Layout
 from gpusched.policy.refusal import Refusal

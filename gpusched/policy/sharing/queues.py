@@ -6,10 +6,10 @@ Amounts are kept in millionths, so that taking one away again leaves exactly wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.value import Value
 from gpusched.policy.sharing.upward import parent_in
 
 MICRO = 1_000_000
@@ -53,8 +53,7 @@ Limits = tuple[tuple[int, int], ...]
 """Kinds that have a limit or a guarantee, and how much, in millionths."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueNode:
+class QueueNode(Value):
     """One queue in its place in the tree."""
 
     name: str

@@ -8,12 +8,12 @@ to a queue is there for all below it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import inf
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing import ledger, queues
 from gpusched.policy.sharing.ledger import Loan

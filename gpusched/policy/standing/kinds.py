@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
+from gpusched.model.value import replace
 from gpusched.policy.draft import Booking
 from gpusched.policy.need import Need
 from gpusched.policy.ordering import Rank

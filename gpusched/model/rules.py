@@ -1,0 +1,160 @@
+"""Which values a setting may have, beyond its type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpusched.model.units import MAX_MIB, MAX_SECONDS
+from gpusched.model.value import Value
+
+
+class Range(Value):
+    """A number from `low` to `high`."""
+
+    low: float
+    high: float
+    above: bool = False
+    """The low end itself is not allowed."""
+
+    def __str__(self) -> str:
+        least = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"{least} and at most {self.high:.15g}"
+
+    def admits(self, value: float) -> bool:
+        """Whether the value is in the range."""
+        return (value > self.low if self.above else value >= self.low) and value <= self.high
+
+
+class OneOf(Value):
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.words)
+
+    def admits(self, value: str) -> bool:
+        """Whether it is one of them."""
+        return value in self.words
+
+
+class Text(Value):
+    """A text that is not empty."""
+
+    is_word: bool = False
+    may_be_empty: bool = False
+
+    def __str__(self) -> str:
+        if self.may_be_empty:
+            return "one word without blanks, or empty"
+        return "one word without blanks" if self.is_word else "not empty, on one line"
+
+    def admits(self, value: str) -> bool:
+        """Whether it is on one line, or one word."""
+        if self.may_be_empty and not value:
+            return True
+        if self.is_word:
+            return bool(value) and value.isprintable() and " " not in value
+        return bool(value) and not any(char in value for char in "\0\r\n")
+
+
+class Folder(Value):
+    """The path of a folder."""
+
+    def __str__(self) -> str:
+        return "an absolute path"
+
+    def admits(self, value: str) -> bool:
+        """Whether it begins at the root and is on one line."""
+        return value.startswith("/") and Text().admits(value)
+
+
+class Texts(Value):
+    """A list of words, none of them empty."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what}, none of them empty"
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether all are words."""
+        return all(word and word.isprintable() and " " not in word for word in value)
+
+
+class SomeOf(Value):
+    """A list of some of these words."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "a list of some of " + ", ".join(self.words)
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether each is one of them."""
+        return all(word in self.words for word in value)
+
+
+class Cells(Value):
+    """A list of cells, `SIZE` or `NODE:SIZE`."""
+
+    def __str__(self) -> str:
+        return "a list of texts such as '4' (four linked GPUs) or 'n1:4' (those on node n1)"
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether each names a number of cards, with or without a node."""
+        return all(re.fullmatch(r"(?:[^\s:]+:)?[1-9]\d{0,3}", word) for word in value)
+
+
+class Amounts(Value):
+    """A table of names and numbers."""
+
+    low: float
+    above: bool = False
+
+    def __str__(self) -> str:
+        return f"a table of names and numbers, each {'above' if self.above else 'at least'} {self.low:g}"
+
+    def admits(self, value: Mapping[str, float]) -> bool:
+        """Whether every name is a word and every number large enough."""
+        named = Text(is_word=True)
+        return all(
+            named.admits(name) and (count > self.low if self.above else count >= self.low)
+            for name, count in value.items()
+        )
+
+
+class Numbers(Value):
+    """A list of whole numbers, each from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"a list of whole numbers from {self.low} to {self.high}"
+
+    def admits(self, value: tuple[int, ...]) -> bool:
+        """Whether each is in the range."""
+        return all(self.low <= number <= self.high for number in value)
+
+
+Rule = SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts
+
+WEIGHT = Range(0, 1e12)
+FRACTION = Range(0, 1, above=True)
+PART = Range(0, 1)
+RATE = Range(0, MAX_MIB, above=True)
+MIB = Range(0, MAX_MIB)
+SOME_MIB = Range(1, MAX_MIB)
+WAIT = Range(0, MAX_SECONDS)
+SOME_TIME = Range(0, MAX_SECONDS, above=True)
+LIMIT = Range(1, MAX_SECONDS)
+PACE = Range(0.001, 3600)
+CORES = Range(0, 1 << 20, above=True)
+COUNT = Range(1, 10**9)
+TIMES = Range(1, 100)
+GPUS = Range(0, 1 << 20)
+SHARES = Range(0, 1e9, above=True)
+NAMES = Texts("names")
+WORD = Text(is_word=True)
