@@ -19,6 +19,7 @@ from support import wait_until
 
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
+from gpusched.model.value import replace
 from gpusched.notify import courier as courier_module
 from gpusched.notify.batch import Report
 from gpusched.notify.courier import Courier
