@@ -39,6 +39,8 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
+        self._predictions: dict[Family, tuple[tuple[float, ...], Prediction | None]] = {}
+        """What was predicted, and from which run times; asked several times for each job, changed by an end."""
         self._peaks_mib: dict[Family, tuple[int, ...]] = {}
         """VRAM of each card that runs used, by family, oldest first."""
         self._past = Past()
@@ -111,7 +113,9 @@ class History:
         before = self._run_times_s.pop(kind, ())
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
         if len(self._run_times_s) > MOST_FAMILIES:
-            del self._run_times_s[next(iter(self._run_times_s))]
+            oldest = next(iter(self._run_times_s))
+            del self._run_times_s[oldest]
+            self._predictions.pop(oldest, None)
         if (peak_mib := vram.peak_of(run)) is not None:
             self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-vram.RUNS :]
             if len(self._peaks_mib) > MOST_FAMILIES:
@@ -178,7 +182,14 @@ class History:
 
     def predict(self, job: Job) -> Prediction | None:
         """How long this job will run; None when too few like it have ended."""
-        return predict(self._run_times_s.get(family(job), ()))
+        kind = family(job)
+        run_times_s = self._run_times_s.get(kind)
+        if run_times_s is None:
+            return None
+        known = self._predictions.get(kind)
+        if known is None or known[0] is not run_times_s:
+            known = self._predictions[kind] = run_times_s, predict(run_times_s)
+        return known[1]
 
 
 def _marks(job: Job) -> tuple[Hashable, ...]:

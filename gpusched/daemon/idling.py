@@ -35,14 +35,14 @@ class IdleWatch:
         """Take in a reading; runs that stand still or are being ended are left out until they go on."""
         samples = {} if reading.error is not None else {gpu.uuid: gpu for gpu in reading.gpus}
         seen: dict[str, Watch] = {}
-        for run in world.open_runs.values():
+        for handle, run in world.open_runs.items():
             job = world.jobs.get(run.job_id)
             if not run.gpus or job is None or job.state is not JobState.RUNNING or run.start_at is None:
                 continue
             if not settings.idle.after_s or idling.is_exempt(job.spec, settings):
                 continue
             look = _look(reading.at, [samples.get(share.uuid) for share in run.gpus], settings.idle.utilisation)
-            seen[run.id] = idling.watch(self._watches.get(run.id), look, settings.idle)
+            seen[handle] = idling.watch(self._watches.get(handle), look, settings.idle)
         self._watches = seen
 
     def suspects(self) -> list[str]:
@@ -58,8 +58,8 @@ class IdleWatch:
     def carry_out(self, turn: Turn, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what the owner is told."""
         settings = turn.settings.idle
-        for run in list(turn.world.open_runs.values()):
-            seen = self._watches.get(run.id)
+        for handle, run in list(turn.world.open_runs.items()):
+            seen = self._watches.get(handle)
             job = turn.world.jobs.get(run.job_id)
             if job is None or (seen is None and run.idle_at is None) or job.state is not JobState.RUNNING:
                 continue

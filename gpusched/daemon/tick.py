@@ -75,6 +75,8 @@ Asked = tuple[commands.Command, Reply]
 Answer = tuple[Reply, dict[str, Any] | GpuschedError]
 
 _PLANS_PER_TICK = 64
+_READ_WITHIN_S = 0.05
+"""What else an ended run held, its CPUs and memory, waits no longer than this for its GPUs."""
 _NO_PLAN = Plan()
 
 
@@ -124,8 +126,8 @@ class Scheduler:
         self.gpu_faults = GpuFaults()
         self.witness: Callable[[Deed], None] = lambda deed: None
         """Called after a commit with each thing that was done to what is another's."""
-        self.on_release: Callable[[], None] = lambda: None
-        """Called when runs have ended whose GPUs a reading that begins now can show clean."""
+        self.on_release: Callable[[], None] | None = None
+        """Called when runs have ended whose GPUs a reading can show clean that begins now; has one taken."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
         self.settings_problem: Callable[[], str | None] = lambda: None
@@ -151,6 +153,8 @@ class Scheduler:
         self._windows = Windows()
         self.is_going_down = False
         """The machine is being shut down: nothing is started any more."""
+        self._plan_by: float | None = None
+        """When ends have to be planned at the latest that wait for the reading which shows their GPUs clean."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict, self.history.guess))
@@ -192,11 +196,11 @@ class Scheduler:
         """Take in one reading of the GPUs."""
         reading = self.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
-        jobs = {run.id: self.world.name_of(run.job_id) for run in self.world.open_runs.values()}
+        jobs = {handle: self.world.name_of(run.job_id) for handle, run in self.world.open_runs.items()}
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
-        for run in (*self.world.open_runs.values(), *self.world.releasing.values()):
+        for handle, run in (*self.world.open_runs.items(), *self.world.releasing.items()):
             for share in run.gpus:
-                booked.setdefault(share.uuid, []).append((run.id, share))
+                booked.setdefault(share.uuid, []).append((handle, share))
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         # Only now: a reading that could not be taken in says of no card that it is free.
         self._reading, self._read_at = reading, self.now()
@@ -299,7 +303,7 @@ class Scheduler:
 
     def next_due(self) -> float | None:
         """When time alone changes something next: a begin time, a backoff, a deadline, a reservation, an alarm."""
-        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due())
+        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due(), self._plan_by)
         return min((at for at in dues if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
@@ -503,7 +507,7 @@ class Scheduler:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
         self._culprit = None
-        if turn.has_released:
+        if turn.releasing and self.on_release is not None:
             # Before the plan and the commit: it is read meanwhile.
             self.failures.run("GPU request", self.on_release)
         self.gpu_faults.carry_out(turn)
@@ -529,13 +533,12 @@ class Scheduler:
         self.alerts.ring(turn, self.plan)
 
         self._step("decide")
-        if self._look_again or turn.changes.jobs or turn.changes.drains or turn.changes.reservations:
-            # A confirmed start alone changes nothing that the last plan was made of.
+        if self._must_plan(turn):
             has_starts = self._plan(turn)
             # A start lets those go that waited for it alone.
             while has_starts and settle_dependencies(turn):
                 has_starts = self._plan(turn)
-            self._look_again = False
+            self._look_again, self._plan_by = False, None
         self.alerts.collect(turn)
         return answers
 
@@ -678,6 +681,20 @@ class Scheduler:
             return error
 
     # --- decide ---------------------------------------------------------------------------------
+
+    def _must_plan(self, turn: Turn) -> bool:
+        """Whether anything has changed that the last plan was made of, which a confirmed start alone does not.
+
+        The end of a run on GPUs and the reading that shows them clean, in a moment, are one plan and not two.
+        """
+        changes = turn.changes
+        has_more = self._look_again or changes.drains or changes.reservations or changes.jobs.keys() - turn.releasing
+        is_overdue = self._plan_by is not None and turn.now >= self._plan_by
+        if has_more or is_overdue or (turn.releasing and self.on_release is None):
+            return True
+        if turn.releasing and self._plan_by is None:
+            self._plan_by = turn.now + _READ_WITHIN_S
+        return False
 
     def _plan(self, turn: Turn) -> bool:
         """Plan until nothing more comes of it; whether anything is to start."""

@@ -64,8 +64,8 @@ class Turn:
         self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
-        self.has_released = False
-        """Whether runs have ended in this turn whose GPUs are not proven clean."""
+        self.releasing: set[int] = set()
+        """Jobs whose runs have ended in this turn and whose GPUs are not proven clean."""
         self.before: dict[int, Job | None] = {}
         """Rows of the changed jobs as they were before this turn; None for a new job."""
         self.waited: list[tuple[str, float]] = []
@@ -150,7 +150,7 @@ class Turn:
     def begin_release(self, run: Run) -> None:
         """The run has ended; its GPUs stay booked until they are proven clean."""
         self.world.begin_release(run)
-        self.has_released = True
+        self.releasing.add(run.job_id)
 
     def end_release(self, run: Run) -> None:
         """The GPUs of an ended run are clean, or given up on."""

@@ -12,6 +12,7 @@ from gpusched.daemon import tick
 from gpusched.engine.simulated import Outcome
 from gpusched.gpu.card import Card
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.states import JobState
 from gpusched.testing import request
 
 JOBS = 8
@@ -88,3 +89,49 @@ def test_a_reading_is_asked_for_before_the_ends_are_planned_and_recorded() -> No
     lab.steps.clear()
     lab.turn(0.1)
     assert "request" not in lab.steps, "nothing has ended since"
+
+
+def on_gpus_and_on_cpus() -> tuple[Lab, int]:
+    """A run on a GPU and on all CPUs, and a job that waits for the CPUs alone."""
+    lab = Lab(gpus=1, cpus=4, outcome=Outcome(runs_s=10))
+    lab.scheduler.on_release = lambda: None
+    lab.submit(request=request(gpus=1, cpus=4.0))
+    waits = lab.submit(request=request(cpus=4.0))
+    return lab, waits
+
+
+def test_the_end_of_a_run_and_the_reading_that_shows_its_gpu_clean_are_one_plan(calls: Counter[str]) -> None:
+    lab, waits = on_gpus_and_on_cpus()
+    lab.clock.advance(10)
+    calls.clear()
+    lab.scheduler.tick()
+    assert lab.scheduler.world.releasing
+    assert lab.job(1).state is JobState.COMPLETING
+    assert calls["plans"] == 0
+    due_at = lab.scheduler.next_due()
+    assert due_at is not None
+    lab.turn(0.001)
+    assert calls["plans"] == 1
+    assert lab.job(waits).state is JobState.RUNNING
+    assert (lab.scheduler.next_due() or due_at + 1) > due_at, "nothing is due any more"
+
+
+def test_what_else_an_ended_run_held_waits_for_no_slow_reading(calls: Counter[str]) -> None:
+    lab, waits = on_gpus_and_on_cpus()
+    lab.clock.advance(10)
+    lab.scheduler.tick()
+    due_at = lab.scheduler.next_due()
+    assert due_at is not None
+    lab.clock.advance(due_at - lab.clock.now())
+    lab.scheduler.tick()
+    assert lab.scheduler.world.releasing, "the reading has not come"
+    assert lab.job(waits).state is JobState.RUNNING
+
+
+def test_a_submission_is_planned_at_once_though_a_reading_is_awaited() -> None:
+    lab, waits = on_gpus_and_on_cpus()
+    lab.clock.advance(10)
+    lab.scheduler.submit(lab.submission(request=request(cpus=1.0)), lambda answer: None)
+    lab.scheduler.tick()
+    assert lab.scheduler.world.releasing
+    assert lab.job(waits).state is JobState.RUNNING
