@@ -214,9 +214,26 @@ def job_environment(
 
     `past` are the variables that tell of earlier runs, see `past`.
     """
+    return _environment(job, run, _without_enclosing(base), site, settings, index_of, past)
+
+
+def _without_enclosing(base: Mapping[str, str]) -> dict[str, str]:
+    """A captured environment without what is left over from an enclosing job: it would name the wrong allocation."""
+    return {key: value for key, value in base.items() if key not in _PAST and not key.startswith(("SLURM_", "SLURMD_"))}
+
+
+def _environment(
+    job: Job,
+    run: Run,
+    base: Mapping[str, str],
+    site: Site,
+    settings: Settings,
+    index_of: Mapping[str, int],
+    past: Mapping[str, str],
+) -> dict[str, str]:
     spec = job.spec
     request = spec.request
-    env = {key: value for key, value in base.items() if key not in _PAST}
+    env = dict(base)
     cpus = max(1, int(request.cpus))
     env.setdefault("OMP_NUM_THREADS", str(cpus))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
@@ -242,9 +259,6 @@ def job_environment(
         env["GPUSCHED_CHECKPOINT_DIR"] = folder
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
-    for key in [key for key in env if key.startswith(("SLURM_", "SLURMD_"))]:
-        # Left over from an enclosing job: it would name the wrong allocation.
-        del env[key]
     env.update({f"SLURM_{name}": value for name, value in own.items() if name != "RESTART_COUNT"})
     if job.restarts:
         env["SLURM_RESTART_COUNT"] = str(job.restarts)
@@ -315,8 +329,8 @@ def _script(job: Job, script: bytes | None) -> bytes | None:
 
 @lru_cache(maxsize=4)
 def _captured(environment: bytes) -> Mapping[str, str]:
-    """A stored environment; jobs that were submitted together have one and the same."""
-    return MappingProxyType(unpack_environment(environment))
+    """A stored environment as runs get it; jobs that were submitted together have one and the same."""
+    return MappingProxyType(_without_enclosing(unpack_environment(environment)))
 
 
 def make_ticket(
@@ -340,7 +354,7 @@ def make_ticket(
         user=job.user,
         argv=tuple(fill(word, _values_of(job)) for word in launch.argv),
         script=_script(job, script),
-        env=job_environment(job, run, _captured(environment), site, settings, index_of, past),
+        env=_environment(job, run, _captured(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
         umask=launch.umask,
