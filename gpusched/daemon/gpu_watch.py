@@ -36,6 +36,9 @@ class GpuWatch:
         listed = {gpu.uuid for gpu in reading.gpus}
         missing = [gpu for gpu, _ in tracker.lost() if gpu.uuid not in listed]
         for gpu in (*reading.gpus, *missing):
+            if gpu.uuid not in self._bad and tracker.is_sound(gpu.uuid):
+                # Nearly always, and much cheaper to find out than what else to say of it.
+                continue
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
             if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:

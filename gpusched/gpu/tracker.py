@@ -183,6 +183,16 @@ class GpuTracker:
 
     # --- what goes out --------------------------------------------------------------------------
 
+    def is_sound(self, uuid: str) -> bool:
+        """Whether nothing is known against the card, as of the last reading: neither lost, drained nor suspect."""
+        card = self._cards.get(uuid)
+        return (
+            card is not None
+            and self._drained(uuid, card) is None
+            and card.fault(self._now, self._stale_after_s) is None
+            and card.suspicion() is None
+        )
+
     def is_measured(self, uuid: str, now: float) -> bool:
         """Whether the last sample of the card is good and not too old to be true now."""
         card = self._cards.get(uuid)
