@@ -47,7 +47,11 @@ def body(words: list[str]) -> int:
     values.setdefault("states", _ENDED.split(","))
     with connect() as client:
         check_names(client, values.get("users", []), values.get("queues", []))
-        answer = client.call("GET", f"/v1/history?{query(values)}")
+        path = f"/v1/history?{query(values)}"
+        if values.get("json") and not sys.stdout.isatty():
+            output.print_raw(client.raw(path))
+            return 0
+        answer = client.call("GET", path)
     jobs = answer["jobs"]
     if values.get("json"):
         output.print_json(answer)

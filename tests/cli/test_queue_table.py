@@ -56,6 +56,22 @@ def test_rows_of_scripts_stay_one_a_job(busy: Shell) -> None:
     assert [line.split()[0] for line in named] == ["4", "5"]
 
 
+@pytest.mark.parametrize("words", [("gq",), ("gq", "--sort", "-id"), ("gq", "5"), ("ghist",)])
+def test_json_of_a_pipe_is_one_compact_line_in_ascii(busy: Shell, words: tuple[str, ...]) -> None:
+    text = busy.ok(*words, "--json")
+    found = json.loads(text)
+    assert text == json.dumps(found, separators=(",", ":")) + "\n"
+    assert text.startswith('{"schema_version":')
+    names = {job["name"] for job in found["jobs"]}
+    assert ("日本語" in names) == (words in (("gq",), ("gq", "--sort", "-id")))
+
+
+def test_sorted_jobs_share_a_row_in_the_place_of_the_first(busy: Shell) -> None:
+    rows = [line.split()[:3] for line in busy.ok("gq", "--noheader", "--sort", "-id").splitlines()]
+    assert [row[0] for row in rows] == ["34", "33", "32", "2-31", "1"]
+    assert rows[3] == ["2-31", "(30", "jobs)"]
+
+
 def test_reason_is_a_word_and_the_sentence_is_in_long_and_json(busy: Shell) -> None:
     sentence = json.loads(busy.ok("gq", "--json", "32"))["jobs"][0]["reason_text"]
     assert "GPU" in sentence

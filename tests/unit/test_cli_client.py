@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -56,6 +57,17 @@ def test_one_connection_serves_many_calls_and_large_documents(start: Start) -> N
         sent = {"name": "ü\udcff\n", "numbers": [1, 0.5, None]}
         assert client.call("POST", "/v1/jobs", sent)["body"] == sent
     assert (daemon.connections, [method for method, _, _ in daemon.requests]) == (1, ["GET", "POST"])
+
+
+def test_an_answer_can_be_had_as_it_was_written(start: Start) -> None:
+    refusal = 404, {"error": {"message": "there is no job 7", "code": "not_found"}}
+    daemon = start(lambda method, path, body: refusal if "7" in path else {"jobs": ["x" * 500_000]})
+    with Client(str(daemon.path)) as client:
+        for _ in range(2):
+            assert json.loads(client.raw("/v1/jobs")) == {"jobs": ["x" * 500_000]}
+        with pytest.raises(errors.NotFound, match="there is no job 7"):
+            client.raw("/v1/jobs?ids=7")
+    assert daemon.connections == 1
 
 
 @pytest.mark.parametrize(
