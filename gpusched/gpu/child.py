@@ -13,9 +13,20 @@ import sys
 
 from gpusched.errors import UsageError
 from gpusched.gpu.choose import Choice, build
-from gpusched.gpu.wire import Answer, encode
+from gpusched.model.cluster import GpuReading
+from gpusched.model.codec import encode
+from gpusched.model.value import Value
 
 STDIN, STDOUT = 0, 1
+
+
+class Answer(Value):
+    """One reading and the request it answers; a line of JSON on its way to the daemon."""
+
+    request: int
+    reading: GpuReading
+    is_last: bool = False
+    """The child ends after this: there is nothing to keep a driver open for."""
 
 
 def main(argument: str) -> None:
@@ -36,7 +47,7 @@ def main(argument: str) -> None:
         for line in sys.stdin.buffer:
             reading = source.read()
             is_last = choice.kind == "nvml" and (reading.source == "none" or reading.error is not None)
-            _write(answers, encode(Answer(int(line), reading, is_last)))
+            _write(answers, encode(Answer(int(line), reading, is_last)) + b"\n")
             if is_last:
                 break
     finally:

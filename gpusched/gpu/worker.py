@@ -24,9 +24,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import gpusched
+from gpusched.gpu.child import Answer
 from gpusched.gpu.choose import build, choose, nvidia_signs
-from gpusched.gpu.wire import decode
 from gpusched.model.cluster import GpuReading
+from gpusched.model.codec import decode
 from gpusched.model.settings import GpuSettings
 from gpusched.model.value import replace
 
@@ -207,7 +208,7 @@ class GpuWorker:
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             try:
-                answer = decode(line)
+                answer = decode(line, Answer)
             except ValueError:
                 continue  # a new process starts with an empty line, a killed one may stop within one
             if answer.request != self._asked:

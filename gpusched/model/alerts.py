@@ -87,7 +87,7 @@ FACTS: Mapping[str, str] = MappingProxyType(
 )
 """What a template may use in braces, as `{name}`; what an event does not have is `-`."""
 
-Facts = tuple[tuple[str, str | float], ...]
+Facts = tuple[tuple[str, str | int | float], ...]
 """Names of FACTS with their values; instants as UTC epoch seconds."""
 
 

@@ -2,7 +2,7 @@
 
 sqlite      the table on disk (protocol `ports.Store`); durable when `commit` returns
 memory      the same promises without a file, for simulations and tests
-codec       how values become columns and come back
+rows        how values become columns and come back
 statements  the SQL of the hot path, each statement with a name
 archive     how the table lets go of jobs that ended long ago
 backup      copies of the table, made and put back

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError
 from gpusched.model.job import Job
-from gpusched.store import codec, packing
+from gpusched.store import rows as stored
 from gpusched.store import statements as sql
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ class SqliteArchive:
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
         """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
-        return self._rows(codec.JobReader().job, sql.ENDED_JOBS, (before, *after, limit))
+        return self._rows(stored.JobReader().job, sql.ENDED_JOBS, (before, *after, limit))
 
     def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
         """Every job of a pipeline with its end, by id."""
-        return self._rows(tuple, sql.PIPELINE_ENDS, (packing.pack_text(pipeline),))
+        return self._rows(tuple, sql.PIPELINE_ENDS, (stored.pack_text(pipeline),))
 
     def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
         """Forget these jobs with all that is theirs, and these pipelines; all or nothing."""

@@ -23,7 +23,7 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import codec, failures, packing, records
+from gpusched.store import failures, rows
 from gpusched.store import statements as sql
 from gpusched.store.archive import SqliteArchive
 from gpusched.store.database_file import RESTART, DatabaseFile
@@ -49,7 +49,7 @@ class SqliteStore(SqliteArchive):
         self._file: DatabaseFile | None = None
         """Of one that is written to."""
         self._version = self._data_version()
-        self._packed: tuple[JobSpec, tuple[Any, ...]] | None = None
+        self._packed: tuple[JobSpec, list[Any]] | None = None
         self._recorded: dict[int, JobSpec] = {}
         """The spec with which each active job is in the table: only what else changed is written again."""
 
@@ -81,8 +81,8 @@ class SqliteStore(SqliteArchive):
 
     def load_active(self) -> tuple[list[Job], list[Run]]:
         """All jobs that are not final, and all runs that are not ENDED, by id."""
-        jobs = self._rows(codec.JobReader().job, sql.ACTIVE_JOBS)
-        runs = self._rows(codec.read_run, sql.OPEN_RUNS)
+        jobs = self._rows(rows.JobReader().job, sql.ACTIVE_JOBS)
+        runs = self._rows(rows.RUNS.read, sql.OPEN_RUNS)
         self._recorded = {job.id: job.spec for job in jobs}
         return jobs, runs
 
@@ -92,23 +92,23 @@ class SqliteStore(SqliteArchive):
 
     def load_clearances(self) -> list[Clearance]:
         """When each GPU was last said to be well, by UUID."""
-        return self._rows(records.read_clearance, sql.CLEARANCES)
+        return self._rows(rows.CLEARANCES.read, sql.CLEARANCES)
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
-        return sorted(self._rows(records.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
+        return sorted(self._rows(rows.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
 
     def load_reservations(self) -> list[CalendarEntry]:
         """The calendar, by name."""
-        return sorted(self._rows(records.read_reservation, sql.RESERVATIONS), key=lambda entry: entry.name)
+        return sorted(self._rows(rows.RESERVATIONS.read, sql.RESERVATIONS), key=lambda entry: entry.name)
 
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest this many by job id, newest first."""
-        return self._rows(records.read_estimate, sql.ESTIMATES, (limit,))
+        return self._rows(rows.ESTIMATES.read, sql.ESTIMATES, (limit,))
 
     def load_alerts(self) -> list[Alert]:
         """The outbox, oldest first."""
-        return self._rows(records.read_alert, sql.ALERTS)
+        return self._rows(rows.ALERTS.read, sql.ALERTS)
 
     def next_job_id(self) -> int:
         """One above every id ever used, also after old jobs were pruned."""
@@ -127,34 +127,34 @@ class SqliteStore(SqliteArchive):
         with self._transaction() as db:
             self._write_jobs(db, changes.jobs)
             if changes.runs:
-                db.executemany(sql.PUT_RUN, map(codec.run_row, changes.runs.values()))
+                db.executemany(sql.PUT_RUN, map(rows.RUNS.row, changes.runs.values()))
             if changes.events:
-                db.executemany(sql.TELL, map(records.event_row, changes.events))
+                db.executemany(sql.TELL, map(rows.EVENTS.row, changes.events))
             if changes.payloads:
                 db.executemany(sql.PUT_PAYLOAD, changes.payloads.items())
             for target, message in changes.drains.items():
                 if message is None:
-                    db.execute(sql.UNDRAIN, (packing.pack_text(target),))
+                    db.execute(sql.UNDRAIN, (rows.pack_text(target),))
                 else:
-                    db.execute(sql.DRAIN, (packing.pack_text(target), packing.pack_text(message)))
+                    db.execute(sql.DRAIN, (rows.pack_text(target), rows.pack_text(message)))
             if changes.clearances:
-                db.executemany(sql.PUT_CLEARANCE, map(records.clearance_row, changes.clearances.values()))
+                db.executemany(sql.PUT_CLEARANCE, map(rows.CLEARANCES.row, changes.clearances.values()))
             if changes.usage:
-                db.executemany(sql.PUT_USAGE, map(records.usage_row, changes.usage.values()))
+                db.executemany(sql.PUT_USAGE, map(rows.usage_row, changes.usage.values()))
             for name, entry in changes.reservations.items():
                 if entry is None:
-                    db.execute(sql.DROP_RESERVATION, (packing.pack_text(name),))
+                    db.execute(sql.DROP_RESERVATION, (rows.pack_text(name),))
                 else:
-                    db.execute(sql.PUT_RESERVATION, records.reservation_row(entry))
+                    db.execute(sql.PUT_RESERVATION, rows.RESERVATIONS.row(entry))
             if changes.pipelines:
-                db.executemany(sql.PUT_PIPELINE, map(records.pipeline_row, changes.pipelines.values()))
+                db.executemany(sql.PUT_PIPELINE, map(rows.PIPELINES.row, changes.pipelines.values()))
             if changes.estimates:
-                db.executemany(sql.PUT_ESTIMATE, map(records.estimate_row, changes.estimates.values()))
+                db.executemany(sql.PUT_ESTIMATE, map(rows.ESTIMATES.row, changes.estimates.values()))
             for key, alert in changes.alerts.items():
                 if alert is None:
-                    db.execute(sql.DROP_ALERT, (packing.pack_text(key),))
+                    db.execute(sql.DROP_ALERT, (rows.pack_text(key),))
                 else:
-                    db.execute(sql.PUT_ALERT, records.alert_row(alert))
+                    db.execute(sql.PUT_ALERT, rows.ALERTS.row(alert))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)
@@ -165,23 +165,23 @@ class SqliteStore(SqliteArchive):
         recorded = self._recorded
         moved = [job for job in jobs.values() if recorded.get(job.id) is job.spec]
         if moved:
-            cursor = db.executemany(sql.MOVE_JOB, ((*codec.state_row(job), job.id) for job in moved))
+            cursor = db.executemany(sql.MOVE_JOB, ((*rows.state_row(job), job.id) for job in moved))
             if cursor.rowcount != len(moved):
                 # Somebody else deleted one of them meanwhile; write all of them whole.
                 moved = []
         if len(moved) < len(jobs):
             known = {job.id for job in moved}
-            rows = [codec.job_row(job, self._spec_row(job.spec)) for job in jobs.values() if job.id not in known]
-            db.executemany(sql.PUT_JOB, rows)
+            whole = [rows.job_row(job, self._spec_row(job.spec)) for job in jobs.values() if job.id not in known]
+            db.executemany(sql.PUT_JOB, whole)
             last_id = max(job.last_id for job in jobs.values())
             if last_id not in jobs:
                 # Tasks that have no row yet have their ids all the same.
                 db.execute(sql.USE_IDS_UP, (last_id,))
 
-    def _spec_row(self, spec: JobSpec) -> tuple[Any, ...]:
+    def _spec_row(self, spec: JobSpec) -> list[Any]:
         """Its columns; the tasks of an array, which come one after the other, have the same spec."""
         if self._packed is None or self._packed[0] is not spec:
-            self._packed = spec, codec.spec_row(spec)
+            self._packed = spec, rows.spec_row(spec)
         return self._packed[1]
 
     def lost(self) -> GpuschedError | None:
@@ -237,20 +237,20 @@ class SqliteStore(SqliteArchive):
         if wanted.limit is not None:
             order = " ORDER BY id DESC LIMIT ?"
             values.append(max(0, wanted.limit))
-        jobs = self._rows(codec.JobReader().job, sql.JOBS + where + order, values)
+        jobs = self._rows(rows.JobReader().job, sql.JOBS + where + order, values)
         return jobs if wanted.limit is None else jobs[::-1]
 
     def runs(self, job_ids: Iterable[int]) -> list[Run]:
         """Every run of these jobs, by job and number."""
-        return self._rows(codec.read_run, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
+        return self._rows(rows.RUNS.read, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
 
     def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
         """Those of these pipelines that exist, by number."""
-        return self._rows(records.read_pipeline, sql.PIPELINES, (dumps(list(numbers)),))
+        return self._rows(rows.PIPELINES.read, sql.PIPELINES, (dumps(list(numbers)),))
 
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's story, oldest first."""
-        return self._rows(records.read_event, sql.EVENTS_OF_JOB, (job_id,))
+        return self._rows(rows.EVENTS.read, sql.EVENTS_OF_JOB, (job_id,))
 
     def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
         """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
@@ -259,7 +259,7 @@ class SqliteStore(SqliteArchive):
 
     def array_around(self, job_id: int) -> Job | None:
         """The array that this id belongs to as that of a task, whether or not the task has a row."""
-        found = self._rows(codec.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
+        found = self._rows(rows.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
         return found[0] if found and job_id <= found[0].last_id else None
 
     def known_payloads(self, shas: Iterable[str]) -> set[str]:
@@ -291,7 +291,7 @@ class SqliteStore(SqliteArchive):
         for row in self._rows(tuple, sql.USAGE_SUMS.format(by=by, where=where), named):
             _add(sums, row, sizes)
         for name, jobs in self._rows(tuple, sql.USAGE_JOBS.format(by=by, where=where), named):
-            sums[packing.unpack_text(name)].jobs = jobs
+            sums[rows.unpack_text(name)].jobs = jobs
         return [sums[name] for name in sorted(sums)]
 
     def last_job_id(self, uid: int) -> int | None:
@@ -301,7 +301,7 @@ class SqliteStore(SqliteArchive):
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
         """Newest job of this user that was submitted with this key."""
-        found = self._rows(codec.JobReader().job, sql.JOB_OF_KEY, (uid, packing.pack_text(key)))
+        found = self._rows(rows.JobReader().job, sql.JOB_OF_KEY, (uid, rows.pack_text(key)))
         return found[0] if found else None
 
     # --- upkeep -----------------------------------------------------------------------------------
@@ -309,14 +309,14 @@ class SqliteStore(SqliteArchive):
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Keep the inventory of a node, for history; not per poll."""
         with self._transaction() as db:
-            node = packing.pack_text(node)
+            node = rows.pack_text(node)
             db.execute(sql.SEE_NODE, {"name": node, "driver": reading.driver_version, "at": reading.at})
             for gpu in reading.gpus:
                 seen = {
                     "uuid": gpu.uuid,
                     "node": node,
                     "index": gpu.index,
-                    "name": packing.pack_text(gpu.name),
+                    "name": rows.pack_text(gpu.name),
                     "vram_total_mib": gpu.vram_total_mib,
                     "at": reading.at,
                 }
@@ -324,7 +324,7 @@ class SqliteStore(SqliteArchive):
 
     def last_gpus(self) -> list[tuple[str, int, str, int | None]]:
         """UUID, index, model and memory (MiB) of the cards that were there at the last look, by index."""
-        return self._rows(lambda row: (row[0], row[1], packing.unpack_text(row[2]), row[3]), sql.LAST_GPUS)
+        return self._rows(lambda row: (row[0], row[1], rows.unpack_text(row[2]), row[3]), sql.LAST_GPUS)
 
     def check(self) -> str | None:
         """Look for damage; None when the table is sound, else a sentence."""
@@ -378,7 +378,7 @@ class SqliteStore(SqliteArchive):
             raise failures.explain(error, self._path) from error
 
     def _rows(
-        self, make: Callable[[codec.Row], T], query: str, values: Iterable[Any] | Mapping[str, Any] = ()
+        self, make: Callable[[rows.Row], T], query: str, values: Iterable[Any] | Mapping[str, Any] = ()
     ) -> list[T]:
         """Every row of an answer as a value. Raises: StoreBroken for one that makes no sense."""
         try:
@@ -409,10 +409,10 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
         conditions.append("tasks_left IS NOT ''")
     for column, words in (
         ("state", sorted(state.value for state in wanted.states)),
-        ("user", sorted(map(packing.pack_text, wanted.users))),
-        ("name", sorted(map(packing.pack_text, wanted.names))),
-        ("queue", sorted(map(packing.pack_text, wanted.queues))),
-        ("pipeline", sorted(map(packing.pack_text, wanted.pipelines))),
+        ("user", sorted(map(rows.pack_text, wanted.users))),
+        ("name", sorted(map(rows.pack_text, wanted.names))),
+        ("queue", sorted(map(rows.pack_text, wanted.queues))),
+        ("pipeline", sorted(map(rows.pack_text, wanted.pipelines))),
     ):
         if words:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
@@ -454,22 +454,22 @@ def _make_private(path: str) -> None:
             os.chmod(path, 0o600)
 
 
-def _first(row: codec.Row) -> Any:
+def _first(row: rows.Row) -> Any:
     return row[0]
 
 
-def _add(sums: dict[str, UsageSum], row: codec.Row, sizes: Mapping[str, int]) -> None:
+def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> None:
     """Add a row of USAGE_SUMS to the sums of its name."""
     packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started = row
-    name = packing.unpack_text(packed)
+    name = rows.unpack_text(packed)
     found = sums.setdefault(name, UsageSum(name))
     found.runs += runs
-    found.gpu_s += seconds * cards_in(packing.unpack_gpus(gpus), sizes)
+    found.gpu_s += seconds * cards_in(rows.unpack_gpus(gpus), sizes)
     found.cpu_s += cpu_s
     found.mem_mib_s += mem_mib_s
     found.wait_s += wait_s
     found.started += started
 
 
-def _texts(row: codec.Row) -> tuple[str, str]:
-    return packing.unpack_text(row[0]), packing.unpack_text(row[1])
+def _texts(row: rows.Row) -> tuple[str, str]:
+    return rows.unpack_text(row[0]), rows.unpack_text(row[1])

@@ -1,19 +1,19 @@
-"""The SQL of the job table. Lists of columns are in `codec` and `records`, so that a row and its statement agree."""
+"""The SQL of the job table. Lists of columns are in `rows`, so that a row and its statement agree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpusched.store.codec import IDENTITY_COLUMNS, JOB_COLUMNS, RUN_COLUMNS, STATE_COLUMNS
-from gpusched.store.records import (
-    ALERT_COLUMNS,
-    CLEARANCE_COLUMNS,
-    ESTIMATE_COLUMNS,
-    EVENT_COLUMNS,
-    PIPELINE_COLUMNS,
-    RESERVATION_COLUMNS,
-    USAGE_COLUMNS,
-)
+from gpusched.store import rows
+from gpusched.store.rows import IDENTITY_COLUMNS, JOB_COLUMNS, STATE_COLUMNS, USAGE_COLUMNS
+
+ALERT_COLUMNS = rows.ALERTS.names
+CLEARANCE_COLUMNS = rows.CLEARANCES.names
+ESTIMATE_COLUMNS = rows.ESTIMATES.names
+EVENT_COLUMNS = rows.EVENTS.names
+PIPELINE_COLUMNS = rows.PIPELINES.names
+RESERVATION_COLUMNS = rows.RESERVATIONS.names
+RUN_COLUMNS = rows.RUNS.names
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from gpusched.model.job import JobEvent
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import codec, database_file, packing, records, statements
+from gpusched.store import database_file, rows, statements
 from gpusched.store.sqlite import SqliteStore, check_library
 from gpusched.testing import NOW, job, run
 
@@ -141,13 +141,13 @@ def test_columns_are_the_fields_of_the_values(store: SqliteStore) -> None:
     def columns(table: str) -> set[str]:
         return {row[1] for row in store._db.execute(f"PRAGMA table_info({table})")}
 
-    assert columns("jobs") == set(codec.JOB_COLUMNS)
-    assert columns("runs") == set(codec.RUN_COLUMNS)
-    assert columns("job_events") == {"id", *records.EVENT_COLUMNS}
+    assert columns("jobs") == set(rows.JOB_COLUMNS)
+    assert columns("runs") == set(rows.RUNS.names)
+    assert columns("job_events") == {"id", *rows.EVENTS.names}
     of_job = {*type(job()).__struct_fields__} - {"spec"}
-    assert of_job == {*codec.IDENTITY_COLUMNS, *codec.STATE_COLUMNS}
+    assert of_job == {*rows.IDENTITY_COLUMNS, *rows.STATE_COLUMNS}
     of_spec = {*type(job().spec).__struct_fields__} - {"hold"}
-    assert of_spec == {*codec.SPEC_COLUMNS, *packing.EXTRAS} - {"submit_hold", "extras"}
+    assert of_spec == {*rows.SPEC_COLUMNS, *rows.EXTRAS} - {"submit_hold", "extras"}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_the_inventory_remembers_first_and_last_sight(store: SqliteStore, path: 
     store.save_gpus("n1", GpuReading(NOW, "nvml", (card,), driver_version="550"))
     store.save_gpus("n1", GpuReading(NOW + 9, "nvml", (replace(card, index=2, vram_total_mib=None),)))
     assert ask(path, 'SELECT uuid, node, "index", name, vram_total_mib, first_seen_at, last_seen_at FROM gpus') == [
-        ("GPU-1", "n1", 2, packing.pack_text("A100 \udcff"), 40960, NOW, NOW + 9)
+        ("GPU-1", "n1", 2, rows.pack_text("A100 \udcff"), 40960, NOW, NOW + 9)
     ]
     assert ask(path, "SELECT name, first_seen_at, last_seen_at FROM nodes") == [("n1", NOW, NOW + 9)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpusched.model.job import AdoptedProcess, Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
 from gpusched.model.value import fields, replace
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import packing
+from gpusched.store import rows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job
 
@@ -64,4 +64,4 @@ def test_no_field_was_forgotten_above() -> None:
     same = {item.name for item in fields(Request) if getattr(FULL, item.name) == getattr(default, item.name)}
     assert same == shares
     assert TERMS.keys() <= {*JobSpec.__struct_fields__}
-    assert set(packing.EXTRAS) <= TERMS.keys()
+    assert set(rows.EXTRAS) <= TERMS.keys()

@@ -8,9 +8,10 @@ from gpu_builders import UUID, reading, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.gpu.child import Answer
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.gpu.wire import Answer, decode, encode
 from gpusched.model.cluster import GpuReading, GpuSample, GpuState
+from gpusched.model.codec import decode, encode
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
 
@@ -116,4 +117,4 @@ def test_a_release_is_clean_only_after_a_later_reading_without_the_run(
 @given(st.lists(samples(), max_size=1), st.none() | st.text(), st.lists(st.text()))
 def test_every_reading_survives_the_pipe(gpus: list[GpuSample], error: str | None, notes: list[str]) -> None:
     answer = Answer(1, GpuReading(1.5, "nvml", tuple(gpus), error, None, tuple(notes)))
-    assert decode(encode(answer)) == answer
+    assert decode(encode(answer), Answer) == answer

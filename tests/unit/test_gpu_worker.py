@@ -18,10 +18,11 @@ import pytest
 from support import wait_until
 
 from gpusched.errors import UsageError
+from gpusched.gpu.child import Answer
 from gpusched.gpu.choose import nvidia_signs
-from gpusched.gpu.wire import Answer, decode, encode
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+from gpusched.model.codec import decode, encode
 from gpusched.model.settings import GpuSettings
 
 Make = Callable[..., GpuWorker]
@@ -193,7 +194,7 @@ def test_the_extra_time_ends_too(make: Make, gpus: Callable[..., Path]) -> None:
 
 def test_what_a_killed_process_left_in_the_pipe_is_not_an_answer(make: Make) -> None:
     worker = make("1x8G")
-    late = encode(Answer(0, GpuReading(1.0, "simulated", error="late")))
+    late = encode(Answer(0, GpuReading(1.0, "simulated", error="late"))) + b"\n"
     os.write(worker._answers_in, late)
     assert worker.poll() is None
     # Before the next one is there, which begins with a line of its own.
@@ -366,11 +367,11 @@ def test_a_reading_survives_the_pipe() -> None:
     reading = GpuReading(1.25, "nvml", (full, GpuSample("GPU-2", 4, "T4", processes=())), "broken", "580", ("note",))
     for answer in (Answer(5, reading), Answer(6, reading, is_last=True)):
         line = encode(answer)
-        assert line.count(b"\n") == 1
-        assert decode(line) == answer
+        assert b"\n" not in line
+        assert decode(line, Answer) == answer
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[1]", b"3", b"null", b"[1,2,3,4,5,6,7,8]"])
 def test_a_damaged_line_is_a_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):
-        decode(line)
+        decode(line, Answer)

@@ -1,0 +1,194 @@
+"""How values become rows of columns, and how they come back: one column for each field, by its type.
+
+    str                as it is; what TEXT cannot hold, as a JSON string
+    bool, Enum         a number, its word
+    a value, a tuple   a JSON document with every field, so that a later default changes no old job
+
+Texts may hold lone surrogates for bytes that are not UTF-8 (`os.fsdecode`), which SQLite's TEXT cannot hold.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+from functools import lru_cache
+from json import dumps, loads
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from gpusched.model.alerts import Alert
+from gpusched.model.calendar import CalendarEntry, Estimate
+from gpusched.model.cluster import Clearance
+from gpusched.model.codec import convert, decode, encode
+from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run
+from gpusched.model.pipeline import Pipeline
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import Usage
+from gpusched.model.value import Value, fields
+
+V = TypeVar("V", bound=Value)
+Row = Sequence[Any]
+
+_needs_quoting = re.compile('\\A"|[\0\ud800-\udfff]').search
+
+
+def pack_text(text: str) -> str:
+    """A text as TEXT can hold it: itself nearly always, else a JSON string."""
+    return dumps(text) if _needs_quoting(text) else text
+
+
+def unpack_text(stored: str) -> str:
+    """The text that was packed."""
+    return str(loads(stored)) if stored.startswith('"') else stored
+
+
+def pack(value: object) -> str:
+    """A value as a JSON document."""
+    return encode(value).decode()
+
+
+@lru_cache(maxsize=256)
+def unpack_gpus(stored: str) -> tuple[GpuShare, ...]:
+    """What a run holds of GPUs: few lists, each of many runs. Raises: ValueError when it is no such list."""
+    return decode(stored, tuple[GpuShare, ...])
+
+
+Change = Callable[[Any], Any]
+
+
+def _changes(kind: Any) -> tuple[Change, Change] | None:
+    """How a value of this type is put into a column and taken out; None when it goes as it is, as no value does."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        (kind,) = [part for part in parts if part is not types.NoneType]
+        return _changes(kind)
+    if kind in (int, float):
+        return None
+    if kind is str:
+        return pack_text, unpack_text
+    if kind is bool:
+        return int, bool
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return attrgetter("_value_"), {one.value: one for one in kind}.__getitem__
+    if kind == tuple[GpuShare, ...]:
+        return pack, unpack_gpus
+    return pack, lambda stored: decode(stored, kind)
+
+
+class Columns(Generic[V]):
+    """The fields of a value, each in a column of its name, less those that are kept otherwise."""
+
+    def __init__(self, kind: type[V], without: Collection[str] = (), first: Sequence[str] = ()) -> None:
+        """Args: first: the columns that come before the others."""
+        found = {one.name: _changes(one.type) for one in fields(kind) if one.name not in without}
+        self.names = (*first, *(name for name in found if name not in first))
+        self._kind = kind
+        self._get = attrgetter(*self.names)
+        self._changes = [(at, *change) for at, name in enumerate(self.names) if (change := found[name]) is not None]
+
+    def row(self, value: V) -> list[Any]:
+        """The columns of a value."""
+        row = list(self._get(value))
+        for at, into, _ in self._changes:
+            if (part := row[at]) is not None:
+                row[at] = into(part)
+        return row
+
+    def values(self, row: Row) -> list[Any]:
+        """The fields in these columns. Raises: KeyError, TypeError, ValueError when they make no sense."""
+        parts = list(row)
+        for at, _, out in self._changes:
+            if (stored := parts[at]) is not None:
+                parts[at] = out(stored)
+        return parts
+
+    def read(self, row: Row) -> V:
+        """The value in these columns, none of which is missing. Raises: as `values`."""
+        return self._kind(**dict(zip(self.names, self.values(row), strict=True)))
+
+
+IDENTITY_COLUMNS = ("id", "uid", "user", "submit_at")
+_JOBS = Columns(Job, without=("spec",), first=IDENTITY_COLUMNS)
+_STATES = Columns(Job, without=("spec", *IDENTITY_COLUMNS))
+EXTRAS = (
+    *("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle", "never_satisfied"),
+    *("fallback_of", "adopted"),
+)
+"""Parts of a spec that few jobs have: one document of those that are not the default."""
+_SPECS = Columns(JobSpec, without=EXTRAS)
+_EXTRAS = {one.name: one for one in fields(JobSpec) if one.name in EXTRAS}
+_SHARED = tuple(_SPECS.names.index(name) for name in ("request", "launch", "retry"))
+_extras_of = attrgetter(*EXTRAS)
+_NO_EXTRAS = tuple(_EXTRAS[name].default for name in EXTRAS)
+
+STATE_COLUMNS = _STATES.names
+SPEC_COLUMNS = (*("submit_hold" if name == "hold" else name for name in _SPECS.names), "extras")
+JOB_COLUMNS = (*_JOBS.names, *SPEC_COLUMNS)
+_OF_JOB = len(_JOBS.names)
+
+state_row = _STATES.row
+"""STATE_COLUMNS of a job."""
+
+
+def spec_row(spec: JobSpec) -> list[Any]:
+    """SPEC_COLUMNS of a job."""
+    values = _extras_of(spec)
+    given = zip(EXTRAS, values, _NO_EXTRAS, strict=True) if values != _NO_EXTRAS else ()
+    return [*_SPECS.row(spec), pack({name: value for name, value, default in given if value != default})]
+
+
+def job_row(job: Job, spec: Sequence[Any]) -> list[Any]:
+    """JOB_COLUMNS of a job whose spec has been packed already."""
+    return [*_JOBS.row(job), *spec]
+
+
+class JobReader:
+    """Makes jobs of rows. What is equal becomes one object: specs, requests, launches, retry rules, user names."""
+
+    def __init__(self) -> None:
+        self._specs: dict[Row, JobSpec] = {}
+        self._shared: dict[Any, Any] = {}
+
+    def job(self, row: Row) -> Job:
+        """The job of JOB_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+        parts = dict(zip(_JOBS.names, _JOBS.values(row[:_OF_JOB]), strict=True))
+        parts["user"] = self._shared.setdefault(parts["user"], parts["user"])
+        stored = row[_OF_JOB:]
+        spec = self._specs.get(stored)
+        if spec is None:
+            spec = self._specs[stored] = self._spec(stored)
+        return Job(spec=spec, **parts)
+
+    def _spec(self, stored: Row) -> JobSpec:
+        values = _SPECS.values(stored[:-1])
+        for at in _SHARED:
+            values[at] = self._shared.setdefault(values[at], values[at])
+        extras = {name: convert(part, _EXTRAS[name].type) for name, part in loads(stored[-1]).items()}
+        return JobSpec(**dict(zip(_SPECS.names, values, strict=True)), **extras)
+
+
+RUNS = Columns(Run)
+EVENTS = Columns(JobEvent)
+CLEARANCES = Columns(Clearance)
+RESERVATIONS = Columns(CalendarEntry)
+ESTIMATES = Columns(Estimate)
+PIPELINES = Columns(Pipeline)
+ALERTS = Columns(Alert)
+
+USAGE_COLUMNS = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s", "at")
+
+
+def usage_row(usage: Usage) -> tuple[Any, ...]:
+    """USAGE_COLUMNS of what a user has used."""
+    used = usage.used
+    amounts = (used.gpus, used.vram_mib, used.cpus, used.mem_mib)
+    return (pack_text(usage.account), pack_text(usage.user), *amounts, usage.at)
+
+
+def read_usage(row: Row) -> Usage:
+    """The usage of USAGE_COLUMNS."""
+    account, user, *amounts, at = row
+    return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)
