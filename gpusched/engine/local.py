@@ -33,7 +33,7 @@ from gpusched.engine.janitor import Janitor
 from gpusched.engine.launcher import ForkServer, Launcher
 from gpusched.engine.remains import Lost, find_remains, kill_remains
 from gpusched.engine.waking import Waker
-from gpusched.engine.watched import ALIVE, Phase, Watched, Watchlist
+from gpusched.engine.watched import ALIVE, Phase, SpareRecords, Watched, Watchlist
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
@@ -94,6 +94,7 @@ class LocalEngine:
         self._cages = cages
         self._clock = clock
         self._events: list[EngineEvent] = []
+        self._spares = SpareRecords()
         self._janitor = Janitor(self._clear, "engine-janitor")
         # Only while nobody can claim may revocations of forgotten runs be swept away.
         self._may_sweep = files.is_server_gone(self._spool)
@@ -178,6 +179,7 @@ class LocalEngine:
             if ticket.run not in self._runs:
                 # Made first: a ticket that cannot be written down leaves nothing behind, and may come again.
                 facts = ticket_facts(ticket, self._spool, self._pam, self._cages)
+                facts["spare"] = self._spares.take()
                 server.send(ticket, facts)
                 watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
@@ -495,7 +497,7 @@ class LocalEngine:
         self._runs.unfollow(watched)
         if watched.phase is Phase.ENDED:
             return
-        watched.phase = Phase.ENDED
+        watched.phase, watched.has_result = Phase.ENDED, isinstance(event, RunEnded)
         self._hand_out(watched, event)
         if watched.stray:
             self._runs.remove(watched)
@@ -664,6 +666,8 @@ class LocalEngine:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
         ways = [files.checkpoint_path, files.progress_path]
         if watched.supervisor is not None:
+            if watched.has_result:
+                self._spares.add(watched.run)
             ways.append(files.record_path)
         if watched.other_files:
             ways += [files.script_path, files.order_path, files.attach_path]
@@ -672,6 +676,7 @@ class LocalEngine:
     def _clear(self, left: tuple[str, Sequence[Callable[[str, str], str]]]) -> None:
         """Called on the janitor's thread."""
         run, ways = left
+        self._spares.withdraw(run)
         try:
             files.remove(way(self._spool, run) for way in ways)
         except OSError as error:
@@ -686,6 +691,11 @@ class LocalEngine:
                 files.remove([files.record_path(self._spool, run)])
             ways = (files.script_path, files.order_path, files.checkpoint_path, files.progress_path, files.attach_path)
             files.remove([way(self._spool, run) for way in ways])
+            return
+        if record.result is not None and not record.is_held:
+            # It has ended and is recorded: the daemon was killed before it was cleared up.
+            watched.supervisor = record.pid
+            self._remove(watched)
             return
         log.warning("the spool holds run %s, of no job in the table", run)
         self._runs.add(watched)

@@ -19,6 +19,10 @@ Lines of a record, each complete only with its newline:
 Claim and result share one file because every name made or removed waits for the file system's journal, which
 8 supervisors keep busy with their fsyncs: one name instead of four is three times as many runs a second. And
 the result goes into a block that the claim has allocated, so that a full disk cannot refuse it.
+
+For the same reason a claim takes over the file of a run that has ended and is recorded, where the ticket names one: the
+claim is written over its first line, NULs over the others, and a hard link, which fails where the run has a record
+already, gives it its new name. The lock is held from before.
 """
 
 from __future__ import annotations
@@ -89,24 +93,55 @@ def progress_path(spool: str, run: str) -> str:
 # --- the supervisor's side --------------------------------------------------------------------------
 
 
-def take_claim(spool: str, run: str, pid: int, start_ticks: int, uid: int, boot_id: str) -> int | None:
+def take_claim(
+    spool: str, run: str, pid: int, start_ticks: int, uid: int, boot_id: str, spare: str | None = None
+) -> int | None:
     """Claim a run for this process, exclusively and for good.
 
+    Args: spare: a run whose record may be used, and is gone afterwards.
     Returns: the record, locked, to be kept open for life; None when the run is claimed or revoked.
     Raises: OSError when the spool cannot be written.
     """
     path = record_path(spool, run)
+    claim = f"claim {pid} {start_ticks} {uid} {boot_id}\n".encode()
+    if spare is not None and (taken := _take_spare(record_path(spool, spare), path, claim)) is not None:
+        return taken
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if not _lock_empty(fd):
         os.close(fd)
         return None
     try:
-        _write_all(fd, f"claim {pid} {start_ticks} {uid} {boot_id}\n".encode())
+        _write_all(fd, claim)
     except OSError:
         os.ftruncate(fd, 0)
         os.close(fd)
         raise
     return fd
+
+
+def _take_spare(spare: str, path: str, claim: bytes) -> int | None:
+    """Make a record of a file that is no longer one; None when it cannot be had, or there is a record already."""
+    try:
+        fd = os.open(spare, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if not _try_lock(fd, fcntl.LOCK_EX):
+            # The supervisor of its last run is about to close it.
+            raise BlockingIOError
+        # What is behind the last newline does not count.
+        _write_all(fd, claim.ljust(os.fstat(fd).st_size, b"\0"))
+        os.lseek(fd, len(claim), os.SEEK_SET)
+        os.link(spare, path)
+    except OSError:
+        os.close(fd)
+        fd = -1
+    try:
+        os.unlink(spare)
+    except OSError:
+        # The daemon sweeps it at its next start.
+        pass
+    return None if fd < 0 else fd
 
 
 def note_start(fd: int, job_pid: int, start_at: float) -> None:
@@ -134,7 +169,7 @@ def restore_record(spool: str, run: str, fd: int) -> int:
         return fd
     try:
         fcntl.flock(again, fcntl.LOCK_EX)
-        _write_all(again, os.pread(fd, os.fstat(fd).st_size, 0))
+        _write_all(again, os.pread(fd, os.fstat(fd).st_size, 0).rstrip(b"\0"))
     except OSError:
         remove([record_path(spool, run)])
         os.close(again)

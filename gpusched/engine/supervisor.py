@@ -155,7 +155,8 @@ class Supervisor:
         """Do all of it; True when the daemon has surely been told, so that this process may serve another run."""
         home = self.home
         try:
-            fd = files.take_claim(home.spool, self.run, home.pid, home.start_ticks, self.ticket["uid"], home.boot_id)
+            whose = home.pid, home.start_ticks, self.ticket["uid"], home.boot_id
+            fd = files.take_claim(home.spool, self.run, *whose, self.ticket.get("spare"))
         except OSError as error:
             self.tell("refused", detail=f"the spool {home.spool} cannot be written: {error.strerror}")
             return False

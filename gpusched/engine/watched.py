@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -53,6 +54,8 @@ class Watched:
     """An order was written that the supervisor may not have seen."""
     unsent: list[str] = field(default_factory=list)
     """Orders that a full disk kept from being written."""
+    has_result: bool = False
+    """It has ended with a result: its supervisor is done with its record."""
     other_files: bool = False
     """There may be more than the record."""
     complaint: str = ""
@@ -99,6 +102,35 @@ class Members:
         if len(watched.members) >= _MOST_MEMBERS:
             watched.members = {pid: ticks for pid, ticks in watched.members.items() if proctree.lives(pid, ticks)}
         watched.members[pid] = process.start_ticks
+
+
+class SpareRecords:
+    """Forgotten runs whose records others may use until they are cleared up, which another thread does."""
+
+    def __init__(self) -> None:
+        self._order: deque[str] = deque()
+        self._there: set[str] = set()
+
+    def add(self, run: str) -> None:
+        """Nobody needs its record any more."""
+        self._there.add(run)
+        self._order.append(run)
+
+    def take(self) -> str | None:
+        """The one that has been there longest; its supervisor has surely closed it."""
+        while self._order:
+            run = self._order.popleft()
+            if self.withdraw(run):
+                return run
+        return None
+
+    def withdraw(self, run: str) -> bool:
+        """Keep others from using it; False when somebody does, or did."""
+        try:
+            self._there.remove(run)
+        except KeyError:
+            return False
+        return True
 
 
 class Watchlist:

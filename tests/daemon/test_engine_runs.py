@@ -18,6 +18,7 @@ from gpusched.engine import local as local_module
 from gpusched.engine import proctree
 from gpusched.engine.codec import ticket_facts
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
+from gpusched.engine.spool import read_record
 from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder, Ticket
 from gpusched.model.job import Notice
 from gpusched.model.value import replace
@@ -548,6 +549,26 @@ def test_nothing_is_left_of_a_forgotten_run(bench: LocalBench) -> None:
     bench.engine.forget(["1.1"])
     wait_until(lambda: not list(bench.spool.glob("1.1.*")), what="an empty spool")
     assert (bench.spool / "engine.log").read_text() == ""
+
+
+def is_held(bench: LocalBench, run: str) -> bool:
+    record = read_record(str(bench.spool), run)
+    assert record is not None
+    return record.is_held
+
+
+def test_the_record_of_a_forgotten_run_is_used_for_another(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusched.engine.janitor._QUIET_S", 60.0)
+    inodes = set()
+    for job in range(1, 6):
+        run = f"{job}.1"
+        bench.start(run, Does(exit_code=job))
+        assert bench.end_of(run).exit_code == job
+        wait_until(lambda run=run: not is_held(bench, run), what="its supervisor to close it")  # type: ignore[misc]
+        assert [path.name for path in bench.spool.glob("*.record")] == [f"{run}.record"]
+        inodes.add((bench.spool / f"{run}.record").stat().st_ino)
+        bench.engine.forget([run])
+    assert len(inodes) == 1
 
 
 def test_idle_supervisors_and_the_server_end(bench: LocalBench) -> None:

@@ -67,6 +67,75 @@ def test_a_claim_cut_off_before_its_first_line_can_be_revoked(spool: str) -> Non
     assert claim(spool) is None
 
 
+def ended(spool: str, run: str) -> int:
+    """Inode of the record of a run that has ended and whose supervisor has closed it."""
+    fd = files.take_claim(spool, run, 4, 5, 1000, "boot-1")
+    assert fd is not None
+    files.note_start(fd, 6, 1.5)
+    files.write_result(fd, b'{"run": "%s", "text": "%s"}\n' % (run.encode(), 200 * b"x"))
+    number = os.fstat(fd).st_ino
+    os.close(fd)
+    return number
+
+
+def test_a_claim_takes_over_the_record_of_an_ended_run(spool: str) -> None:
+    before = ended(spool, "5.1")
+    fd = files.take_claim(spool, RUN, 11, 22, 1000, "boot-1", "5.1")
+    assert fd is not None
+    assert os.listdir(spool) == ["7.1.record"]
+    assert os.fstat(fd).st_ino == before
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert (record.pid, record.is_held, record.job_pid, record.result) == (11, True, None, None)
+    files.note_start(fd, 33, 2.5)
+    files.write_result(fd, b'{"run": "7.1"}\n')
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert (record.job_pid, record.start_at, record.result) == (33, 2.5, b'{"run": "7.1"}')
+    assert not files.revoke(spool, RUN)
+    again = files.restore_record(spool, RUN, fd)
+    assert again == fd
+    os.unlink(files.record_path(spool, RUN))
+    again = files.restore_record(spool, RUN, fd)
+    files.write_result(again, b'{"run": "7.1", "again": true}\n')
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert record.result == b'{"run": "7.1", "again": true}'
+    os.close(again)
+
+
+def test_a_record_that_is_taken_over_gives_no_second_claim(spool: str) -> None:
+    ended(spool, "5.1")
+    files.revoke(spool, RUN)
+    assert files.take_claim(spool, RUN, 11, 22, 1000, "boot-1", "5.1") is None
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert record.is_revoked
+
+
+@pytest.mark.parametrize("obstacle", ["gone", "a link", "held", "no links"])
+def test_a_record_that_cannot_be_taken_over_is_made(spool: str, monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
+    held = None
+    if obstacle == "a link":
+        (Path(spool) / "target").write_text("kept")
+        os.symlink("target", files.record_path(spool, "5.1"))
+    elif obstacle == "held":
+        held = files.take_claim(spool, "5.1", 4, 5, 1000, "boot-1")
+    elif obstacle == "no links":
+        ended(spool, "5.1")
+        monkeypatch.setattr(os, "link", full)
+    fd = files.take_claim(spool, RUN, 11, 22, 1000, "boot-1", "5.1")
+    assert fd is not None
+    record = files.read_record(spool, RUN)
+    assert record is not None
+    assert (record.pid, record.is_held) == (11, True)
+    if obstacle == "a link":
+        assert (Path(spool) / "target").read_text() == "kept"
+    os.close(fd)
+    if held is not None:
+        os.close(held)
+
+
 def test_a_claim_that_finds_the_disk_full_leaves_the_run_to_others(spool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
