@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gpusched.cli.arrays import array_options
 from gpusched.cli.common import common_options
-from gpusched.cli.failing import failing_options
-from gpusched.cli.log_options import log_options
-from gpusched.cli.notify_options import notify_options
-from gpusched.cli.parse import Option, Table, decimal, text, whole
+from gpusched.cli.parse import Option, Table, decimal, text, whole, words_of
 from gpusched.cli.readers import (
     begin,
     choice,
     environment,
+    events,
     gpus,
+    kill_on_invalid_dep,
+    log_max,
+    mail_type,
     memory,
     memory_per_core,
     notice,
@@ -20,11 +20,11 @@ from gpusched.cli.readers import (
     retry_on,
     seconds_from_zero,
     size,
+    sweep,
     time_limit,
+    variable,
 )
-from gpusched.cli.repeat_options import repeat_options
 from gpusched.cli.where import gres, where_options
-from gpusched.cli.workflow import dependency_options, pipeline_options
 
 
 def gsub_table() -> Table:
@@ -82,8 +82,8 @@ def gsub_table() -> Table:
                 section=what,
                 help="one more variable; may be repeated",
             ),
-            *pipeline_options(what),
-            *repeat_options(what),
+            *_pipeline_options(what),
+            *_repeat_options(what),
             Option(
                 "-g",
                 "-G",
@@ -156,7 +156,7 @@ def gsub_table() -> Table:
                 section=when,
                 help="go behind others by N points, or before them with N below 0; default 0",
             ),
-            *dependency_options(when),
+            *_dependency_options(when),
             Option(
                 "--begin",
                 metavar="WHEN",
@@ -165,7 +165,7 @@ def gsub_table() -> Table:
                 help="not before: 2h from now as now+2h, 18:00, 2026-12-24T18:00",
             ),
             Option("-H", "--hold", sets={"hold": True}, section=when, help="wait for gctl release"),
-            *array_options(),
+            *_array_options(),
             *where_options(res, when),
             Option(
                 "--retries",
@@ -210,7 +210,7 @@ def gsub_table() -> Table:
                 help="repeat for free a run lost to the machine (default)",
             ),
             Option("--no-requeue", sets={"requeue": False}, section=fail, help="do not"),
-            *failing_options(fail),
+            *_failing_options(fail),
             Option(
                 "--signal",
                 metavar="[B:]SIG[@S]",
@@ -226,7 +226,7 @@ def gsub_table() -> Table:
                 section=fail,
                 help="between the first signal and KILL when the job is stopped; default 30s",
             ),
-            *notify_options(fail, slurm),
+            *_notify_options(fail, slurm),
             Option(
                 "-o",
                 "--output",
@@ -254,7 +254,7 @@ def gsub_table() -> Table:
                 completes="append truncate",
                 help="append or truncate for all runs; default: each retry gets a file of its own",
             ),
-            *log_options(out),
+            *_log_options(out),
             Option("-W", "--wait", sets={"wait": True}, section="Output", help="wait and exit with the job's code"),
             Option(
                 "-f",
@@ -319,3 +319,194 @@ ONLY_TYPED = frozenset(
     }
 )
 """What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
+
+
+def _array_options() -> list[Option]:
+    """Many tasks of one submission."""
+    many = "Many tasks"
+    return [
+        Option(
+            "-a",
+            "--array",
+            metavar="TASKS",
+            read=text("array"),
+            section=many,
+            help="one task for each number: 0-9, 1,3,5 or 0-30:2; 0-99%4 runs at most 4 at once; the number is in "
+            "GPUSCHED_ARRAY_TASK_ID and SLURM_ARRAY_TASK_ID",
+        ),
+        Option(
+            "--sweep",
+            metavar="NAME=VALUES",
+            read=sweep,
+            section=many,
+            help="one task for each value, lr=1e-3,1e-4 or seed=0..4, in the variable of that name and in place of "
+            "{lr} in the command; may be repeated: every combination is a task",
+        ),
+        Option(
+            "--max-fails",
+            metavar="N",
+            read=whole("max_fails", 0, 4_000_000),
+            section=many,
+            help="when more than N tasks have failed, cancel the rest; default: go on",
+        ),
+    ]
+
+
+def _repeat_options(what: str) -> list[Option]:
+    """Work that can be repeated: --key, --resubmit, --snapshot."""
+    return [
+        Option(
+            "--key",
+            metavar="TEXT",
+            read=text("key"),
+            section=what,
+            help="submitting the same key again, by the same user, returns the job of the first time, ended or not",
+        ),
+        Option(
+            "--key-again",
+            metavar="WHEN",
+            read=choice("key_again", "never", "failed", "ended"),
+            section=what,
+            completes="never failed ended",
+            help="make another job for the key once the last one has failed (ended, and not COMPLETED) or has "
+            "ended in any way; default never",
+        ),
+        Option(
+            "--resubmit",
+            metavar="IDS",
+            read=words_of("resubmit"),
+            section=what,
+            help="once more what these jobs ran, ended or not: same script, arguments, environment, folder, requests; "
+            "options given here win; -E adds to the environment",
+        ),
+        Option(
+            "--snapshot",
+            sets={"snapshot": "auto"},
+            read=choice("snapshot", "auto", "git", "copy", "no"),
+            section=what,
+            help="keep the code as it is now, and start every run in that copy: what git tracks or does not ignore, "
+            "elsewhere (or with --snapshot=copy) the whole folder; --snapshot=no takes it back",
+        ),
+    ]
+
+
+def _failing_options(section: str) -> list[Option]:
+    """What happens when a job fails, or does nothing."""
+    return [
+        Option(
+            "--fallback",
+            metavar="LINE",
+            read=text("fallback"),
+            section=section,
+            help="shell line that runs once after the last failure, as a job of its own with the same request",
+        ),
+        Option(
+            "--ignore-idle",
+            sets={"ignore_idle": True},
+            section=section,
+            help="GPUs that do nothing are no reason to warn or to act, see [idle] in the config",
+        ),
+    ]
+
+
+_EVENTS = (
+    "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty"
+)
+"""Those of `model.alerts`, which few submissions import."""
+
+
+def _notify_options(fail: str, slurm: str) -> list[Option]:
+    """Whom to tell what."""
+    return [
+        Option(
+            "--notify",
+            metavar="LIST",
+            read=events,
+            section=fail,
+            completes=f"{_EVENTS} all",
+            help=f"tell you of {_EVENTS.replace(' ', ', ')}, or all, through the targets of your notify.toml; of an "
+            "array's tasks each with array_tasks",
+        ),
+        Option(
+            "--notify-to",
+            metavar="NAMES",
+            read=words_of("notify_to"),
+            section=fail,
+            help="only these of your targets, or mail addresses; default: all targets that want the event",
+        ),
+        Option(
+            "--mail-type",
+            metavar="LIST",
+            read=mail_type,
+            section=slurm,
+            completes="BEGIN END FAIL REQUEUE TIME_LIMIT_80 ALL NONE",
+            help="as --notify; ALL is begin, end, fail, retry and preempt",
+        ),
+        Option("--mail-user", metavar="ADDRESS", read=words_of("notify_to"), section=slurm, help="as --notify-to"),
+    ]
+
+
+def _log_options(section: str) -> list[Option]:
+    """The size of output files."""
+    return [
+        Option(
+            "--log-max",
+            metavar="SIZE[:KEEP]",
+            read=log_max,
+            section=section,
+            help="put an output file aside as FILE.old1 when it has grown to SIZE, and keep KEEP of them; default: let "
+            "it grow; 3 kept",
+        )
+    ]
+
+
+def _dependency_options(when: str) -> list[Option]:
+    """What a job waits for."""
+    return [
+        Option(
+            "-d",
+            "--dependency",
+            metavar="LIST",
+            read=text("dependency"),
+            section=when,
+            help="afterok:41, afterany:41:42, afternotok:41, after:41 (started), after:41+10 (10 minutes later), "
+            "singleton (no earlier job of this name is left); join with , (all) or ? (any)",
+        ),
+        Option(
+            "--kill-on-invalid-dep",
+            metavar="yes|no",
+            read=kill_on_invalid_dep,
+            section=when,
+            completes="yes no",
+            help="end the job when its dependency can never come true, or keep it; default: "
+            "[life] never_satisfied of the config",
+        ),
+    ]
+
+
+def _pipeline_options(what: str) -> list[Option]:
+    """Whole pipelines."""
+    return [
+        Option(
+            "--dag",
+            metavar="FILE",
+            read=text("dag"),
+            section=what,
+            completes="file",
+            help="a pipeline: jobs that wait for each other by name, in TOML; checked whole before any is recorded",
+        ),
+        Option(
+            "--var",
+            metavar="NAME=VALUE",
+            read=variable,
+            section=what,
+            help="with --dag: a variable of its [vars]; may be repeated",
+        ),
+        Option(
+            "--resume",
+            metavar="PIPELINE",
+            read=text("resume"),
+            section=what,
+            help="run again what of a pipeline, p42, did not finish COMPLETED",
+        ),
+    ]

@@ -156,3 +156,49 @@ def instant(key: str) -> Reader:
         return {key: parse_instant(value)}
 
     return read
+
+
+_ALL_OF_SLURM = "begin,end,fail,requeue"
+
+
+def sweep(value: str) -> Values:
+    """`lr=1e-3,1e-4`; several uses make every combination."""
+    return {"sweep": [value]}
+
+
+def events(value: str) -> Values:
+    """What to be told of, as the daemon reads it too: here a mistake is told with its place."""
+    from gpusched.model.alerts import parse_events  # few submissions ask for it
+
+    return {"notify": list(parse_events(value))}
+
+
+def mail_type(value: str) -> Values:
+    """Slurm's words; its ALL is less than ours."""
+    words = value.split(",")
+    return events(",".join(_ALL_OF_SLURM if word.strip().upper() == "ALL" else word for word in words))
+
+
+def log_max(value: str) -> Values:
+    """`100M` or `100M:5`: a size, and how many files put aside are kept."""
+    text, colon, keep = value.partition(":")
+    found: Values = {"log_max_mib": parse_size_mib(text)}
+    # Set in either case, so that nothing of an earlier --log-max stays.
+    found["log_keep"] = whole("log_keep", 0, 100)(keep)["log_keep"] if colon else None
+    return found
+
+
+def kill_on_invalid_dep(value: str) -> Values:
+    """Slurm's `yes` and `no`."""
+    word = value.strip().lower()
+    if word not in ("yes", "no"):
+        raise ValueError(f"{printable(value, 40)!r} is neither yes nor no")
+    return {"never_satisfied": "cancel" if word == "yes" else "wait"}
+
+
+def variable(value: str) -> Values:
+    """`NAME=VALUE` for a pipeline."""
+    name, equals, content = value.partition("=")
+    if not name or not equals:
+        raise ValueError(f"{printable(value, 40)!r} is not NAME=VALUE")
+    return {"vars": {name: content}}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpusched.cli.notify_options import events
 from gpusched.cli.parse import decimal, whole, words_of
-from gpusched.cli.readers import begin, choice, gpus, instant, time_limit
+from gpusched.cli.readers import begin, choice, events, gpus, instant, kill_on_invalid_dep, time_limit
 from gpusched.cli.where import counts, gpus_of_node, hosts, nodes
-from gpusched.cli.workflow import kill_on_invalid_dep
 from gpusched.model.units import parse_size_mib
 
 TYPE_CHECKING = False

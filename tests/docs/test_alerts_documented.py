@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.cli.notify_options import notify_options
+from gpusched.cli.gsub_options import gsub_table
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 from gpusched.notify.targets import Targets, read_targets
 
@@ -34,7 +34,7 @@ def test_the_tables_say_what_the_code_says(title: str, known: dict[str, str]) ->
 
 
 def test_options_offer_every_event() -> None:
-    notify = next(option for option in notify_options("fail", "slurm") if "--notify" in option.names)
+    notify = next(option for option in gsub_table().options if "--notify" in option.names)
     assert notify.completes == " ".join([*EVENTS, "all"])
     assert ", ".join(EVENTS) in notify.help
 
