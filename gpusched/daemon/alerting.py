@@ -51,6 +51,8 @@ class Alerts:
         self._view: dict[int, dict[str, Alert]] | None = None
         self._fresh: tuple[Changes, Counter[int], set[int]] = Changes(), Counter(), set()
         """The changes that alerts were last added to, how many of each user, and who had too many."""
+        self._arming: tuple[Changes, set[int]] = Changes(), set()
+        """The changes that an armed alert was last added to, and of whom there is one."""
         self._armed: dict[int, str] = {}
         self._of_job: dict[int, set[str]] = {}
         self._admin: list[Alert] = []
@@ -197,7 +199,12 @@ class Alerts:
 
     def _arm(self, turn: Turn, job: Job) -> None:
         """Somebody wants to know when the queue is empty; that may be long after this job."""
-        if job.uid not in self._armed:
+        if self._arming[0] is not turn.changes:
+            self._arming = turn.changes, set()
+        _, arming = self._arming
+        # Once for a user, also when several of their jobs end in one turn.
+        if job.uid not in self._armed and job.uid not in arming:
+            arming.add(job.uid)
             what = Raised("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
             self._add(turn.changes, replace(alerting.alert_of(job, what, None, turn.now), state="armed"), turn)
 

@@ -89,7 +89,8 @@ class Arrays:
         """Learn the arrays among active jobs, and how their tasks have ended that are no longer active."""
         found = [job for job in jobs if job.is_array]
         for job in found:
-            self._know(job)
+            # With the tasks that are left: others may depend on one that has no row.
+            self.follow(job)
         for array_id, state, tasks, exit_code in store.task_tallies([job.id for job in found]):
             self._groups[array_id].ended.add(state, exit_code, tasks)
         self._touched.update(self._groups)

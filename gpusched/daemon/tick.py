@@ -575,12 +575,21 @@ class Scheduler:
             self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
 
     def _is_recorded(self, turn: Turn) -> bool:
-        """Whether a commit that raised was made all the same. It is all or nothing, so one changed row tells."""
-        for job_id, job in turn.changes.jobs.items():
-            if job != turn.before.get(job_id):
-                return self.store.jobs(JobFilter(ids=frozenset({job_id}))) == [job]
-        drains = self.store.load_drains() if turn.changes.drains else {}
-        return any(drains.get(name) == message for name, message in turn.changes.drains.items())
+        """Whether a commit that raised was made all the same: by now the table says all that it was to say."""
+        changes, store = turn.changes, self.store
+        jobs = store.jobs(JobFilter(ids=frozenset(changes.jobs))) if changes.jobs else []
+        runs = store.runs({run.job_id for run in changes.runs.values()})
+        tables: tuple[tuple[Mapping[Any, object], Mapping[Any, object]], ...] = (
+            (changes.jobs, {job.id: job for job in jobs}),
+            (changes.runs, {run.id: run for run in runs}),
+            (changes.drains, store.load_drains()),
+            (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
+            (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
+            (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
+            (changes.alerts, {alert.key: alert for alert in store.load_alerts()}),
+        )
+        found = [table.get(name) == row for wanted, table in tables for name, row in wanted.items()]
+        return bool(found) and all(found)
 
     # --- behind the commit ----------------------------------------------------------------------
 

@@ -234,13 +234,16 @@ class Turn:
             if after is array:
                 continue
             moved = True
+            if after.state is JobState.COMPLETING:
+                # As with any other stop, tasks that will never have a row need one where others wait for them.
+                self.stop_array(array, ReasonCode.MAX_FAILS, after.reason_text or "")
+                for task in world.tasks_of(world.jobs[array_id]):
+                    self.cancel(task, "--max-fails")
+                continue
             if after.state is JobState.CANCELLED and after.cancel_at is None:
                 after = self._with_cause(after)
             self.put_job(after)
             self.tell(*story)
-            if after.state is JobState.COMPLETING:
-                for task in world.tasks_of(after):
-                    self.cancel(task, "--max-fails")
         return moved
 
     def _with_cause(self, array: Job) -> Job:

@@ -372,7 +372,9 @@ class World:
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """The class an eligible job waits in, of a task without a row that of its array; None when not eligible."""
-        return self._lines.class_of(job_id) or self._lines.class_of(self.arrays.array_of(job_id) or 0)
+        if job_id in self.jobs:
+            return self._lines.class_of(job_id)
+        return self._lines.class_of(self.arrays.array_of(job_id) or 0)
 
     def position_in_class(self, job: Job) -> int:
         """How many jobs of its class are before an eligible job."""

@@ -68,11 +68,13 @@ def task_number(array: Job, job_id: int) -> int | None:
 
 
 def task(array: Job, number: int) -> Job:
-    """The row of a task, as it is when it splits off."""
+    """The row of a task, as it is when it splits off: others may have started, this one has not."""
     spec = array.spec
     if spec.array is not None and spec.array.sweep:
         spec = replace(spec, name=swept_name(spec.name, spec.array, number))
-    return replace(array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None)
+    return replace(
+        array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None, start_at=None
+    )
 
 
 def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:

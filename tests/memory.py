@@ -1,0 +1,116 @@
+"""The daemon's memory beside the one that a restart would load from the same table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab import Lab
+
+from gpusched.daemon.alerting import Alerts
+from gpusched.daemon.world import Rules, World
+from gpusched.model.job import run_id
+from gpusched.model.states import JobState
+from gpusched.model.value import replace
+from gpusched.ports import Changes
+
+
+def world_facts(world: World) -> dict[str, Any]:
+    """What a memory says that anything goes by, in a form that can be compared and read."""
+    jobs = world.jobs
+    pending = [job for job in jobs.values() if job.state is JobState.PENDING]
+    arrays = [world.arrays.group(array_id) for array_id in world.arrays.ids]
+    return {
+        "jobs": dict(sorted(jobs.items())),
+        "open runs": dict(sorted(world.open_runs.items())),
+        "releasing": dict(sorted(world.releasing.items())),
+        "holds": {handle: held(world, handle) for handle in sorted(world.holds)},
+        "drains": dict(world.drains),
+        "clearances": dict(world.clearances),
+        "usage": dict(sorted(world.usage.items())),
+        "calendar": dict(world.calendar),
+        "next ids": (world.next_id, world.next_pipeline),
+        "jobs of users": {uid: world.jobs_of(uid) for uid in {job.uid for job in jobs.values()}},
+        "tally": vars_of(world.active.tally),
+        "census": (dict(world.census.by_queue), dict(world.census.by_user), dict(world.census.held)),
+        "asleep": dict(world.census.asleep),
+        "lines": {view.key: list(view.jobs) for view in world.pending_views()},
+        "places": {job.id: world.position_in_class(job) for job in pending if world.class_of(job.id)},
+        "dependencies": {job.id: world.dependency_state(job) for job in pending},
+        "urgency": {job_id: world.inherited(job_id) for job_id in jobs},
+        "children": {job_id: world.children_of(job_id) for job_id in jobs},
+        "ready at": {job.id: (world.ready_at(job), world.free_at(job)) for job in pending},
+        "arrays": [(list(one.left), sorted(one.open), vars_of(one.ended), ready(one)) for one in arrays],
+        "counterparts": {job.id: world.waits_for_counterparts(job) for job in pending if job.is_array},
+        "timed": [(at, job.id) for at, job in world.timed_jobs(1000)],
+    }
+
+
+def held(world: World, handle: str) -> Any:
+    """What a run holds. No row says since when a run is stopped for its time limit: its end is guessed from now on."""
+    found = world.holds[handle]
+    return replace(found, expected_end_at=None) if found.is_stopping else found
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    names = getattr(value, "__slots__", None) or vars(value)
+    return {name: getattr(value, name) for name in names}
+
+
+def ready(group: Any) -> list[int] | None:
+    return None if group.ready is None else sorted(group.ready)
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What is not the same in both, by name; of mappings only the entries in question."""
+    found = {}
+    for name, left in one.items():
+        right = other[name]
+        if isinstance(left, dict):
+            keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+            if keys:
+                found[name] = ({key: left.get(key) for key in keys}, {key: right.get(key) for key in keys})
+        elif left != right:
+            found[name] = (left, right)
+    return found
+
+
+def check_memory(lab: Lab) -> None:
+    """The memory between two ticks is the one that a restart would load; raises AssertionError with what differs."""
+    scheduler = lab.scheduler
+    if scheduler._is_behind:
+        # It says so itself, and builds on nothing until it could be read.
+        return
+    # Confirmed starts wait for the next commit; the spool has them, too.
+    lab.store.commit(scheduler._carried)
+    scheduler._carried = Changes()
+    now = lab.clock.now()
+    history = scheduler.history
+    world = World.load(lab.store, now, Rules.of(scheduler.settings, history.predict, history.guess))
+    # A restart settles in its first tick what follows from others.
+    settle(world, now)
+    found = differences(world_facts(scheduler.world), world_facts(world))
+    assert not found, f"memory, after a restart: {found}"
+    alerts = Alerts(lab.store, world, scheduler.settings)
+    found = differences(alert_facts(scheduler.alerts), alert_facts(alerts))
+    assert not found, f"memory, after a restart: {found}"
+    ended = {handle for handle, run in world.releasing.items() if scheduler.tracker.is_released(run.id)}
+    assert ended == world.releasing.keys(), "a card of an ended run is not watched"
+    for run in world.open_runs.values():
+        assert run.id == run_id(run.job_id, world.jobs[run.job_id].run)
+
+
+def settle(world: World, now: float) -> None:
+    world.promote(now)
+    world.settle_dependencies(now)
+    world.settle_counterparts(now)
+
+
+def alert_facts(alerts: Alerts) -> dict[str, Any]:
+    """What a memory of the outbox says."""
+    return {
+        "rows": alerts.rows,
+        "waiting": {uid: list(rows) for uid, rows in alerts.waiting().items()},
+        "waiting by user": dict(+alerts._waiting),
+        "armed": alerts._armed,
+        "of jobs": alerts._of_job,
+    }

@@ -1,0 +1,120 @@
+"""Where the memory differed from the one that a restart loads: found by `test_memory_properties`, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lab import ANN, BOB, ROOT, Lab
+from memory import check_memory
+
+from gpusched.daemon.commands import Drain
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import BrokenInvariant
+from gpusched.model.job import Alerting, ArraySpec, RetryRule
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.policy.life.dependencies import Satisfied, Waiting
+from gpusched.testing import request
+
+
+def fail(*arguments: Any, **named: Any) -> Any:
+    raise RuntimeError("a bug")
+
+
+def array_of_five(lab: Lab, **parts: Any) -> int:
+    """An array with tasks 0 to 4, of which one fits at a time."""
+    return lab.submit(array=ArraySpec("0-4", None, parts.pop("max_fails", None)), request=request(cpus=1), **parts)
+
+
+def test_a_job_that_waits_for_a_task_without_a_row_waits_on_after_a_restart() -> None:
+    """It was cancelled: the tasks that are left of an array were learned too late."""
+    lab = Lab(cpus=1, outcome=Outcome(runs_s=3))
+    array = array_of_five(lab)
+    waiting = lab.submit(dependency=f"afterok:{array}_3={array + 4}", request=request(cpus=1))
+    lab.restart()
+    check_memory(lab)
+    lab.turn(1)
+    assert lab.job(waiting).state is JobState.PENDING
+    for _ in range(7):
+        lab.turn(3)
+    assert lab.job(waiting).state is JobState.COMPLETED
+
+
+def test_a_task_in_its_backoff_has_no_place_among_the_tasks_that_wait() -> None:
+    """Asking for it raised ValueError, and its reason was that of the others."""
+    lab = Lab(cpus=1, outcome=Outcome(runs_s=3, exit_code=1))
+    array = array_of_five(lab, retry=RetryRule(retries=1, backoff_s=1000.0))
+    lab.turn(3)
+    task = lab.job(array + 1)
+    assert task.state is JobState.PENDING
+    assert lab.scheduler.position(task) == 0
+    reason = lab.scheduler.reason_for(task)
+    assert reason is not None
+    assert reason.code is ReasonCode.RETRY_DELAY
+    check_memory(lab)
+
+
+def test_a_job_that_waits_for_a_task_of_an_array_with_too_many_failures_is_let_go() -> None:
+    """It waited for a task that would never have a row, until a restart."""
+    lab = Lab(cpus=1, outcome=Outcome(runs_s=3, exit_code=1))
+    array = array_of_five(lab, max_fails=0)
+    waiting = lab.submit(dependency=f"afterany:{array}_3={array + 4}", request=request(cpus=1))
+    lab.turn(3)
+    lab.turn(1)
+    assert lab.job(array).reason is ReasonCode.MAX_FAILS
+    assert lab.job(array + 4).state is JobState.CANCELLED
+    assert lab.job(waiting).state is JobState.RUNNING
+    check_memory(lab)
+
+
+def test_a_task_has_not_started_because_another_of_its_array_has() -> None:
+    lab = Lab(cpus=1, outcome=Outcome(runs_s=3))
+    array = array_of_five(lab)
+    lab.turn(1)
+    assert lab.job(array).start_at is not None
+    waiting = lab.submit(dependency=f"after:{array}_3={array + 4}", request=request(cpus=1))
+    for _ in range(2):
+        assert isinstance(lab.scheduler.world.dependency_state(lab.job(waiting)), Waiting)
+        lab.restart()
+    for _ in range(4):
+        lab.turn(3)
+    assert lab.job(array + 4).start_at is not None
+    assert isinstance(lab.scheduler.world.dependency_state(lab.job(waiting)), Satisfied)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_whether_a_commit_that_raised_was_made_is_read_from_all_that_it_was_to_say(
+    is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To undrain what nobody had drained looked as if it were recorded, though its clearance was not."""
+    lab = Lab()
+    commit = lab.store.commit
+
+    def broken(changes: Any) -> None:
+        if is_made:
+            commit(changes)
+        fail()
+
+    answers: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.store, "commit", broken)
+        lab.scheduler.submit(Drain(ROOT, ("0",), None), answers.append)
+        if is_made:
+            lab.scheduler.tick()
+        else:
+            with pytest.raises(RuntimeError):
+                lab.scheduler.tick()
+    (answer,) = answers
+    assert isinstance(answer, BrokenInvariant) is not is_made
+    check_memory(lab)
+
+
+def test_an_empty_queue_is_told_once_though_several_jobs_end_in_one_turn() -> None:
+    """A second row stayed armed for ever, and told of the next empty queue, too."""
+    lab = Lab(outcome=Outcome(runs_s=3))
+    words = Alerting(("queue_empty",))
+    lab.ask(*(lab.submission(ANN, alerting=words) for _ in range(3)), lab.submission(BOB, alerting=words))
+    lab.turn(3)
+    rows = [(row.uid, row.state) for row in lab.store.load_alerts()]
+    assert sorted(rows) == [(ANN.uid, "waiting"), (BOB.uid, "waiting")]
+    check_memory(lab)
