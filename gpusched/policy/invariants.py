@@ -116,12 +116,19 @@ def _check_gangs(allocations: Iterable[Allocation]) -> list[str]:
             continue
         if len({part.node for part in parts}) < len(parts):
             problems.append(f"job {job_id} holds one node more than once")
-        shapes = {(len(part.gpus), part.cpus, part.mem_mib, part.resources, part.is_exclusive) for part in parts}
-        if len(shapes) > 1:
+        shapes = {(part.cpus, part.mem_mib, part.resources, part.is_exclusive) for part in parts}
+        if len(shapes) > 1 or not _has_like_gpus(parts):
             problems.append(f"job {job_id} does not hold the same on each of its nodes")
         if sum(bool(part.licenses) for part in parts) > 1:
             problems.append(f"job {job_id} holds its licenses more than once")
     return problems
+
+
+def _has_like_gpus(parts: list[Allocation]) -> bool:
+    """Whether each piece of a gang has as many GPUs as the others, but for one with the tail that was asked for."""
+    counts = sorted(len(part.gpus) for part in parts)
+    tail = 0 if parts[0].request is None else parts[0].request.tail_gpus
+    return len(set(counts[1:] if tail and counts[0] == tail else counts)) == 1
 
 
 def _sum_counts(counts: Iterable[tuple[tuple[str, int], ...]]) -> Counter[str]:

@@ -195,6 +195,7 @@ def apply_plan(snapshot: Snapshot, waiting: Sequence[Job], plan: Plan) -> Snapsh
             licenses=piece.licenses,
             is_exclusive=piece.is_exclusive,
             reservation=jobs[start.job_id].spec.reservation,
+            request=jobs[start.job_id].spec.request,
         )
         for start in plan.starts
         for piece in (start.placement, *start.placement.others)

@@ -31,6 +31,12 @@ PLACES = {
         [wants(1, 2, nodes=2)],
         {1: "n3:2,3 n2:1,2"},
     ),
+    "what is left of an uneven gang is on one node more": (
+        THREE,
+        [],
+        [wants(1, 4, nodes=2, tail_gpus=1)],
+        {1: "n1:0,1,2,3 n2:0,1,2,3 n3:0"},
+    ),
     "one node too few is none at all": (THREE, [running(9, "n2:0")], [wants(1, 4, nodes=3)], {}),
     "never twice on one node": ([node("n1", gpus=8)], [], [wants(1, 2, nodes=2)], {}),
     "after a gang there is less for others": (
