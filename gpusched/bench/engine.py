@@ -107,7 +107,11 @@ def make_ticket(run: str, folder: str, *argv: str, stdout: str = "/dev/null") ->
         argv=argv,
         script=None,
         # About what a user's shell exports.
-        env={"PATH": "/usr/bin:/bin", **{f"VARIABLE_{number}": "x" * 60 for number in range(40)}},
+        env={
+            **dict.fromkeys(("HOME", "USER", "LOGNAME", "SHELL"), "/bin/sh"),
+            "PATH": "/usr/bin:/bin",
+            **{f"VARIABLE_{number}": "x" * 60 for number in range(40)},
+        },
         work_dir=folder,
         umask=0o022,
         stdout_path=stdout,

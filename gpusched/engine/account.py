@@ -24,15 +24,16 @@ def account_of(uid: int, user: str) -> pwd.struct_passwd:
     return account
 
 
-def complete(env: dict[str, str], uid: int, foreign: bool) -> None:
+def complete(env: dict[str, str], uid: int, foreign: bool, account: pwd.struct_passwd | None = None) -> None:
     """Add what every account has and this environment lacks, and take out what points to where nothing will be.
 
+    Args: account: that of `uid` where it is known already.
     The submitter's runtime folder goes with their last login, in the middle of the job, unless the account lingers.
     """
     env.setdefault("PATH", DEFAULT_PATH)
     if not env.keys() >= {"HOME", "USER", "LOGNAME", "SHELL"}:
         try:
-            account = pwd.getpwuid(uid)
+            account = account or pwd.getpwuid(uid)
         except KeyError:
             account = None
         if account is not None:

@@ -11,7 +11,7 @@ import time
 from gpusched.engine import spool as files
 from gpusched.engine.account import DEFAULT_PATH, account_of, complete
 from gpusched.engine.logs import Logs, open_log
-from gpusched.engine.users import LaunchError, as_user, text_of, why_unsafe
+from gpusched.engine.users import LaunchError, Owner, as_user, text_of, why_unsafe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def start(
     foreign = uid != own
     if foreign and own != 0:
         raise LaunchError(f"cannot start as user {ticket['user']} (uid {uid}): gpuschedd runs as uid {own}, not root")
-    gid = account_of(uid, ticket["user"]).pw_gid if foreign else -1
-    complete(ticket["env"], uid, foreign)
+    account = account_of(uid, ticket["user"]) if foreign else None
+    owner = Owner(ticket["user"], uid, account.pw_gid) if account is not None else None
+    complete(ticket["env"], uid, foreign, account)
     argv = list(ticket["argv"])
     if ticket["script"] is not None:
         argv.insert(0, _write_script(ticket, spool, uid if foreign else None))
@@ -63,9 +64,8 @@ def start(
         _make_files(spool, ticket["run"], uid)
         if streams is not None:
             streams.give_to(uid)
-    no_folder = checkpoints.make_folder(ticket, gid)
-    owner = (ticket["user"], uid, gid) if foreign else None
-    logs = _enter(ticket) if owner is None else as_user(*owner, lambda: _enter(ticket))
+    no_folder = checkpoints.make_folder(ticket, owner)
+    logs = _enter(ticket) if owner is None else as_user(owner, lambda: _enter(ticket))
     try:
         if ticket["log_max_bytes"] is not None and streams is None:
             from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
@@ -74,8 +74,8 @@ def start(
         logs.owner = owner
         if no_folder is not None:
             logs.say(f"job {ticket['run'].partition('.')[0]} has no checkpoint folder: {no_folder}")
-        if foreign or box is not None:
-            pid = _fork_as(ticket, argv, logs, (uid, gid) if foreign else None, streams, box)
+        if owner is not None or box is not None:
+            pid = _fork_as(ticket, argv, logs, owner, streams, box)
         else:
             pid = _spawn(ticket, argv, logs, streams)
     except LaunchError:
@@ -151,25 +151,24 @@ class CheckpointBase:
         """What `why_unsafe` has found safe: its path, for whom, and how it was then."""
         self._until = 0.0
 
-    def make_folder(self, ticket: dict[str, Any], gid: int) -> str | None:
+    def make_folder(self, ticket: dict[str, Any], owner: Owner | None) -> str | None:
         """Make the folder that the job is named, or find that of its earlier runs; a sentence when it gets none.
 
         Root makes it for its owner in a folder where users can make nothing, so that nobody else can be there first.
         Elsewhere it is made with the user's rights. What is there and is no folder of that user is not used: its owner
         could change what the job reads, and runs, from it.
         """
-        path, uid = ticket["checkpoint_dir"], ticket["uid"]
+        path = ticket["checkpoint_dir"]
         if path is None:
             return None
         base, _, name = path.rpartition("/")
-        foreign = uid != os.geteuid()
         try:
-            parent = self._open(base, foreign)
+            parent = self._open(base, owner is not None)
             try:
-                if foreign and os.fstat(parent).st_mode & 0o022:
-                    as_user(ticket["user"], uid, gid, lambda: _make_own_folder(parent, name, path, uid, gid))
+                if owner is not None and os.fstat(parent).st_mode & 0o022:
+                    as_user(owner, lambda: _make_own_folder(parent, name, path, owner))
                 else:
-                    _make_own_folder(parent, name, path, uid, gid)
+                    _make_own_folder(parent, name, path, owner)
                 return None
             finally:
                 os.close(parent)
@@ -223,23 +222,23 @@ def _nearest(path: str) -> str:
     return path
 
 
-def _make_own_folder(parent: int, name: str, path: str, uid: int, gid: int) -> None:
+def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> None:
     """Make a folder that is one user's alone, or find it. Raises: LaunchError for somebody else's; OSError."""
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:
         pass
     else:
-        if os.geteuid() == uid:
+        if owner is None or os.geteuid() == owner.uid:
             return
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        owner = os.fstat(folder).st_uid
-        if owner == os.geteuid() != uid:
+        found, own = os.fstat(folder).st_uid, os.geteuid()
+        if owner is not None and found == own != owner.uid:
             # Just made, or by a supervisor that was killed before it came here.
-            os.fchown(folder, uid, gid)
-        elif owner != uid:
-            raise LaunchError(f"{path} belongs to uid {owner}")
+            os.fchown(folder, owner.uid, owner.gid)
+        elif found != (own if owner is None else owner.uid):
+            raise LaunchError(f"{path} belongs to uid {found}")
     finally:
         os.close(folder)
 
@@ -276,10 +275,12 @@ def _fork_as(
     ticket: dict[str, Any],
     argv: list[str],
     logs: Logs,
-    identity: tuple[int, int] | None,
+    owner: Owner | None,
     streams: Streams | None,
     box: Box | None,
 ) -> int:
+    # An ignored signal stays so over exec; a caught one of the supervisor's must not be caught in between.
+    changed = [number for number in RESETTABLE if signal.getsignal(number) != signal.SIG_DFL]
     report, told = os.pipe()
     try:
         pid = os.fork()
@@ -292,16 +293,15 @@ def _fork_as(
             os.close(report)
             if box is not None:
                 box.enter()
-            if identity is not None:
-                uid, gid = identity
+            if owner is not None:
                 if ticket["pam"]:
                     from gpusched.engine import pam  # loaded by the job alone
 
                     if pam.is_wanted():
                         pam.open_session(ticket["user"])
-                os.initgroups(ticket["user"], gid)
-                os.setgid(gid)
-                os.setuid(uid)
+                os.setgroups(owner.groups)
+                os.setgid(owner.gid)
+                os.setuid(owner.uid)
             if streams is not None and streams.is_terminal:
                 os.setsid()
             else:
@@ -313,7 +313,7 @@ def _fork_as(
             else:
                 streams.enter()
             os.umask(ticket["umask"])
-            for number in RESETTABLE:
+            for number in changed:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.execve(_find(argv[0], ticket["env"]), argv, ticket["env"])

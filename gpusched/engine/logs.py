@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from gpusched.engine.users import Owner
+
 LOG_FLAGS = (
     # Appending also after truncation: two openings of one file must not overwrite each other.
     os.O_WRONLY
@@ -37,8 +39,8 @@ class Logs:
     def __init__(self, output: int, error: int) -> None:
         self.output = output
         self.error = error
-        self.owner: tuple[str, int, int] | None = None
-        """Name, user and group whose files they are, if not our own."""
+        self.owner: Owner | None = None
+        """Whose files they are, if not our own."""
         self.output_from = os.fstat(output).st_size
         self.error_from = self.output_from if error == output else os.fstat(error).st_size
 
@@ -53,7 +55,7 @@ class Logs:
         """Leave a line in the job's error output, as Slurm does; not into a pipe, which might block."""
         try:
             if stat.S_ISREG(os.fstat(self.error).st_mode):
-                uid = None if self.owner is None else self.owner[1]
+                uid = None if self.owner is None else self.owner.uid
                 write_as(uid, self.error, f"gpusched: {text}\n".encode("utf-8", "surrogateescape"))
         except OSError:
             # A full disk or an output that went away: a line less.

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from gpusched.engine.users import Owner
+
 PIPE_BYTES = 1 << 20
 """Room for what the job writes while the supervisor is busy."""
 READ_BYTES = 1 << 17
@@ -73,7 +75,7 @@ class Flow:
         "reader",
     )
 
-    def __init__(self, fd: int, path: str, ticket: dict[str, Any], who: tuple[str, int, int] | None) -> None:
+    def __init__(self, fd: int, path: str, ticket: dict[str, Any], who: Owner | None) -> None:
         """Args: fd: the file, which must be a regular one; who: the user whose file it is, if not our own.
 
         Raises: OSError.
@@ -83,7 +85,7 @@ class Flow:
         """The file before this one, for a look at the tail."""
         self._path = path
         self._who = who
-        self._uid = None if who is None else who[1]
+        self._uid = None if who is None else who.uid
         self._umask: int = ticket["umask"]
         self._max_bytes: int = ticket["log_max_bytes"]
         self._keep: int = ticket["log_keep"]
@@ -102,7 +104,7 @@ class Flow:
             self.job_end = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_CLOEXEC)
             if who is not None:
                 # So that its owner can open /dev/stdout.
-                os.fchown(writer, who[1], who[2])
+                os.fchown(writer, who.uid, who.gid)
         except OSError:
             os.close(self.reader)
             raise
@@ -115,7 +117,7 @@ class Flow:
             pass
 
     def _as_owner(self, action: Callable[[], int]) -> int:
-        return action() if self._who is None else as_user(*self._who, action)
+        return action() if self._who is None else as_user(self._who, action)
 
     def _remove_stale(self) -> int:
         """Take away what another job left that had the same output: this one begins with an empty file."""
@@ -235,7 +237,7 @@ class RotatedLogs(Logs):
 
     is_copied = True
 
-    def __init__(self, logs: Logs, ticket: dict[str, Any], who: tuple[str, int, int] | None) -> None:
+    def __init__(self, logs: Logs, ticket: dict[str, Any], who: Owner | None) -> None:
         """Raises: LaunchError; the files stay open then."""
         super().__init__(logs.output, logs.error)
         self._output_flow: Flow | None = None

@@ -665,6 +665,6 @@ class Supervisor:
 
         # The file may be where root has no rights: on a disk of another machine.
         try:
-            return look() if logs.owner is None else as_user(*logs.owner, look)
+            return look() if logs.owner is None else as_user(logs.owner, look)
         except LaunchError:
             return False

@@ -17,22 +17,35 @@ class LaunchError(Exception):
     """One sentence: why the job could not be started."""
 
 
-def as_user(user: str, uid: int, gid: int, action: Callable[[], _Result]) -> _Result:
+class Owner:
+    """The user whose run it is, with the groups that the account has at its start."""
+
+    __slots__ = ("gid", "groups", "name", "uid")
+
+    def __init__(self, name: str, uid: int, gid: int) -> None:
+        """Raises: LaunchError when the groups cannot be read."""
+        self.name = name
+        self.uid = uid
+        self.gid = gid
+        try:
+            self.groups = os.getgrouplist(name, gid)
+        except OSError as error:
+            raise LaunchError(f"cannot take the groups of user {name}: {text_of(error)}") from None
+
+
+def as_user(owner: Owner, action: Callable[[], _Result]) -> _Result:
     """Touch files with the rights of a user. Raises: LaunchError."""
     # Only the effective ids change, and only here: the real ones stay root's, so that the user can
     # neither trace nor signal this process meanwhile.
     groups = os.getgroups()
     own_gid = os.getegid()
     try:
-        os.initgroups(user, gid)
-    except OSError as error:
-        raise LaunchError(f"cannot take the groups of user {user}: {text_of(error)}") from None
-    try:
-        os.setegid(gid)
-        os.seteuid(uid)
+        os.setgroups(owner.groups)
+        os.setegid(owner.gid)
+        os.seteuid(owner.uid)
         return action()
     except OSError as error:
-        raise LaunchError(f"cannot become user {user} (uid {uid}): {text_of(error)}") from None
+        raise LaunchError(f"cannot become user {owner.name} (uid {owner.uid}): {text_of(error)}") from None
     finally:
         os.seteuid(0)
         os.setegid(own_gid)
