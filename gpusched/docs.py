@@ -91,7 +91,7 @@ def snapshot_page() -> str:
         "",
         "Every field is written. A reader takes a field that is missing for its default, so that documents of older",
         "releases stay readable, and refuses one that it does not know. Instants (`_at`, `now`) are seconds since",
-        '1970, `_s` are seconds, `_mib` MiB; null is unset or unknown; a number without end is the word `"Infinity"`.',
+        "1970, `_s` are seconds, `_mib` MiB; null is unset or unknown.",
     ]
     hidden = {"name_of"}
     for kind in _kinds_within(Snapshot):

@@ -43,7 +43,7 @@ def decode(document: str | bytes, kind: type[T]) -> T:
     try:
         value: T = _decoder(wanted).decode(document)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+        raise _misfit(error) from None
     except msgspec.DecodeError:
         # A lone surrogate, or no JSON: then this says so.
         return convert(json.loads(document), kind)
@@ -55,9 +55,20 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def convert(parts: object, kind: type[T]) -> T:
-    """The value of this type that was made into these built-in types. Raises: as `decode`."""
+def convert(parts: object, kind: type[T], place: str = "") -> T:
+    """The value of this type that was made into these built-in types; texts that are keys may stand for numbers.
+
+    Args: place: where the parts are in a larger document.
+    Raises: as `decode`.
+    """
     try:
-        return msgspec.convert(parts, kind)
+        return msgspec.convert(parts, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+        raise _misfit(error, place) from None
+
+
+def _misfit(error: msgspec.ValidationError, place: str = "") -> ValueError:
+    """The error with the place as Python writes it: "nodes[0].cpus: expected `float`, got `str`"."""
+    text, _, path = str(error).partition(" - at ")
+    where = path.replace("`", "").replace("$" if place else "$.", place).removeprefix("$")
+    return ValueError(f"{where + ': ' if where else ''}{text[:1].lower()}{text[1:]}")

@@ -14,17 +14,18 @@ older documents stay readable; what it means otherwise takes a new version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
+import msgspec
 from msgspec import field
 
 from gpusched.errors import UserError
-from gpusched.model import documents
-from gpusched.model.documents import Mismatch
+from gpusched.model import codec
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.units import printable
-from gpusched.model.value import Value, replace
+from gpusched.model.value import Value, asdict, fields, replace
 
 VERSION = 1
 
@@ -85,15 +86,34 @@ def _ids(snapshot: Snapshot) -> Iterable[int]:
 def encode(recording: Recording) -> dict[str, Any]:
     """The document of a recording, in built-in types."""
     snapshot = recording.snapshot
-    names = [name for name in Snapshot.__struct_fields__ if name != _NAMELESS]
     return {
         "snapshot_version": VERSION,
         "release": recording.release,
-        "plugins": list(recording.plugins),
+        "plugins": recording.plugins,
         "names": {str(job_id): name for job_id, name in recording.names.items()},
-        "snapshot": {name: documents.plain(getattr(snapshot, name)) for name in names},
-        "settings": documents.plain(recording.settings),
+        "snapshot": {one.name: codec.plain(getattr(snapshot, one.name)) for one in _PARTS},
+        "settings": codec.plain(recording.settings),
     }
+
+
+_PARTS = tuple(one for one in fields(Snapshot) if one.name != _NAMELESS)
+_Parts = msgspec.defstruct(
+    "Parts",
+    [(one.name, one.type) if one.required else (one.name, one.type, one.default) for one in _PARTS],
+    bases=(Value,),
+    module=__name__,
+)
+"""A snapshot without the names of jobs."""
+
+
+class _Document(Value):
+    snapshot_version: int
+    release: str
+    plugins: tuple[str, ...]
+    names: dict[int, str]
+    snapshot: Any
+    settings: Settings
+    schema_version: int = 1
 
 
 def decode(document: Any) -> Recording:
@@ -109,58 +129,46 @@ def decode(document: Any) -> Recording:
             "read it with the release of gpusched that wrote it",
         )
     try:
-        return _decode(document)
-    except Mismatch as error:
-        raise BadRecording(f"the snapshot is damaged: {error}", _HINT) from None
+        _check_numbers(document)
+        found = codec.convert(document, _Document)
+        snapshot = Snapshot(**asdict(codec.convert(found.snapshot, _Parts, "snapshot")))
+        _check(snapshot)
+    except ValueError as error:
+        raise BadRecording(f"the snapshot is damaged: {printable(str(error), 200)}", _HINT) from None
     except RecursionError:
         raise BadRecording("the snapshot is damaged: it is nested too deeply", _HINT) from None
+    return Recording(_named(snapshot, found.names), found.settings, found.release, found.plugins, found.names)
 
 
-def _decode(document: dict[str, Any]) -> Recording:
-    for key in document:
-        if key not in _KEYS:
-            raise Mismatch(f"has {printable(repr(key), 40)}, which this release does not know")
-    for key in _KEYS - {"schema_version"}:
-        if key not in document:
-            raise Mismatch(f"lacks {key}")
-    names = {}
-    for key, name in _part(dict[str, str], document, "names").items():
-        if not (key.isascii() and key.isdigit()) or len(key) > len(str(1 << 63)):
-            raise Mismatch(f"names {printable(repr(key), 40)}, which is no id of a job")
-        names[int(key)] = name
-    snapshot: Snapshot = _part(Snapshot, document, "snapshot")
-    recording = Recording(
-        _named(snapshot, names),
-        _part(Settings, document, "settings"),
-        _part(str, document, "release"),
-        _part(tuple[str, ...], document, "plugins"),
-        names,
-    )
-    _check(snapshot)
-    return recording
+_LARGEST = 1 << 63
+"""No count, size or id is beyond; whole numbers of thousands of digits take long to add and are no floats."""
 
 
-def _part(kind: Any, document: dict[str, Any], key: str) -> Any:
-    try:
-        return documents.read(kind, document[key])
-    except Mismatch as error:
-        error.where.append(key)
-        raise
+def _check_numbers(part: Any) -> None:
+    """Refuse numbers that nothing here can be. Raises: ValueError."""
+    if isinstance(part, dict):
+        for item in part.values():
+            _check_numbers(item)
+    elif isinstance(part, list):
+        for item in part:
+            _check_numbers(item)
+    elif not (isfinite(part) if isinstance(part, float) else not isinstance(part, int) or abs(part) <= _LARGEST):
+        raise ValueError(f"{printable(repr(part), 40)} is no number that a snapshot can hold")
 
 
 def _check(snapshot: Snapshot) -> None:
-    """What the policy takes for granted. Raises: Mismatch."""
+    """What the policy takes for granted. Raises: ValueError."""
     nodes = [node.name for node in snapshot.nodes]
     if len(set(nodes)) < len(nodes):
-        raise Mismatch("has two nodes of one name")
+        raise ValueError("it has two nodes of one name")
     cards = [gpu.uuid for node in snapshot.nodes for gpu in node.gpus]
     if len(set(cards)) < len(cards):
-        raise Mismatch("has two GPUs of one UUID")
+        raise ValueError("it has two GPUs of one UUID")
     waiting = [job.id for one in snapshot.pending for job in one.jobs]
     if len(set(waiting)) < len(waiting):
-        raise Mismatch("has a job that waits twice")
+        raise ValueError("it has a job that waits twice")
     if len({one.key for one in snapshot.pending}) < len(snapshot.pending):
-        raise Mismatch("has a class of jobs twice")
+        raise ValueError("it has a class of jobs twice")
     for one in snapshot.pending:
         if not one.jobs or one.total < len(one.jobs):
-            raise Mismatch("has a class of jobs whose number is wrong")
+            raise ValueError("it has a class of jobs whose number is wrong")

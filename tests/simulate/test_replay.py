@@ -421,4 +421,4 @@ def test_a_setting_that_none_could_have_is_refused(file, monkeypatch, capsys):
     file.write_text(json.dumps(document))
     code, shown = typed(monkeypatch, capsys, file)
     assert code == 1
-    assert "settings.priority.half_life_s is 0, not above 0" in shown.err
+    assert "settings.priority.half_life_s is 0.0, not above 0" in shown.err
