@@ -70,5 +70,5 @@ def convert(parts: object, kind: type[T], place: str = "") -> T:
 def _misfit(error: msgspec.ValidationError, place: str = "") -> ValueError:
     """The error with the place as Python writes it: "nodes[0].cpus: expected `float`, got `str`"."""
     text, _, path = str(error).partition(" - at ")
-    where = path.replace("`", "").replace("$" if place else "$.", place).removeprefix("$")
+    where = path.replace("`", "").replace("$" if place else "$.", place).removeprefix("$") or place
     return ValueError(f"{where + ': ' if where else ''}{text[:1].lower()}{text[1:]}")

@@ -13,7 +13,7 @@ from shell import Shell
 
 HEAVY = (
     "socket selectors sqlite3 sqlite_utils aiohttp asyncio rich typer click dataclasses typing subprocess psutil "
-    "pathlib argparse pynvml"
+    "pathlib argparse pynvml msgspec"
 )
 
 
@@ -125,6 +125,29 @@ def test_an_undecodable_environment_arrives_as_it_was(sh: Shell) -> None:
     argv = sh.argv("gsub", "--quiet", "-W", "-o", "odd", "--", "printenv", "ODD")
     assert subprocess.run(argv, env=environ, cwd=sh.work, stdout=subprocess.DEVNULL).returncode == 0
     assert (sh.work / "odd").read_bytes() == b"\xff\xfe=\n\n"
+
+
+def test_undecodable_bytes_reach_the_job_and_come_back_also_through_the_table(own: Shell) -> None:
+    """In arguments, the environment, the working directory, the name and the output path, over a restart."""
+    environ = {**{os.fsencode(key): os.fsencode(value) for key, value in own.env.items()}, b"ODD": b"\xff=\x80"}
+    folder = os.fsencode(own.work) + b"/w\xfe"
+    os.mkdir(folder)
+    script = b'printf "%s|%s|%s" "$1" "$ODD" "$(pwd)"'
+    argv = own.argv(
+        "gsub", "--parsable", "-H", "-o", b"out\xfd", "-J", b"n\xfc", "--", "sh", "-c", script, "sh", b"\xff\xc3"
+    )
+    done = subprocess.run(argv, env=environ, cwd=folder, capture_output=True, check=True)
+    job_id = done.stdout.decode().strip()
+    own.ok("gpusched", "daemon", "stop")
+    own.ok("gctl", "release", job_id)
+    assert own.type("gwait", job_id).code == 0
+    assert Path(os.fsdecode(folder + b"/out\xfd")).read_bytes() == b"\xff\xc3|\xff=\x80|" + folder
+    (job,) = json.loads(own.ok("gshow", "--json", job_id))["jobs"]
+    assert os.fsencode(job["name"]) == b"n\xfc"
+    assert os.fsencode(job["stdout_path"]) == folder + b"/out\xfd"
+    launch = job["spec"]["launch"]
+    assert os.fsencode(launch["argv"][-1]) == b"\xff\xc3"
+    assert os.fsencode(launch["work_dir"]) == folder
 
 
 def test_a_dry_run_records_nothing(sh: Shell) -> None:
