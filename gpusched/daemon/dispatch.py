@@ -98,8 +98,9 @@ class Dispatcher:
             own = os.geteuid()
             waiting = {**waiting, own: {**waiting.get(own, {}), **self._fleeting}}
         unrecorded = {report["key"] for report in self._reports}
-        for uid, alerts in waiting.items():
-            unsent = {key: one for key, one in alerts.items() if key not in unrecorded}
+        # Also those with nothing left: they must not wait for what is gone.
+        for uid in {**waiting, **self._couriers}:
+            unsent = {key: one for key, one in waiting.get(uid, {}).items() if key not in unrecorded}
             if not self._scheduler.failures.run("courier", self._hand, uid, unsent):
                 # Handed over again after the next tick, though nothing new waits.
                 self._seen = None

@@ -302,12 +302,15 @@ class Loop:
             self._reconcile_alerts()
 
     def _reconcile_alerts(self) -> None:
+        if self._alerts_due is not None:
+            self._alerts_due.cancel()
+        # Where it raises, what is due already would have it called again at once, for ever.
+        due_s: float | None = _RETRY_S
         try:
             self._dispatcher.reconcile()
+            due_s = self._dispatcher.due_s()
         finally:
-            if self._alerts_due is not None:
-                self._alerts_due.cancel()
-            due_s, self._alerts_due = self._dispatcher.due_s(), None
+            self._alerts_due = None
             if due_s is not None:
                 loop = asyncio.get_running_loop()
                 self._alerts_due = loop.call_later(due_s, self._failures.run, "alerts", self._reconcile_alerts)

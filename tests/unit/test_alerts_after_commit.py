@@ -165,6 +165,21 @@ def test_a_commit_that_raises_when_it_is_made_is_recorded_once(monkeypatch: pyte
     desk.check()
 
 
+def test_a_courier_hears_that_nothing_is_left_when_the_rows_are_gone() -> None:
+    """It would have waited for them, and be called at once again and again when they were due."""
+    desk = Desk()
+    desk.end_jobs()
+    desk.dispatcher.reconcile()
+    handed: list[dict[str, Alert]] = []
+    courier = desk.couriers[ANN.uid]
+    courier.hand = lambda alerts: handed.append(alerts) or []  # type: ignore[assignment,func-returns-value,method-assign]
+    courier.poll = list  # type: ignore[method-assign]
+    desk.lab.store.commit(Changes(alerts={"1.1 end": None}))
+    desk.lab.scheduler.reload()
+    desk.dispatcher.reconcile()
+    assert handed == [{}]
+
+
 def test_a_restart_between_any_two_calls_sends_what_is_not_recorded_as_told() -> None:
     desk = Desk()
     desk.end_jobs()

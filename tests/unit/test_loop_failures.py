@@ -105,6 +105,23 @@ def test_a_step_after_the_tick_that_raises_stops_neither_others_nor_ticks(bench:
     assert [failure.step for failure in bench.lab.scheduler.failures.failing] == [broken]
 
 
+def test_alerts_that_are_due_and_cannot_be_sent_keep_nothing_else_waiting(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def reconcile() -> None:
+        calls.append("alerts")
+        raise TOO_MANY
+
+    monkeypatch.setattr(bench.dispatcher, "reconcile", reconcile)
+    monkeypatch.setattr(bench.dispatcher, "due_s", lambda: 0.0)
+    polls = counted(bench.loop.observers, "", TOO_MANY)
+    bench.run_until(lambda: polls["host load"] >= 5)
+    # Once with each poll, perhaps with a tick, and at last by its own timer: not as often as the loop turns.
+    assert len(calls) <= polls["alerts"] + bench.lab.scheduler.ticks + 5
+
+
 def test_readings_pruning_alerts_and_checkpoints_go_on_while_the_host_cannot_be_read(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
