@@ -87,6 +87,8 @@ class Loop:
         self._alerts_due: asyncio.TimerHandle | None = None
         """Set while alerts wait for targets that rest."""
         self._promotion: float | None = None
+        self._tried: float | None = None
+        """What a tick was made for last."""
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
         self._has_requested = False
@@ -289,12 +291,15 @@ class Loop:
             self._promotion_timer = None
         if promotion is not None:
             delay_s = max(0.0, promotion - self._scheduler.now())
+            if not delay_s and promotion == self._tried:
+                # The tick could not deal with it: nothing can be recorded, or something raises.
+                delay_s = _RETRY_S
             # A clock that is set back makes the timer early; the tick then finds nothing due and the
             # poll, which re-arms it, comes within poll_s.
             self._promotion_timer = asyncio.get_running_loop().call_later(delay_s, self._promote)
 
     def _promote(self) -> None:
-        self._promotion = None
+        self._tried, self._promotion = self._promotion, None
         self.wake()
 
     def _follow_outbox(self) -> None:

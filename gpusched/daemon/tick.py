@@ -647,6 +647,7 @@ class Scheduler:
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._is_behind = self._look_again = True
+        self._plan_by = None
         if (lost := self.store.lost()) is not None:
             # What can still be read of it is not what was recorded.
             raise lost

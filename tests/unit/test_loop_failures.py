@@ -144,6 +144,27 @@ def test_readings_pruning_alerts_and_checkpoints_go_on_while_the_host_cannot_be_
     assert [failure.step for failure in scheduler.failures.failing] == ["host load"]
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_is_due_is_not_tried_without_a_pause_while_nothing_can_be_recorded(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """A begin time that was over made the daemon turn without end while its table was lost."""
+    lab = bench.lab
+    lab.submit(begin_at=lab.clock.now() + 1)
+    lab.clock.advance(2)
+    lab.store.is_full = True
+    if is_lost:
+        monkeypatch.setattr(lab.store, "lost", lambda: StoreFull("the disk is full", "free some"), raising=False)
+    ticks: list[int] = []
+    tick = lab.scheduler.tick
+    monkeypatch.setattr(lab.scheduler, "tick", lambda: (ticks.append(1), tick()))
+    wakes: list[int] = []
+    promote = bench.loop._promote
+    monkeypatch.setattr(bench.loop, "_promote", lambda: (wakes.append(1), promote()))
+    bench.run_until(lambda: len(ticks) >= 20)
+    assert len(wakes) <= 3
+
+
 def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [1, 2]
     sample = bench.lab.scheduler.host
