@@ -65,7 +65,8 @@ class AdoptedSupervisor(Supervisor):
 
     def take_over(self) -> str | None:
         """A sentence if the process is not there any more or not the user's."""
-        pid, start_ticks = self.ticket["adopt"]
+        adopted = self.ticket["adopt"]
+        pid, start_ticks = adopted["pid"], adopted["start_ticks"]
         try:
             self.pidfd = proctree.open_pidfd(pid)
         except ProcessLookupError:
@@ -128,7 +129,7 @@ class AdoptedSupervisor(Supervisor):
         for pid in found:
             self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
         first = found.get(self.job_pid)
-        if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"][1]):
+        if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"]["start_ticks"]):
             # That it has ended is all that is known of it.
             self.status = 0
             self.notice_at = self.still.look_at = None

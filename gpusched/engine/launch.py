@@ -67,7 +67,7 @@ def start(
     no_folder = checkpoints.make_folder(ticket, owner)
     logs = _enter(ticket) if owner is None else as_user(owner, lambda: _enter(ticket))
     try:
-        if ticket["log_max_bytes"] is not None and streams is None:
+        if ticket["log_max_mib"] is not None and streams is None:
             from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
 
             logs = RotatedLogs(logs, ticket, owner)

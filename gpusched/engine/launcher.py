@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpusched.engine.idle_pool import IdlePool
-from gpusched.engine.spool import share_lock
+from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
+from gpusched.engine.spool import checkpoint_path, progress_path, share_lock
 from gpusched.engine.wire import LENGTH_BYTES, QUEUE_TIMEOUT_S, pack_ticket
+from gpusched.model import codec
 from gpusched.model.execution import Ticket
+from gpusched.model.value import replace
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 PROGRAM = (
@@ -27,6 +30,28 @@ KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 CLOSE_TIMEOUT_S = 2.0
 START_TIMEOUT_S = 5.0
 """A fork server that owes an answer and has not answered any ticket for so long is replaced."""
+
+
+def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | None = None) -> dict[str, Any]:
+    """A ticket in built-in types, by its fields. Its environment also says which run it is, by which its processes are
+    found.
+
+    Args: pam: whether a PAM session is opened; cages: the control group that the run's is made in; None: that of its
+    supervisor's unit.
+    """
+    # The environment is large, and need not be copied twice.
+    facts: dict[str, Any] = codec.plain(replace(ticket, env={}), builtin_types=(bytes,))
+    facts["env"] = {
+        **ticket.env,
+        RUN_VARIABLE: ticket.run,
+        SPOOL_VARIABLE: spool,
+        CHECKPOINT_VARIABLE: checkpoint_path(spool, ticket.run),
+        PROGRESS_VARIABLE: progress_path(spool, ticket.run),
+    }
+    facts["pam"] = pam
+    if ticket.cage is not None:
+        facts["cage"]["folder"] = cages
+    return facts
 
 
 class Launcher(Protocol):

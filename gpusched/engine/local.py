@@ -20,6 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from gpusched.engine import proctree
 from gpusched.engine import spool as files
@@ -27,13 +28,14 @@ from gpusched.engine.cage import leaf_of
 from gpusched.engine.cgroup import is_populated
 from gpusched.engine.cgroup import kill as kill_leaf
 from gpusched.engine.cgroup import remove as remove_leaf
-from gpusched.engine.codec import event_from, order_line, orders_from, ticket_facts
 from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
-from gpusched.engine.launcher import ForkServer, Launcher
+from gpusched.engine.launcher import ForkServer, Launcher, ticket_facts
+from gpusched.engine.orders import order_line, orders_from
 from gpusched.engine.remains import Lost, find_remains, kill_remains
 from gpusched.engine.waking import Waker
 from gpusched.engine.watched import ALIVE, Phase, SpareRecords, Watched, Watchlist
+from gpusched.model import codec
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
@@ -44,6 +46,7 @@ from gpusched.model.execution import (
     RunNeverStarted,
     RunStarted,
     StopOrder,
+    SupervisorEvent,
     Ticket,
 )
 from gpusched.ports import Clock
@@ -715,4 +718,14 @@ def _make_spool(path: str) -> tuple[int, int]:
 def _result(line: bytes) -> RunEnded:
     event = event_from(json.loads(line))
     assert isinstance(event, RunEnded)
+    return event
+
+
+def event_from(facts: dict[str, Any]) -> SupervisorEvent:
+    """An event of the pipe or a result. Raises: ValueError for what supervisors do not send."""
+    if facts.get("leftovers") is not None:
+        # Supervisors write texts and numbers only.
+        facts["leftovers"] = facts["leftovers"].split("\n") if facts["leftovers"] else ()
+    wanted: Any = SupervisorEvent
+    event: SupervisorEvent = codec.convert(facts, wanted)
     return event

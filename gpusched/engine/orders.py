@@ -1,10 +1,21 @@
-"""Which orders a run still lacks: what it is to be, by the table, against what it was told so far."""
+"""Orders to runs: the lines of their files, and which a run still lacks by the table, against those it was given."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpusched.model.execution import LimitOrder, OpenRun, Order, ResumeOrder, StopOrder, SuspendOrder
+from gpusched.engine.spool import SUSPEND_LINE
+from gpusched.model.execution import (
+    LimitOrder,
+    NoteOrder,
+    OpenRun,
+    Order,
+    ResumeOrder,
+    SignalOrder,
+    StopOrder,
+    SuspendOrder,
+)
 
 
 @dataclass(slots=True)
@@ -41,3 +52,40 @@ class GivenOrders:
         if isinstance(order, SuspendOrder) != self.is_suspended:
             missing.append(ResumeOrder() if order is None else order)
         return missing
+
+
+def order_line(order: Order) -> str:
+    """An order as a line of the order file; the lone dot at its end shows that it is whole."""
+    if isinstance(order, StopOrder):
+        number = "-" if order.signal is None else str(int(order.signal))
+        return f"stop {order.why} {number} {'-' if order.grace_s is None else order.grace_s} ."
+    if isinstance(order, SignalOrder):
+        return f"signal {int(order.signal)} {'main' if order.main_only else 'tree'} ."
+    if isinstance(order, SuspendOrder):
+        return SUSPEND_LINE
+    if isinstance(order, ResumeOrder):
+        return "resume ."
+    if isinstance(order, NoteOrder):
+        return f"note {' '.join(order.text.split())} ."
+    assert isinstance(order, LimitOrder)
+    return f"limit {'-' if order.time_limit_s is None else order.time_limit_s} ."
+
+
+def orders_from(lines: Iterable[str]) -> Iterator[StopOrder | LimitOrder | SuspendOrder | ResumeOrder]:
+    """The lasting orders among lines of an order file; those torn by a crash are left out, as by supervisors."""
+    for line in lines:
+        words = line.split(" ")
+        try:
+            if words[-1] != ".":
+                continue
+            if words[0] == "stop":
+                number = None if words[2] == "-" else int(words[2])
+                yield StopOrder(words[1], number, None if words[3] == "-" else float(words[3]))
+            elif words[0] == "limit":
+                yield LimitOrder(None if words[1] == "-" else float(words[1]))
+            elif line == SUSPEND_LINE:
+                yield SuspendOrder()
+            elif words[0] == "resume":
+                yield ResumeOrder()
+        except (ValueError, IndexError):
+            continue

@@ -87,7 +87,7 @@ class Flow:
         self._who = who
         self._uid = None if who is None else who.uid
         self._umask: int = ticket["umask"]
-        self._max_bytes: int = ticket["log_max_bytes"]
+        self._max_bytes: int = int(ticket["log_max_mib"] * (1 << 20))
         self._keep: int = ticket["log_keep"]
         self._limit = self._max_bytes
         self._lost = 0

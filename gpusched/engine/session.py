@@ -76,7 +76,7 @@ class Session:
         self.path = files.attach_path(spool, self.run)
         self.orders: list[str] = []
         self.streams: Streams | None = None
-        self.outputs = Outputs(facts["log_bytes"], None if self.uid == os.geteuid() else self.uid)
+        self.outputs = Outputs(int(ticket["log_mib"] * (1 << 20)), None if self.uid == os.geteuid() else self.uid)
         self.input = Input()
         self.size = (0, 0)
         self.client: Visitor | None = None
@@ -84,7 +84,7 @@ class Session:
         """Connected, and not attached yet."""
         self.lease: Lease | None = None
         self.hang_up_at: float | None = None
-        self._submitter: tuple[int, int, str] | None = facts["client"]
+        self._submitter: dict[str, Any] | None = facts["client"]
         self._boot_id = boot_id
         self._cpu_s = cpu_s
         self.listener = listen(self.path, self.uid)
@@ -105,7 +105,8 @@ class Session:
         """Whether nobody will come: the process that submitted the run, which was not to be kept, has ended."""
         if self.keeps or self._submitter is None or self.client is not None:
             return False
-        pid, start_ticks, boot_id = self._submitter
+        submitter = self._submitter
+        pid, start_ticks, boot_id = submitter["pid"], submitter["start_ticks"], submitter["boot_id"]
         return boot_id != self._boot_id or not proctree.lives(pid, start_ticks)
 
     def open_streams(self) -> Streams:

@@ -357,7 +357,7 @@ class Supervisor:
             notice = self.ticket["notice"]
             if self.stopping is None:
                 self.is_noticed = True
-                self.deliver(notice[0], main_only=notice[2])
+                self.deliver(notice["signal"], main_only=notice["main_only"])
         if moves and self.limit_at is not None and now >= self.limit_at:
             self.reach_limit()
         if self.still.look_at is not None and now >= self.still.look_at:
@@ -465,12 +465,12 @@ class Supervisor:
         number = self.ticket["stop_signal"] if number is None else number
         notice = self.ticket["notice"]
         # Its first process alone was to hear of it, and is gone.
-        is_past = notice is not None and notice[2] and self.status is not None
+        is_past = notice is not None and notice["main_only"] and self.status is not None
         if number is not None or notice is None or is_past or self.is_noticed or "timeout" in (why, self.stopped_by):
             self.deliver(signal.SIGTERM if number is None else number, main_only=False)
             return False
-        self.only_main = notice[2]
-        if self.deliver(notice[0], main_only=self.only_main):
+        self.only_main = notice["main_only"]
+        if self.deliver(notice["signal"], main_only=self.only_main):
             # The shell of a script would go on with its next line, and its end would pass for the job's own.
             self.deliver(signal.SIGTERM, main_only=True)
         return True
@@ -571,7 +571,7 @@ class Supervisor:
         self.notice_at = None
         notice = self.ticket["notice"]
         if notice is not None and self.limit_at is not None:
-            self.notice_at = max(began, self.limit_at - notice[1])
+            self.notice_at = max(began, self.limit_at - notice["before_s"])
 
     # --- telling ----------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class NoteOrder(Value):
 Order = StopOrder | SignalOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder
 
 
-class RunStarted(Value):
+class RunStarted(Value, tag_field="event", tag="started"):
     """The run's supervisor holds the claim and the job's first process was started."""
 
     run: str
@@ -132,7 +132,7 @@ class RunStarted(Value):
     pid: int
 
 
-class RunStopping(Value):
+class RunStopping(Value, tag_field="event", tag="stopping"):
     """The run is being ended, or its first process is gone and others linger."""
 
     run: str
@@ -142,14 +142,14 @@ class RunStopping(Value):
     `leftovers`."""
 
 
-class RunSuspended(Value):
+class RunSuspended(Value, tag_field="event", tag="suspended"):
     """Every process of the run was told to stand still and cannot refuse."""
 
     run: str
     at: float
 
 
-class RunResumed(Value):
+class RunResumed(Value, tag_field="event", tag="resumed"):
     """The run moves again, or is being ended."""
 
     run: str
@@ -158,7 +158,7 @@ class RunResumed(Value):
     """How long it has stood still so far, all times together."""
 
 
-class RunEnded(Value):
+class RunEnded(Value, tag_field="event", tag="ended"):
     """No process of the run is left, and this is how it ended. Comes from the result file."""
 
     run: str
@@ -202,7 +202,9 @@ class RunNeverStarted(Value):
     detail: str
 
 
-EngineEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded | RunLost | RunNeverStarted
+SupervisorEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded
+"""Those that supervisors send; the field `event` names each."""
+EngineEvent = SupervisorEvent | RunLost | RunNeverStarted
 
 
 class OpenRun(Value):

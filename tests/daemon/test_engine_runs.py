@@ -16,8 +16,8 @@ from support import wait_until
 
 from gpusched.engine import local as local_module
 from gpusched.engine import proctree
-from gpusched.engine.codec import ticket_facts
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
+from gpusched.engine.launcher import ticket_facts
 from gpusched.engine.spool import read_record
 from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder, Ticket
 from gpusched.model.job import Notice

@@ -43,14 +43,14 @@ def supervisor(folder: Path, pid: int, **facts: Any) -> AdoptedSupervisor:
         "script": None,
         "uid": os.getuid(),
         "user": "eva",
-        "adopt": (pid, found.start_ticks if found else 0),
+        "adopt": {"pid": pid, "start_ticks": found.start_ticks if found else 0},
         "time_limit_s": None,
         "notice": None,
         **facts,
     }
     made = supervisor_of(ticket, Home(str(folder), "boot", -1, 1))
     assert isinstance(made, AdoptedSupervisor)
-    made.births = {pid: ticket["adopt"][1]}
+    made.births = {pid: ticket["adopt"]["start_ticks"]}
     return made
 
 
@@ -75,7 +75,7 @@ def test_who_was_seen_below_it_stays_part_of_it(tmp_path: Path, process: subproc
 
 
 def test_another_process_with_its_pid_is_not_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    made = supervisor(tmp_path, process.pid, adopt=(process.pid, 1))
+    made = supervisor(tmp_path, process.pid, adopt={"pid": process.pid, "start_ticks": 1})
     assert made.look() == {}
     assert made.start() == f"process {process.pid} had ended before it was adopted"
 

@@ -17,13 +17,16 @@ from gpusched.engine.rotation import Flow, RotatedLogs, cut, signal_fd
 MakeFlow = Callable[..., Flow]
 
 
+MIB = 1 << 20
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[MakeFlow]:
     made: list[Flow] = []
 
     def flow(max_bytes: int = 10, keep: int = 3, append: bool = False) -> Flow:
         path = str(tmp_path / "out")
-        ticket = {"umask": 0o022, "log_max_bytes": max_bytes, "log_keep": keep, "append": append}
+        ticket = {"umask": 0o022, "log_max_mib": max_bytes / MIB, "log_keep": keep, "append": append}
         made.append(Flow(os.open(path, LOG_FLAGS, 0o666), path, ticket, None))
         return made[-1]
 
@@ -69,7 +72,7 @@ def test_no_file_grows_beyond_its_slack(data: bytes, room: int, slack: int) -> N
 def test_every_byte_is_in_one_file(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("flow")
     path = str(folder / "out")
-    ticket = {"umask": 0o022, "log_max_bytes": 10, "log_keep": 100, "append": False}
+    ticket = {"umask": 0o022, "log_max_mib": 10 / MIB, "log_keep": 100, "append": False}
     flow = Flow(os.open(path, LOG_FLAGS, 0o666), path, ticket, None)
     for piece in pieces:
         flow.put(piece)
@@ -179,7 +182,7 @@ def test_a_pending_signal_makes_its_descriptor_readable() -> None:
 
 def test_the_clock_is_heard_while_a_pipe_is_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(tmp_path / "out", LOG_FLAGS, 0o666)
-    ticket = {"umask": 0o022, "log_max_bytes": 1000, "log_keep": 1, "append": False}
+    ticket = {"umask": 0o022, "log_max_mib": 1000 / MIB, "log_keep": 1, "append": False}
     logs = RotatedLogs(Logs(fd, fd), {**ticket, "stdout_path": str(tmp_path / "out"), "stderr_path": None}, None)
     try:
         (flow,) = logs.flows()

@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from gpusched.engine import going_down, proctree, session, supervisor
 from gpusched.engine import spool as files
+from gpusched.engine.launcher import PACKAGE_ROOT
 from gpusched.engine.report import GPU_OOM, TAIL_BYTES, tail_shows_oom
 from gpusched.engine.supervisor import Home, Supervisor
 
@@ -39,7 +42,7 @@ def make(tmp_path: Path) -> Callable[..., Supervisor]:
 def running(make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     """One that started 100 s ago on a clock that stands at 1,100."""
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: 1100.0)
-    made = make(notice=(int(signal.SIGUSR1), 60, False), stop_signal=15)
+    made = make(notice={"signal": int(signal.SIGUSR1), "before_s": 60, "main_only": False}, stop_signal=15)
     made.start_at, made.started = 5.0, 1000.0
     return made
 
@@ -61,7 +64,8 @@ def in_a_child(action: Callable[[], str | None]) -> str:
 
 
 def foreground(*, keep: bool = False, client: tuple[int, int, str] | None = None) -> dict[str, Any]:
-    return {"pty": False, "keep": keep, "lease_s": None, "log_bytes": 0, "client": client}
+    named = client and dict(zip(("pid", "start_ticks", "boot_id"), client, strict=True))
+    return {"pty": False, "keep": keep, "lease_s": None, "client": named}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_a_run_waits_for_its_client_only_so_long(
 ) -> None:
     monkeypatch.setattr(session, "ATTACH_S", 0.2)
     lives = (os.getpid(), proctree.read_process(os.getpid()).start_ticks, "boot")  # type: ignore[union-attr]
-    made = make(uid=os.geteuid(), interactive=foreground(keep=keep, client=lives))
+    made = make(uid=os.geteuid(), log_mib=0.0, interactive=foreground(keep=keep, client=lives))
     assert in_a_child(made.await_client) == sentence
 
 
@@ -80,7 +84,7 @@ def test_a_run_waits_for_its_client_only_so_long(
 def test_a_run_does_not_wait_for_a_client_that_is_gone(
     make: Callable[..., Supervisor], client: tuple[int, int, str]
 ) -> None:
-    made = make(uid=os.geteuid(), interactive=foreground(client=client))
+    made = make(uid=os.geteuid(), log_mib=0.0, interactive=foreground(client=client))
 
     def stopped_by() -> str | None:
         assert made.await_client() is None
@@ -228,3 +232,12 @@ def waiting(
     monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
     monkeypatch.setattr(Supervisor, "send", lambda _, content: told.append(content))
     return made, told
+
+
+def test_supervisors_and_the_fork_server_import_neither_structs_nor_dataclasses() -> None:
+    parts = "forkserver supervisor supervising adopted session rotation launch unit".split()
+    wanted = ", ".join(f"gpusched.engine.{part}" for part in parts)
+    code = f"import sys; sys.path.append({PACKAGE_ROOT!r}); import {wanted}"
+    argv = [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert {"msgspec", "dataclasses", "json", "gpusched.model.value"} & set(loaded) == set()

@@ -7,7 +7,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.engine.codec import event_from, order_line
+from gpusched.engine.local import event_from
+from gpusched.engine.orders import order_line
 from gpusched.engine.report import joined, shortened
 from gpusched.engine.wire import PIPE_BUF, encode_event, pack_ticket, take_frame, unpack_ticket
 from gpusched.model.execution import LimitOrder, NoteOrder, RunEnded, SignalOrder, StopOrder
