@@ -61,6 +61,8 @@ PATIENCE_S = 2.0
 """... for so long; then CHECK_S again."""
 PIPE_BYTES = 1 << 20
 """Room for some 5,000 events while the daemon is busy."""
+READ_BYTES = 1 << 16
+"""Of events at once: a larger buffer would be mapped and unmapped for each look."""
 
 
 class LocalEngine:
@@ -524,7 +526,7 @@ class LocalEngine:
         started: list[Watched] = []
         while True:
             try:
-                data = os.read(self._pipe, PIPE_BYTES)
+                data = os.read(self._pipe, READ_BYTES)
             except BlockingIOError:
                 break
             *lines, self._partial = (self._partial + data).split(b"\n")
@@ -534,6 +536,8 @@ class LocalEngine:
                 except (ValueError, KeyError, TypeError):
                     # The spool says the same; the lines behind it must not be lost as well.
                     log.exception("no event of a run: %r", line[:200])
+            if len(data) < READ_BYTES:
+                break
         for watched in started:
             # Most short runs have ended within the same batch and need no watching.
             if watched.phase is Phase.RUNNING:
