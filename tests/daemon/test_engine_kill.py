@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -73,6 +74,23 @@ def test_tickets_that_died_with_the_fork_server_can_be_given_back(bench: LocalBe
     for ticket in tickets:
         assert isinstance(bench.until(ticket.run, *ENDS), RunNeverStarted)
     assert not list(bench.folder.glob("*.out"))
+
+
+def test_an_idle_supervisor_takes_a_run_while_the_fork_server_hangs(bench: LocalBench) -> None:
+    bench.start("1.1")
+    bench.end_of("1.1")
+    launcher, server = bench.engine._server, bench.engine.server_pid
+    assert isinstance(launcher, ForkServer)
+    assert server is not None
+    wait_until(lambda: select.select([launcher._idle.tokens_out], [], [], 0)[0], what="its supervisor to be idle")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        bench.start("2.1", Does(exit_code=3))
+        assert bench.end_of("2.1").exit_code == 3
+    finally:
+        os.kill(server, signal.SIGCONT)
+    first, second = (bench.until(run, RunStarted).supervisor_pid for run in ("1.1", "2.1"))
+    assert first == second
 
 
 def test_a_fork_server_that_hangs_is_replaced(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:

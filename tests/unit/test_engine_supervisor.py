@@ -20,6 +20,7 @@ from gpusched.engine import spool as files
 from gpusched.engine.launcher import PACKAGE_ROOT
 from gpusched.engine.report import GPU_OOM, TAIL_BYTES, tail_shows_oom
 from gpusched.engine.supervisor import Home, Supervisor
+from gpusched.engine.wire import PIPE_BUF
 
 
 @pytest.fixture
@@ -241,3 +242,37 @@ def test_supervisors_and_the_fork_server_import_neither_structs_nor_dataclasses(
     argv = [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     assert {"msgspec", "dataclasses", "json", "gpusched.model.value"} & set(loaded) == set()
+
+
+def test_the_start_is_told_before_the_next_event_and_in_one_write_where_both_fit(
+    make: Callable[..., Supervisor],
+) -> None:
+    reader, writer = os.pipe2(os.O_DIRECT)
+    one = make()
+    one.home.event_fd = writer
+    try:
+        for second, written in ((b"second\n", [b"first\nsecond\n"]), (b"x" * PIPE_BUF, [b"first\n", b"x" * PIPE_BUF])):
+            one.untold, one.tell_at = b"first\n", 1.0
+            one.send(second)
+            assert one.heard
+            assert (one.untold, one.tell_at) == (b"", None)
+            # Each read of such a pipe is one write.
+            assert [os.read(reader, 2 * PIPE_BUF) for _ in written] == written
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_start_that_nothing_follows_is_told_by_the_clock(make: Callable[..., Supervisor]) -> None:
+    reader, writer = os.pipe()
+    one = make()
+    one.home.event_fd = writer
+    one.untold, one.tell_at = b"first\n", 5.0
+    try:
+        one.act(4.9)
+        assert one.untold
+        one.act(5.0)
+        assert os.read(reader, 100) == b"first\n"
+    finally:
+        os.close(reader)
+        os.close(writer)
