@@ -298,30 +298,44 @@ class Draft:
 
     def limit_to(self, other: Draft) -> None:
         """Have only free what is free in both; for looking, since it is not part of the log."""
-        for node in range(len(self.jobs)):
-            self.free_millicpus[node] = min(self.free_millicpus[node], other.free_millicpus[node])
-            self.free_mem_mib[node] = min(self.free_mem_mib[node], other.free_mem_mib[node])
-            self.jobs[node] = max(self.jobs[node], other.jobs[node])
-            self.exclusive[node] = max(self.exclusive[node], other.exclusive[node])
-            _limit_counts(self.free_resources[node], other.free_resources[node])
+        self.free_millicpus = list(map(min, self.free_millicpus, other.free_millicpus))
+        self.free_mem_mib = list(map(min, self.free_mem_mib, other.free_mem_mib))
+        self.jobs = list(map(max, self.jobs, other.jobs))
+        self.exclusive = list(map(max, self.exclusive, other.exclusive))
+        for free, theirs in zip(self.free_resources, other.free_resources, strict=True):
+            if theirs:
+                _limit_counts(free, theirs)
         _limit_counts(self.free_licenses, other.free_licenses)
-        for card in range(len(self.wholes)):
-            if self.slices[card] and other.slices[card] and self.owner[card] != other.owner[card]:
-                # Slices of two users, one after the other: there is no room for either beside both.
-                self.wholes[card] = 1
+        self.wholes = list(map(max, self.wholes, other.wholes))
+        if any(other.shared_cards):
+            self._limit_slices(other)
+        self.count_cards()
+
+    def _limit_slices(self, other: Draft) -> None:
+        for card, count in enumerate(other.slices):
+            if not count:
+                continue
             if not self.slices[card]:
                 self.owner[card] = other.owner[card]
-            self.wholes[card] = max(self.wholes[card], other.wholes[card])
-            self.slices[card] = max(self.slices[card], other.slices[card])
+            elif self.owner[card] != other.owner[card]:
+                # Slices of two users, one after the other: there is no room for either beside both.
+                self.wholes[card] = 1
+            self.slices[card] = max(self.slices[card], count)
             self.vram_mib[card] = max(self.vram_mib[card], other.vram_mib[card])
             self.micros[card] = max(self.micros[card], other.micros[card])
-        self.count_cards()
 
     def count_cards(self) -> None:
         """Count `free_cards` and `shared_cards` anew, where cards were changed by other means than a booking."""
+        first = 0
         for node, cards in enumerate(self.layout.cards_of):
-            self.free_cards[node] = sum(self.is_unbooked(card.number) for card in cards)
-            self.shared_cards[node] = sum(self.slices[card.number] > 0 for card in cards)
+            last = first + len(cards)
+            wholes, slices = self.wholes[first:last], self.slices[first:last]
+            if any(slices):
+                self.free_cards[node] = sum(not (whole or count) for whole, count in zip(wholes, slices, strict=True))
+                self.shared_cards[node] = len(slices) - slices.count(0)
+            else:
+                self.free_cards[node], self.shared_cards[node] = wholes.count(0), 0
+            first = last
 
     def book(self, booking: Booking) -> None:
         """Take what the booking says, whether or not it is free."""
