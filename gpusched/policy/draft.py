@@ -101,6 +101,8 @@ class Layout:
         "strategy",
         "typical",
         "wanted",
+        "whole_parts",
+        "whole_parts",
     )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
@@ -145,6 +147,8 @@ class Layout:
                 self.slice_limits.append(-1 if total is None else total - taken_mib)
             self.cards_of.append(tuple(self.cards[first:]))
         self.has_host_memory = any(card.host_mib for card in self.cards)
+        self.whole_parts = tuple(Part(card.number, True) for card in self.cards)
+        """All of each card."""
         """Whether any card takes the memory of its node."""
 
     def node_number(self, name: str) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from gpusched.model.settings import LEARNING_STRATEGIES
@@ -49,12 +50,14 @@ __all__ = [
 
 _NOTHING: frozenset[int] = frozenset()
 _UNKNOWN_SIZE = 1 << 60
+_SCORE = attrgetter("score")
 
 SCARCE_AT = 3
 """Where in the score of an option stands how many scarce cards it takes, if anybody insists on any."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+# Not frozen, though nothing changes one: that takes a third of the time, and one is made for each node.
+@dataclass(slots=True, order=True)
 class Option:
     """One place for a request; the smallest is the best."""
 
@@ -72,7 +75,9 @@ class Guard(Protocol):
 def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: Guard | None = None) -> Booking | None:
     """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
     found = options(draft, need, ceilings, guard=guard, each=need.request.nodes)
-    return min(found).booking if found else None
+    if len(found) == 1:
+        return found[0].booking
+    return min(found, key=_SCORE).booking if found else None
 
 
 def fits(draft: Draft, need: Need) -> bool:
@@ -198,7 +203,7 @@ def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> 
     """The gang with the best further node for its last part, or nothing."""
     for one in gang:
         taken = {piece.node for piece in one.booking.pieces()}
-        for tail in sorted(tails):
+        for tail in sorted(tails, key=_SCORE):
             if tail.booking.node in taken:
                 continue
             whole = replace(one.booking, others=(*one.booking.others, tail.booking))
@@ -210,14 +215,14 @@ def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> 
 def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
     """The best nodes together, or nothing; the licenses are booked once, with the first."""
     if guard is None:
-        best = sorted(found)[:nodes]
+        best = sorted(found, key=_SCORE)[:nodes]
         if len(best) < nodes:
             return []
         others = tuple(replace(one.booking, licenses=()) for one in best[1:])
         return [Option(best[-1].score, replace(best[0].booking, others=others))]
     chosen: Booking | None = None
     count = 0
-    for option in sorted(found):
+    for option in sorted(found, key=_SCORE):
         wider = option.booking
         if chosen is not None:
             wider = replace(chosen, others=(*chosen.others, replace(wider, licenses=())))
@@ -289,7 +294,7 @@ class Search:
             ]
         finally:
             self._tally = tally
-        for option in sorted(others):
+        for option in sorted(others, key=_SCORE):
             if guard.why_not(option.booking) is None:
                 return option
         return Rejection.GUARD
@@ -321,8 +326,14 @@ class Search:
             if taken is None:
                 return Rejection.LINKED
             chosen, split = [one.card for one in taken[0]], taken[1]
-        parts = tuple(Part(number, True) for number in sorted(card.number for card in chosen))
-        largest_mib = max(card.view.vram_total_mib or 0 for card in chosen)
+        whole_parts = draft.layout.whole_parts
+        parts: tuple[Part, ...]
+        if count == 1:
+            parts = (whole_parts[chosen[0].number],)
+            largest_mib = chosen[0].view.vram_total_mib or 0
+        else:
+            parts = tuple([whole_parts[number] for number in sorted([card.number for card in chosen])])
+            largest_mib = max([card.view.vram_total_mib or 0 for card in chosen])
         return self._option(place, parts, split, free=len(free), largest_mib=largest_mib)
 
     def _cost_of_whole(self, card: Card) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ Score = tuple[float, ...]
 """The smaller the better. The number of the node is compared last."""
 
 
-@dataclass(frozen=True, slots=True)
+# As `placement.Option`.
+@dataclass(slots=True)
 class Choice:
     """A place on one node, and what the strategies look at."""
 
