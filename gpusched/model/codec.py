@@ -29,7 +29,8 @@ def encode(value: object) -> bytes:
     """A value as one compact JSON document, which is always valid UTF-8."""
     try:
         return _write(value)
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, OverflowError):
+        # Lone surrogates; a whole number of more than 64 bits.
         return json.dumps(plain(value), separators=(",", ":")).encode()
 
 
