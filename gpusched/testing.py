@@ -13,7 +13,7 @@ from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState, RunState
-from gpusched.policy.ordering import class_key
+from gpusched.scheduler.priority import class_key
 
 NOW = 1_000_000.0
 """The instant at which snapshots and jobs are made unless they say otherwise."""

@@ -22,7 +22,7 @@ from gpusched.model.units import gpu_label
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.life.intruders import in_words, intruder_text
-from gpusched.policy.ordering import class_key
+from gpusched.scheduler.priority import class_key
 
 
 async def why(request: web.Request) -> web.Response:

@@ -22,13 +22,13 @@ from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.policy.draft import Layout
-from gpusched.policy.ordering import class_key
 from gpusched.policy.preemption import held_by_job
 from gpusched.policy.sharing.accounts import AccountTree, Standing
 from gpusched.policy.sharing.queues import QueueNode, implied, plant
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.usage import capacity_of, usage_now
 from gpusched.ports import JobFilter
+from gpusched.scheduler.priority import class_key
 
 _WEEK_S = 7 * 86400.0
 _HOUR_S = 3600.0

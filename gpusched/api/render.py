@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from gpusched.daemon.launch import output_paths
 from gpusched.daemon.overuse import ShareFacts
 from gpusched.daemon.progress import Shown
-from gpusched.model import codec
 from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
@@ -29,10 +30,18 @@ def document(**content: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **content}
 
 
+_write = msgspec.json.Encoder().encode
+
+
 def encode(value: object) -> bytes:
     """JSON in ASCII and without spaces, as `json.dumps` writes it but in a tenth of the time."""
-    text = codec.encode(value)
-    return text if text.isascii() else json.dumps(value, separators=(",", ":")).encode()
+    try:
+        text = _write(value)
+        if text.isascii():
+            return text
+    except (UnicodeEncodeError, OverflowError):
+        pass  # lone surrogates, which stand for bytes that are not UTF-8, and numbers of more than 64 bits
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 @dataclass(slots=True)
@@ -317,4 +326,4 @@ def event_json(event: JobEvent) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """A value of the model, or a dataclass, as JSON by its fields."""
-    return codec.plain(value, str_keys=True)
+    return msgspec.to_builtins(value, str_keys=True)

@@ -33,8 +33,8 @@ from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
 from gpusched.policy.life import arrays
-from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter
+from gpusched.scheduler.priority import class_key
 
 _Answer = TypeVar("_Answer")
 

@@ -22,7 +22,7 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Start
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 
 NODES, GPUS_PER_NODE = 8, 8
 NOW = 1_000_000.0

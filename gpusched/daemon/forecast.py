@@ -19,9 +19,9 @@ from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import Value, replace
 from gpusched.policy.ahead.whatif import Alternative
-from gpusched.policy.cycle import decide
 from gpusched.policy.life.dependencies import Never, Satisfied, evaluate, parse_dependency
-from gpusched.policy.ordering import class_key
+from gpusched.scheduler.planner import decide
+from gpusched.scheduler.priority import class_key
 
 
 class Forecast(Value):

@@ -18,6 +18,7 @@ class Lines:
         self._queues: dict[ClassKey, ClassQueue] = {}
         self._places: dict[int, tuple[ClassKey, Entry, Hashable]] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
+        self._changed: dict[ClassKey, None] = {}
         self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
         """Of those of whom it was said, who is like whom, by class."""
 
@@ -39,6 +40,7 @@ class Lines:
         if queue is None:
             queue = self._queues[key] = ClassQueue(key)
         queue.add(entry, tasks)
+        self._changed[key] = None
         if alike is not None:
             self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
 
@@ -51,6 +53,7 @@ class Lines:
         key, entry, alike = self._places.pop(job_id)
         queue = self._queues[key]
         tasks = queue.remove(entry)
+        self._changed[key] = None
         if not queue:
             del self._queues[key]
             del self._keys[key]
@@ -80,6 +83,12 @@ class Lines:
         for job_id in list(self._alike[alike][before]):
             entry, tasks, _ = self._take(job_id)
             self._put(entry, after, tasks, alike)
+
+    def take_changed(self) -> dict[ClassKey, PendingClass | None]:
+        """The classes that have changed since this was last asked, as they are now; None: nobody is in it any more."""
+        changed, self._changed = self._changed, {}
+        queues = self._queues
+        return {key: queues[key].view() if key in queues else None for key in changed}
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """The class that a job is in line in; None when it is in no line."""

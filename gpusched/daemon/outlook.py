@@ -22,9 +22,9 @@ from gpusched.policy.ahead.place import first_in_order, queue_position
 from gpusched.policy.ahead.whatif import Alternative, alternatives
 from gpusched.policy.extension import Extensions
 from gpusched.policy.life import arrays
-from gpusched.policy.ordering import class_key
 from gpusched.policy.sharing.admission import Tally, why_refused
 from gpusched.predict.families import Family, family, predict
+from gpusched.scheduler.priority import class_key
 
 from .tick import Scheduler
 

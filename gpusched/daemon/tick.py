@@ -32,15 +32,15 @@ from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import PendingJob, Plan, Reason, Snapshot
+from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.caging import describe
-from gpusched.policy.cycle import Cycle, decide
 from gpusched.policy.life import lifecycle
-from gpusched.policy.ordering import Ranking, ranked_at
 from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
+from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.priority import Ranking, ranked_at
 
 from . import commands, yielding
 from .alerting import Alerts
@@ -57,6 +57,7 @@ from .meters import Meters
 from .overuse import OveruseWatch
 from .past import past_environment
 from .payloads import PayloadCache
+from .planner_sync import PlannerSync
 from .reconcile import CannotStart, Reconciler
 from .reloading import Reload, reread
 from .run_events import RunEvents
@@ -142,6 +143,7 @@ class Scheduler:
         """The event or the reply of the command that a turn broke off at."""
         self._is_behind = False
         """The memory may not be what is in the table, and could not be read anew."""
+        self._planner = PlannerSync()
         self._reconciler = Reconciler(self._ticket, self.failures)
         self._carried = Changes()
         self._payloads = PayloadCache(store)
@@ -289,6 +291,11 @@ class Scheduler:
         self.tracker.set_drains(dict(self.world.drains))
         self.tracker.set_clearances(dict(self.world.clearances))
 
+    def _outline(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
+        """Of the policy's input what the memory does not keep: nodes and windows of the calendar."""
+        nodes = self.nodes(now) if nodes is None else nodes
+        return Snapshot(now, nodes, windows=self._windows.at(self.world.calendar, now), name_of=self.world.name_of)
+
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The policy's input right now; `nodes` when they were worked out for this instant already."""
         return Snapshot(
@@ -320,13 +327,20 @@ class Scheduler:
         """Of a run's handle, its job as people know it."""
         return self.world.name_of(split_run_id(handle)[0])
 
+    def planner(self) -> Planner:
+        """The planner as the memory is now, moved on to this instant."""
+        now = self.now()
+        planner = self._planner.update(self.world, self._outline(now), self.settings, self.extensions, self.snapshot)
+        planner.move_to(now)
+        return planner
+
     def ranking(self) -> Ranking:
         """What ranks waiting jobs right now."""
-        return Ranking(self.snapshot(self.now()), self.settings, extensions=self.extensions)
+        return self.planner().ranking
 
     def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
         """Running jobs by id, eligible ones as the next tick looks at them, then pending ones that cannot start yet."""
-        ranking = Cycle(self.snapshot(self.now()), self.settings, self.extensions).ranking
+        queue = self.planner().queue
 
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:
@@ -334,7 +348,7 @@ class Scheduler:
             key = self.world.class_of(job.id)
             if key is None:
                 return 2, job.id
-            return 1, ranking.rank(key, PendingJob(job.id, job.queued_at))
+            return 1, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
 
         return sorted(jobs, key=place)
 
@@ -711,11 +725,13 @@ class Scheduler:
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
             self._windows.look(self.world.calendar, turn.now)
-            snapshot = self.snapshot(turn.now, turn.nodes)
-            if not snapshot.pending and not any(held.is_suspended for held in snapshot.allocations):
+            planner = self._planner.update(
+                self.world, self._outline(turn.now, turn.nodes), self.settings, self.extensions, self.snapshot
+            )
+            if planner.is_idle:
                 self.plan = _NO_PLAN
                 break
-            self.plan = decide(snapshot, self.settings, self.extensions)
+            self.plan = planner.plan(turn.now)
             for start in self.plan.starts:
                 if start.placement.gpus and self._is_reading_old(turn.now):
                     # Until the next one comes in, its place is kept from the others of this plan and nothing more.

@@ -120,7 +120,7 @@ class Turn:
         """Record what an account and user have used; None is nothing new."""
         if usage is not None:
             self.changes.usage[usage.account, usage.user] = usage
-            self.world.usage[usage.account, usage.user] = usage
+            self.world.charge(usage)
 
     @property
     def nodes(self) -> tuple[NodeView, ...]:

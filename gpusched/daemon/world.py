@@ -29,10 +29,10 @@ from gpusched.policy.life.dependencies import (
     Waiting,
     parse_dependency,
 )
-from gpusched.policy.ordering import class_key
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.families import Family, family, planned_s
 from gpusched.predict.past import Guess
+from gpusched.scheduler.priority import class_key
 
 from .alarms import Alarms
 from .arrays import Arrays
@@ -105,6 +105,8 @@ class World:
         self.open_runs: dict[str, Run] = {}
         self.holds: dict[str, Allocation] = {}
         """What each run holds, until its end is recorded and its GPUs are proven clean."""
+        self._changed_holds: dict[str, int] = {}
+        self._charged: dict[tuple[str, str], None] = {}
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
         self.checkpoints: dict[str, float] = {}
@@ -577,7 +579,7 @@ class World:
         """Take in a new or changed run; an ended one stops holding anything."""
         if run.outcome is not None:
             self.open_runs.pop(run.id, None)
-            self.holds.pop(run.id, None)
+            self._drop_hold(run)
             self.releasing.pop(run.id, None)
             return
         self.open_runs[run.id] = run
@@ -588,7 +590,7 @@ class World:
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
         held = holding(self.jobs.get(run.job_id), run, self.rules.grace_s)
-        self.holds[run.id] = cards_only(held, run.end_at if run.end_at is not None else held.start_at)
+        self._set_hold(run, cards_only(held, run.end_at if run.end_at is not None else held.start_at))
 
     def _hold(self, run: Run) -> None:
         stopping_at = self._stopping_at.get(run.job_id)
@@ -599,7 +601,38 @@ class World:
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
         if planned_s is not None:
             held = replace(held, predicted_end_at=held.start_at + planned_s)
-        self.holds[run.id] = held
+        self._set_hold(run, held)
+
+    def _set_hold(self, run: Run, held: Allocation) -> None:
+        if self.holds.get(run.id) != held:
+            self.holds[run.id] = held
+            self._changed_holds[run.id] = run.job_id
+
+    def _drop_hold(self, run: Run) -> None:
+        if self.holds.pop(run.id, None) is not None:
+            self._changed_holds[run.id] = run.job_id
+
+    def charge(self, usage: Usage) -> None:
+        """What the ended runs of a user have used by now."""
+        mark = usage.account, usage.user
+        self.usage[mark] = usage
+        self._charged[mark] = None
+
+    # --- what has changed since it was last asked ---------------------------------------------------
+
+    def take_changed_holds(self) -> dict[str, int]:
+        """Runs that hold something else than before, or nothing any more, with their jobs."""
+        taken, self._changed_holds = self._changed_holds, {}
+        return taken
+
+    def take_changed_classes(self) -> dict[ClassKey, PendingClass | None]:
+        """Classes of eligible jobs that have changed, as they are now."""
+        return self._lines.take_changed()
+
+    def take_charged(self) -> Iterable[tuple[str, str]]:
+        """Accounts and users of whom another use was recorded."""
+        taken, self._charged = self._charged, {}
+        return taken
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:
         """When the open runs have last saved their work, by run."""
@@ -611,7 +644,7 @@ class World:
     def end_release(self, run: Run) -> None:
         """The GPUs of an ended run are clean, or given up on."""
         self.releasing.pop(run.id, None)
-        self.holds.pop(run.id, None)
+        self._drop_hold(run)
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each active state."""

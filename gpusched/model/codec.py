@@ -29,8 +29,7 @@ def encode(value: object) -> bytes:
     """A value as one compact JSON document, which is always valid UTF-8."""
     try:
         return _write(value)
-    except (UnicodeEncodeError, OverflowError):
-        # Lone surrogates; a whole number of more than 64 bits.
+    except UnicodeEncodeError:
         return json.dumps(plain(value), separators=(",", ":")).encode()
 
 

@@ -34,7 +34,7 @@ MOST_TYPICAL = 64
 COVERED = 0.95
 """Where there are more, the commonest that make up this part of all jobs count by themselves."""
 
-_FRAGMENTATION = "fragmentation"
+FRAGMENTATION = "fragmentation"
 _MOST_KNOWN = 200_000
 """States of nodes that are remembered; then they are forgotten, against growing without end."""
 
@@ -252,12 +252,12 @@ class Fragmentation:
 
 def fragmentation_of(layout: Layout) -> Fragmentation | None:
     """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
-    known = layout.pools.get(_FRAGMENTATION)
+    known = layout.pools.get(FRAGMENTATION)
     if isinstance(known, Fragmentation):
         return known
     if not layout.typical:
         return None
-    made = layout.pools[_FRAGMENTATION] = Fragmentation(layout, layout.typical)
+    made = layout.pools[FRAGMENTATION] = Fragmentation(layout, layout.typical)
     return made
 
 

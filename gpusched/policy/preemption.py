@@ -16,10 +16,10 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
 from gpusched.model.value import replace
 from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.ordering import tier_of
 from gpusched.policy.placement import Guard, Need, find
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.usage import demand, footprint
+from gpusched.scheduler.priority import tier_of
 
 
 @dataclass(frozen=True, slots=True)

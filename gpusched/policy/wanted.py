@@ -18,6 +18,12 @@ class Wanted:
         self.insisted: dict[Request, int] = {}
         """Of those, what is asked for by jobs that insist, by what they insist on; see `insistence`."""
 
+    def copy(self) -> Wanted:
+        """An independent sum of the same."""
+        twin = Wanted()
+        twin.micros, twin.insisted = self.micros, self.insisted.copy()
+        return twin
+
     def add(self, insists: Request | None, micros: int) -> None:
         """Count so many millionths more, or fewer: the sums do not hang on the order."""
         self.micros += micros

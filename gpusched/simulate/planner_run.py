@@ -8,8 +8,9 @@ from heapq import heappop, heappush
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingJob
-from gpusched.policy.standing import Kind, Standing
+from gpusched.model.snapshot import ClassKey
+from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.queue import JobClass
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Outcome, RunLog
 from gpusched.simulate.predicting import Foresight
@@ -54,16 +55,16 @@ class PlannerRun:
         predict: str | None = None,
         keeps_places: bool = False,
     ) -> None:
-        self.planner = Standing(nodes, settings)
+        self.planner = Planner(nodes, settings)
         self.starts = [-1] * len(jobs)
         self._jobs = jobs
-        self._runs = RunLog(self.planner.nodes, settings) if keeps_places else None
+        self._runs = RunLog(self.planner.layout.nodes, settings) if keeps_places else None
         self._ends: list[tuple[int, int]] = []
         """When each running job ends, with its id, as a heap."""
         self._now = 0
-        keys = _Keys(self.planner.nodes, orders_by_run_time=orders_by_run_time)
+        keys = _Keys(self.planner.layout.nodes, orders_by_run_time=orders_by_run_time)
         self._foresight = None if predict is None else Foresight(predict, jobs, self.planner, keys.of)
-        self._kinds = [] if self._foresight else keys.kinds(jobs, self.planner)
+        self._classes = [] if self._foresight else keys.classes(jobs, self.planner)
 
     def next_at(self, arrives_at: float) -> float:
         """The next arrival, or the next end if it is not later."""
@@ -83,18 +84,18 @@ class PlannerRun:
 
     def end(self, job_id: int) -> None:
         """A run is over."""
-        self.planner.ended(job_id)
+        self.planner.run_ended(job_id)
         if self._foresight is not None:
             self._foresight.ended(job_id - 1)
 
     def arrive(self, job: int) -> None:
         """A job waits from now on."""
-        kind = self._kinds[job] if self._foresight is None else self._foresight.arrived(job)
-        self.planner.arrived(kind, PendingJob(job + 1, self._now))
+        job_class = self._classes[job] if self._foresight is None else self._foresight.arrived(job)
+        self.planner.job_queued(job_class, self._now, job + 1)
 
     def settle(self, now: float) -> None:
         """Start what the planner starts."""
-        for start in self.planner.decide(now).starts:
+        for start in self.planner.schedule(now):
             number = start.job_id - 1
             self.starts[number] = self._now
             end_s = self._now + self._jobs[number].run_s
@@ -133,14 +134,14 @@ class _Keys:
             predicted_s=job.run_s if self._orders_by_run_time else None,
         )
 
-    def kinds(self, jobs: Sequence[TraceJob], planner: Standing) -> list[Kind]:
+    def classes(self, jobs: Sequence[TraceJob], planner: Planner) -> list[JobClass]:
         """What each job is to the planner, worked out once for all that are equal to it."""
-        known: dict[object, Kind] = {}
+        known: dict[object, JobClass] = {}
         found = []
         for job in jobs:
             mark = (*job.mark, job.estimate_s, job.run_s if self._orders_by_run_time else None)
-            kind = known.get(mark)
-            if kind is None:
-                kind = known[mark] = planner.kind_of(self.of(job))
-            found.append(kind)
+            found_class = known.get(mark)
+            if found_class is None:
+                found_class = known[mark] = planner.class_of_key(self.of(job))
+            found.append(found_class)
         return found

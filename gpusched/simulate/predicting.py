@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Sequence
 from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.policy.standing import Kind, Standing
 from gpusched.predict.judging import Judge, Said
 from gpusched.predict.past import METHODS, Guess, Past
+from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.queue import JobClass
 from gpusched.simulate.trace import TraceJob
 
 EXACT = "exact"
@@ -40,10 +41,10 @@ def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
 class _Group:
     """Jobs that are one class without predictions, and what is predicted of them."""
 
-    __slots__ = ("guess", "job", "kind", "limit_s", "marks", "user", "waiting")
+    __slots__ = ("guess", "job", "job_class", "limit_s", "marks", "user", "waiting")
 
-    def __init__(self, kind: Kind, job: TraceJob, marks: tuple[Hashable, ...], limit_s: int | None) -> None:
-        self.kind = kind
+    def __init__(self, job_class: JobClass, job: TraceJob, marks: tuple[Hashable, ...], limit_s: int | None) -> None:
+        self.job_class = job_class
         self.job = job
         """One of them."""
         self.user = _whose(job)
@@ -55,16 +56,16 @@ class _Group:
 
 
 class Foresight:
-    """The kinds of the jobs of a trace, and what is predicted of them from one instant to the next.
+    """The classes of the jobs of a trace, and what is predicted of them from one instant to the next.
 
     Args: key_of: what a job is to the policy, without any prediction.
     """
 
     def __init__(
-        self, name: str, jobs: Sequence[TraceJob], standing: Standing, key_of: Callable[[TraceJob], ClassKey]
+        self, name: str, jobs: Sequence[TraceJob], planner: Planner, key_of: Callable[[TraceJob], ClassKey]
     ) -> None:
         self._jobs = jobs
-        self._standing = standing
+        self._planner = planner
         self._key_of = key_of
         self._past = Past()
         self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
@@ -85,14 +86,14 @@ class Foresight:
 
     def _new_group(self, job: TraceJob) -> _Group:
         limit_s = job.estimate_s if self.has_limits else None
-        kind = self._standing.own_kind(replace(self._key_of(job), time_limit_s=limit_s))
+        job_class = self._planner.own_class(replace(self._key_of(job), time_limit_s=limit_s))
         user, size = _whose(job), (job.procs, job.gpus)
         marks: tuple[Hashable, ...]
         if self.has_limits:
             marks = (user, job.name, limit_s, size), (user, job.name, limit_s), (user,)
         else:
             marks = (user, job.name, size), (user, job.name), (size,), ()
-        return _Group(kind, job, marks, limit_s)
+        return _Group(job_class, job, marks, limit_s)
 
     def _group_of(self, number: int) -> _Group:
         group = self._groups[number]
@@ -107,8 +108,8 @@ class Foresight:
             return None
         return self._method(self._past, group.marks, group.limit_s)
 
-    def arrived(self, number: int) -> Kind:
-        """The kind of a job that arrives; by what it is guessed to run, all that wait with it are."""
+    def arrived(self, number: int) -> JobClass:
+        """The class of a job that arrives; by what it is guessed to run, all that wait with it are."""
         job = self._jobs[number]
         # An exact guess is of one run time alone.
         lengths = job.estimate_s if self.has_limits else None, job.run_s if self._method is None else None
@@ -121,7 +122,7 @@ class Foresight:
         if not group.waiting:
             self._waiting.setdefault(group.user, {})[group] = None
         group.waiting += 1
-        return group.kind
+        return group.job_class
 
     def started(self, number: int) -> None:
         """A job waits no longer."""
@@ -155,7 +156,7 @@ class Foresight:
         if guess != group.guess:
             group.guess = guess
             known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
-            self._standing.foresee(group.kind, *known)
+            self._planner.predict(group.job_class, *known)
 
 
 def _whose(job: TraceJob) -> str:

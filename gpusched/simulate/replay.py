@@ -25,10 +25,9 @@ from gpusched.model.units import plural, printable
 from gpusched.model.value import replace
 from gpusched.policy.ahead.place import queue_position
 from gpusched.policy.ahead.whatif import alternatives
-from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
-from gpusched.policy.ordering import Ranking
 from gpusched.policy.words import describe, describe_where
+from gpusched.scheduler.planner import Planner, decide
 from gpusched.simulate.rules import rules_of
 
 LARGEST_MIB = 256
@@ -202,7 +201,9 @@ class Replay:
             raise NotFound(self._not_there(name), "leave out --job to see those that are")
         waiting = self._class_of[job_id]
         job = next(one for one in waiting.jobs if one.id == job_id)
-        ranking = Ranking(snapshot, self.settings)
+        planner = Planner.from_snapshot(snapshot, self.settings)
+        planner.move_to(snapshot.now)
+        ranking = planner.ranking
         priority = ranking.priority(waiting.key, job.queued_at)
         place = queue_position(snapshot, self.settings, job_id)
         found = {

@@ -10,7 +10,7 @@ from gpusched.model.job import Job, Request
 from gpusched.model.settings import CeilingSettings, PrioritySettings, Settings
 from gpusched.model.snapshot import Plan, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job
 
 USERS = (1000, 1001, 1002)

@@ -16,7 +16,7 @@ from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Predicti
 from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import forecast_starts
 from gpusched.policy.ahead.whatif import alternatives
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job
 
 predictions = st.dictionaries(

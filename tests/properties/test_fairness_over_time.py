@@ -16,8 +16,8 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Plan
-from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job, node
 
 FIRST_COME = Settings(priority=PrioritySettings(weight_short=0.0, weight_whole=0.0))

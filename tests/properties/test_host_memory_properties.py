@@ -9,9 +9,9 @@ from strategies import held_by, queues, settings
 from gpusched import testing
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Draft, Layout
 from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job, request
 
 

@@ -15,11 +15,11 @@ from gpusched.model.snapshot import Placement, Snapshot
 from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
 from gpusched.policy.constraints import parse
-from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.fragmentation import typical_of
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.placement import Need, find, fits, hosts, options
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job
 
 LABELS = ("old", "coco", "nvlink")

@@ -11,8 +11,8 @@ from worlds import FEATURES, Story, World, shrunk, story_of
 
 from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
 from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.planner import decide
 
 SELDOM = 0.05
 """More than this part of all stories has each feature."""

@@ -21,7 +21,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Usage, Window
 from gpusched.model.value import Value, fields, replace
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, node, snapshot
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=4)

@@ -14,7 +14,7 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import Placement, Snapshot
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW
 
 ORDERS = {"fcfs": "fifo", "sjf": "sjf"}

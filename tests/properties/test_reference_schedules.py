@@ -16,7 +16,7 @@ from gpusched import testing
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job, node
 
 

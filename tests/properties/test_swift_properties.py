@@ -1,4 +1,4 @@
-"""The future played by what stands between cycles is the one played by plans that are made anew."""
+"""The future played by a planner that goes on is the one played by plans that are made anew."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_standing_properties import CLUSTERS, some_request, some_settings
+from test_schedule_properties import CLUSTERS, some_request, some_settings
 
-from gpusched.model.snapshot import ClassKey, PendingJob
+from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.policy.ahead import future, swift
-from gpusched.policy.standing import Standing
+from gpusched.scheduler.planner import Planner
 from gpusched.testing import NOW
 
 
@@ -26,7 +26,7 @@ def test_the_same_jobs_start_at_the_same_instants(cluster, seed):
     chosen = replace(chosen, queue={}, priority=replace(chosen.priority, weight_fairshare=0.0))
     if chosen.priority.order == "fairshare":
         return
-    standing = Standing(CLUSTERS[cluster], chosen)
+    planner = Planner(CLUSTERS[cluster], chosen)
     now, last = NOW, 0
     for _ in range(dice.randint(1, 5)):
         now += dice.choice([0.0, 1.0, 5.0])
@@ -35,9 +35,9 @@ def test_the_same_jobs_start_at_the_same_instants(cluster, seed):
             number = dice.randrange(3)
             limit_s = dice.choice([2, 5, 10, 30, None])
             key = ClassKey(1000 + number, "", "default", 0, limit_s, some_request(dice), user=f"u{number}")
-            standing.arrived(standing.kind_of(key), PendingJob(last, now))
-        standing.decide(now)
-    snapshot = standing.snapshot(now)
+            planner.job_queued(planner.class_of_key(key), now, last)
+        planner.schedule(now)
+    snapshot = planner.snapshot(now)
     wanted = [job.id for waiting in snapshot.pending for job in waiting.jobs]
     share = dice.choice([0.3, 1.0])
 

@@ -7,7 +7,7 @@ from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, node, share, window
 
 TWO = [node(gpus=2)]

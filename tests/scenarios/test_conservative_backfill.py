@@ -8,7 +8,7 @@ import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, node
 
 FOUR = [node(gpus=4, cpus=64.0)]

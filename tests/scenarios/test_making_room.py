@@ -166,7 +166,7 @@ def test_a_qos_may_protect_its_runs_for_longer():
 def test_a_job_that_an_urgent_one_waits_for_preempts_in_its_name():
     from gpusched.model.snapshot import Snapshot, Urgency
     from gpusched.model.value import replace
-    from gpusched.policy.cycle import decide
+    from gpusched.scheduler.planner import decide
 
     base = Scenario(TWO, [wants(1, 1, qos="scavenge")], [has(8, "n1:0,1", "normal")], rules())
     assert base.outcome().preempts == {}

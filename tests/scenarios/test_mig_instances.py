@@ -9,9 +9,9 @@ import pytest
 from gpusched.model.cluster import GpuView
 from gpusched.model.settings import Settings
 from gpusched.policy.capacity import refusal
-from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Layout
 from gpusched.policy.sharing.usage import capacity_of
+from gpusched.scheduler.planner import decide
 from gpusched.testing import gpu_view, job, node, request, snapshot
 
 CARD = "NVIDIA A100-SXM4-80GB"

@@ -9,7 +9,7 @@ from scenario import HOUR, MINUTE, Scenario, load, running, settings, wants
 
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, node
 
 TWO = [node(gpus=2)]

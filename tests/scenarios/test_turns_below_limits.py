@@ -7,7 +7,8 @@ from scenario import HOUR, MINUTE, Scenario, apply_plan, running, settings, want
 
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.cycle import Cycle, decide
+from gpusched.scheduler.backfill import Cycle
+from gpusched.scheduler.planner import decide
 from gpusched.testing import node, snapshot
 
 LIMITS = {
@@ -129,8 +130,8 @@ def test_what_a_queue_is_guaranteed_it_need_not_leave_to_others():
 
 def test_each_running_job_is_looked_at_once_however_many_users_wait_at_their_limits(monkeypatch):
     looked_at = []
-    look = Cycle._runner
-    monkeypatch.setattr(Cycle, "_runner", lambda self, one: looked_at.append(one.first.job_id) or look(self, one))
+    look = Cycle._runners
+    monkeypatch.setattr(Cycle, "_runners", lambda self: (looked_at.append(one) or one for one in look(self)))
     users = [f"user{number}" for number in range(6)]
     world = snapshot(
         node(gpus=8),
@@ -139,7 +140,7 @@ def test_each_running_job_is_looked_at_once_however_many_users_wait_at_their_lim
     )
     plan = decide(world, settings(queue={"nlp": {"max_gpus_per_user": 2}}))
     assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.QUEUE_MAX_PER_USER}
-    assert sorted(looked_at) == [1, 2, 3, 4, 5, 6]
+    assert sorted(one.user for one in looked_at) == users
 
 
 @pytest.mark.parametrize("steps", [60])

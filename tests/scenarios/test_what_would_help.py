@@ -14,7 +14,7 @@ from gpusched.model.value import replace
 from gpusched.policy.ahead.changes import format_limit
 from gpusched.policy.ahead.trial import BUDGET
 from gpusched.policy.ahead.whatif import Alternative, alternatives
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, node, share
 
 TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})

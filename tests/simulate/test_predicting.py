@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.value import replace
-from gpusched.policy.standing.lines import Lines
 from gpusched.predict.judging import LEAST
+from gpusched.scheduler.queue import PendingQueue
 from gpusched.simulate import cluster, planner_run, ranges
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.policies import policies_of
@@ -93,14 +93,14 @@ def test_a_trace_without_estimates_is_not_told_its_run_times(name):
 @pytest.mark.parametrize("order", ["multifactor", "fifo"])
 def test_a_guess_is_told_once_for_all_who_wait_with_it(order, monkeypatch):
     ranked = 0
-    plain = Lines.rank
+    plain = PendingQueue.rank
 
     def counted(*those):
         nonlocal ranked
         ranked += 1
         return plain(*those)
 
-    monkeypatch.setattr(Lines, "rank", counted)
+    monkeypatch.setattr(PendingQueue, "rank", counted)
     # All of one user come at once, each runs for another time than the one before it, and one at a time.
     jobs = [TraceJob(str(number), 0, 60 + 37 * (number % 7), 86400, procs=8, user="u") for number in range(300)]
     settings = Settings(priority=PrioritySettings(order=order, calc_period_s=86400.0))

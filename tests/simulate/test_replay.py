@@ -18,7 +18,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
+from gpusched.scheduler.planner import decide
 from gpusched.simulate import replay
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 from gpusched.testing import NOW, allocation, job, node, request, snapshot

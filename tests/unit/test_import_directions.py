@@ -23,7 +23,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "instants": frozenset({"model"}),
     "client": frozenset({"paths", "private", "quickjson", "model", "errors"}),
     "predict": frozenset({"model", "errors"}),
-    "policy": frozenset({"model", "errors"}),
+    "policy": frozenset({"scheduler", "model", "errors"}),
+    "scheduler": frozenset({"policy", "model", "errors"}),
     "plugins": frozenset({"policy", "model", "errors"}),
     "store": frozenset({"ports", "model", "errors"}),
     "gpu": frozenset({"ports", "model", "errors"}),
@@ -32,7 +33,20 @@ ALLOWED: dict[str, frozenset[str]] = {
     "notify": frozenset({"paths", "config", "policy", "ports", "model", "errors"}),
     "daemon": frozenset(
         {
-            *("api", "client", "paths", "config", "store", "gpu", "engine", "notify", "policy", "plugins", "predict"),
+            *(
+                "api",
+                "client",
+                "paths",
+                "config",
+                "store",
+                "gpu",
+                "engine",
+                "notify",
+                "policy",
+                "scheduler",
+                "plugins",
+                "predict",
+            ),
             *("private", "ports", "model", "errors"),
         }
     ),
@@ -46,6 +60,7 @@ ALLOWED: dict[str, frozenset[str]] = {
             "gpu",
             "engine",
             "policy",
+            "scheduler",
             "plugins",
             "predict",
             "ports",
@@ -63,6 +78,7 @@ ALLOWED: dict[str, frozenset[str]] = {
             "paths",
             "quickjson",
             "policy",
+            "scheduler",
             "predict",
             "store",
             "ports",
@@ -82,7 +98,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 """What each part may import of the others. Parts that are not listed (benchmarks, tests' builders, the
 generator of the reference pages) stand above everything and are imported by none of these."""
 
-PURE = ("model", "policy", "predict")
+PURE = ("model", "policy", "scheduler", "predict")
 
 IMPURE_MODULES = frozenset(
     {

@@ -136,6 +136,7 @@ def test_time_in_suspension_is_no_run_time() -> None:
     one = job(1, launch=TRAIN)
     for _ in range(3):
         history.learn(one, run(one, start_at=NOW, end_at=NOW + 100, outcome=JobState.COMPLETED, suspended_s=40.0))
+        history.recorded()
     found = history.predict(one)
     assert found is not None
     assert found.median_s == 60
@@ -173,6 +174,7 @@ def test_the_number_of_families_is_bounded() -> None:
         one = job(1, launch=launch(f"{number}.sh"))
         for _ in range(3):
             history.learn(one, run(one, start_at=NOW, end_at=NOW + 1, outcome=JobState.COMPLETED))
+            history.recorded()
     assert history.predict(job(1, launch=launch("0.sh"))) is None
     assert history.predict(job(1, launch=launch(f"{MOST_FAMILIES}.sh"))) is not None
 

@@ -10,9 +10,9 @@ from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.profile import end_of
 from gpusched.predict.families import family, planned_s
 from gpusched.predict.past import Guess
+from gpusched.scheduler.timeline import end_of
 from gpusched.testing import NOW, job, run
 
 NOT_ASKED = Settings(priority=PrioritySettings(predict=False))

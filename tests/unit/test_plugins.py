@@ -14,8 +14,8 @@ from gpusched.model.job import Request
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.plugins import FAILURES_ALLOWED, Plugins, hookimpl
-from gpusched.policy.cycle import decide
-from gpusched.policy.ordering import class_key
+from gpusched.scheduler.planner import decide
+from gpusched.scheduler.priority import class_key
 from gpusched.testing import job, node, snapshot
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "plugins.md"

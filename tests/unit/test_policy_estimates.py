@@ -10,7 +10,7 @@ import pytest
 from gpusched.model.calendar import Estimate
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
-from gpusched.model.settings import LimitSettings, QosSettings, Settings
+from gpusched.model.settings import QosSettings, Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
 from gpusched.policy.ahead import future
@@ -26,13 +26,12 @@ from gpusched.policy.ahead.estimates import (
 )
 from gpusched.policy.ahead.future import Arrival
 from gpusched.policy.ahead.place import first_in_order, queue_position
-from gpusched.policy.cycle import decide
-from gpusched.policy.ordering import class_key
-from gpusched.policy.standing import Standing
+from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
 
-WITH_A_LIMIT = Settings(limit=LimitSettings(running_per_user=1000))
-"""Under which each plan of the future is made anew."""
+LATE: dict[str, Any] = {"deadline_at": NOW + 1e9}
+"""Jobs with a deadline may be ended in place of being started, so that each plan of the future is made by itself."""
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -120,10 +119,10 @@ def test_a_job_behind_one_without_a_limit_is_unknown() -> None:
 
 
 def test_the_bound_of_the_play_is_not_taken_for_a_start() -> None:
-    for settings, last in ((WITH_A_LIMIT, 4), (Settings(), 4 * SWIFTER)):
-        queue = [waits(number, limit_s=600) for number in range(1, last + 4)]
+    for parts, last in ((LATE, 4), ({}, 4 * SWIFTER)):
+        queue = [waits(number, limit_s=600, **parts) for number in range(1, last + 4)]
         now = snapshot(node(gpus=1), waiting=queue)
-        found = forecast_starts(now, settings, lambda job_id: None, [one.id for one in queue], max_cycles=4)
+        found = forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue], max_cycles=4)
         assert found[last] == StartRange(NOW + 600 * (last - 1), NOW + 600 * (last - 1))
         assert found[last + 1] == UNKNOWN
 
@@ -186,7 +185,7 @@ def test_the_work_is_bounded_whatever_the_queue(classes: int, plans: int, monkey
         made += 1
         return decide(*args)
 
-    plain = Standing.decide
+    plain = Planner.schedule
 
     def counted_swiftly(*args: Any) -> Any:
         nonlocal made
@@ -194,12 +193,14 @@ def test_the_work_is_bounded_whatever_the_queue(classes: int, plans: int, monkey
         return plain(*args)
 
     monkeypatch.setattr(future, "decide", counted)
-    monkeypatch.setattr(Standing, "decide", counted_swiftly)
+    monkeypatch.setattr(Planner, "schedule", counted_swiftly)
     queue = [waits(number, limit_s=6000 * (1 + number % classes)) for number in range(1, 700)]
-    now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=queue)
-    forecast_starts(now, WITH_A_LIMIT, lambda job_id: None, [one.id for one in queue])
+    late = [replace(one, spec=replace(one.spec, **LATE)) for one in queue]
+    now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=late)
+    forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
     assert made == plans
     made = 0
+    now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=queue)
     forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
     # After the first, one for each that starts, where that is enough.
     assert made == min(SWIFTER * plans, 1 + len(queue))

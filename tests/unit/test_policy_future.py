@@ -20,7 +20,7 @@ from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import UNKNOWN, StartRange, forecast_starts
 from gpusched.policy.ahead.future import Arrival, Future, by_limit
 from gpusched.policy.life.dependencies import Parent, parse_dependency
-from gpusched.policy.ordering import class_key
+from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 
 GRACE = 30.0

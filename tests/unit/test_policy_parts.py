@@ -8,21 +8,28 @@ import pytest
 
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.model.snapshot import PendingJob, Placement
+from gpusched.model.snapshot import Placement
 from gpusched.model.units import plural
 from gpusched.model.value import replace
 from gpusched.policy.amounts import micros_of, squeeze
 from gpusched.policy.draft import Booking, Draft, Layout, Part
 from gpusched.policy.factors import age_factor, nice_factor, short_factor, whole_factor
 from gpusched.policy.invariants import check_invariants
-from gpusched.policy.ordering import Line, Ranking, class_key
 from gpusched.policy.placement import Need, find, fits, options
-from gpusched.policy.profile import Ending, Profile, endings
 from gpusched.policy.shortage import about, name_some
+from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.priority import class_key
+from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
 from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
 
 SETTINGS = Settings()
 DAY = 86400.0
+
+
+def planner_of(settings):
+    made = Planner.from_snapshot(snapshot(), settings)
+    made.move_to(NOW)
+    return made
 
 
 # --- order ------------------------------------------------------------------------------------------
@@ -72,16 +79,15 @@ def test_whole_nodes_are_hard_to_get(asked, factor):
 def test_a_short_job_goes_before_a_long_one_that_came_as_early():
     weights = replace(SETTINGS, priority=PrioritySettings(weight_short=2000.0))
     short, long = job(1, time_limit_s=600), job(2, time_limit_s=86400)
-    ranking = Ranking(snapshot(), weights)
-    assert ranking.rank(class_key(short), PendingJob(9, NOW)) < ranking.rank(class_key(long), PendingJob(3, NOW))
+    queue = planner_of(weights).queue
+    short_one, long_one = queue.class_of_key(class_key(short)), queue.class_of_key(class_key(long))
+    assert queue.rank(short_one, NOW, 9) < queue.rank(long_one, NOW, 3)
     # The long one has waited for two weeks: nothing is put off for ever.
-    assert ranking.rank(class_key(long), PendingJob(3, NOW - 14 * DAY)) < ranking.rank(
-        class_key(short), PendingJob(9, NOW)
-    )
+    assert queue.rank(long_one, NOW - 14 * DAY, 3) < queue.rank(short_one, NOW, 9)
 
 
 def test_the_rank_is_the_sum_of_its_parts():
-    rank = Ranking(snapshot(), SETTINGS).priority(class_key(job(nice=-100)), NOW - 3.5 * DAY)
+    rank = planner_of(SETTINGS).ranking.priority(class_key(job(nice=-100)), NOW - 3.5 * DAY)
     parts = dict(rank.parts)
     assert parts == {
         "age": pytest.approx(500.0),
@@ -100,7 +106,7 @@ def test_the_rank_is_the_sum_of_its_parts():
 
 def test_weights_are_settings():
     weights = replace(SETTINGS, priority=PrioritySettings(weight_age=0.0, weight_fairshare=0.0, weight_nice=2.0))
-    assert Ranking(snapshot(), weights).priority(class_key(job()), NOW - DAY).total == 1.0
+    assert planner_of(weights).ranking.priority(class_key(job()), NOW - DAY).total == 1.0
 
 
 def test_a_class_is_what_the_policy_cannot_tell_apart():
@@ -109,28 +115,18 @@ def test_a_class_is_what_the_policy_cannot_tell_apart():
     assert class_key(one) != class_key(replace(one, uid=1))
 
 
-def test_the_line_shows_the_next_of_each_class_and_forgets_a_dropped_class():
-    line = Line(pending([job(1), job(2, nice=5), job(3), job(4, nice=5)]), Ranking(snapshot(), SETTINGS))
-    seen = []
-    for step in (line.advance, line.drop, line.advance):
-        head = line.first()
-        assert head is not None
-        seen.append(head.job.id)
-        step()
-    head = line.first()
-    assert head is not None
-    assert [*seen, head.job.id] == [1, 3, 2, 4]
-    line.advance()
-    assert line.first() is None
-    assert line.rest() == []
+def in_order(*jobs, front=None):
+    classes = pending(jobs) if front is None else pending(jobs, front=front)
+    made = Planner.from_snapshot(replace(snapshot(), pending=tuple(classes)), SETTINGS)
+    return [one.id for _, one in made.in_order(NOW)]
 
 
-def test_a_line_that_is_cut_short_shows_nothing_more():
-    line = Line(pending([job(1), job(2), job(3, nice=5)], front=1), Ranking(snapshot(), SETTINGS))
-    line.advance()
-    assert line.first() is None
-    assert line.cut_short == class_key(job(1))
-    assert line.rest() == [class_key(job(1)), class_key(job(3, nice=5))]
+def test_jobs_stand_in_the_queue_by_class_and_by_when_they_came():
+    assert in_order(job(1), job(2, nice=5), job(3), job(4, nice=5)) == [1, 3, 2, 4]
+
+
+def test_a_class_of_which_not_all_are_shown_leaves_the_rest_of_the_queue_open():
+    assert in_order(job(1), job(2), job(3, nice=5), front=1) == [1]
 
 
 # --- drafts -----------------------------------------------------------------------------------------
@@ -139,9 +135,15 @@ def test_a_line_that_is_cut_short_shows_nothing_more():
 def draft_of(*nodes, running=()):
     layout = Layout(nodes, SETTINGS)
     draft = Draft(layout)
-    for ending in endings(layout, running, NOW):
-        draft.book(ending.booking)
+    for one in runs(layout, running):
+        draft.book(one.booking)
     return draft
+
+
+def runs(layout, running):
+    return [
+        RunningJob(held.job_id, held.start_at, end_of(held, NOW), layout.booking(held.uid, held)) for held in running
+    ]
 
 
 def state_of(draft):
@@ -292,15 +294,15 @@ def test_fractions_end_at_one_card_even_where_they_book_next_to_no_memory():
 def reserved(*nodes, running, wanted):
     draft = draft_of(*nodes, running=running)
     before = state_of(draft)
-    profile = Profile(draft, endings(draft.layout, running, NOW), NOW)
-    made = profile.reserve(99, wanted, inf)
+    timeline = Timeline(draft, runs(draft.layout, running), NOW)
+    made = timeline.reserve(99, wanted, inf)
     assert state_of(draft) == before
-    return profile, made
+    return timeline, made
 
 
 def waited_for(*nodes, running, wanted):
     _, made = reserved(*nodes, running=running, wanted=wanted)
-    return made.waits_for(draft_of(*nodes, running=running))
+    return made.waits_for(draft_of(*nodes, running=running), NOW)
 
 
 def test_nothing_is_reserved_for_what_never_fits():
@@ -332,18 +334,17 @@ def test_a_reservation_without_a_start_is_passed_within_the_age_of_the_youngest_
 
 
 def test_a_refused_booking_leaves_the_reservation_as_it_was():
-    profile, made = reserved(node(gpus=2), running=[allocation(1, gpus=[0])], wanted=need(2))
+    timeline, made = reserved(node(gpus=2), running=[allocation(1, gpus=[0])], wanted=need(2))
     kept, cards = made.booking, made.cards
-    assert not profile.admits(Booking(0, 1, 0, 0, (Part(1, True),)), inf)
+    assert not timeline.admits(Booking(0, 1, 0, 0, (Part(1, True),)), inf)
     assert (made.booking, made.cards) == (kept, cards)
-    assert profile.admits(Booking(0, 1, 15_000, 0, ()), inf)
-    profile.start(Ending(7, NOW, inf, Booking(0, 1, 15_000, 0, ())))
-    assert not profile.admits(Booking(0, 1, 1_000, 0, ()), inf)
+    assert timeline.admits(Booking(0, 1, 15_000, 0, ()), inf)
+    timeline.start(RunningJob(7, NOW, inf, Booking(0, 1, 15_000, 0, ())))
+    assert not timeline.admits(Booking(0, 1, 1_000, 0, ()), inf)
 
 
 def test_an_ending_without_a_limit_is_infinitely_far():
-    layout = Layout([node(gpus=1)], SETTINGS)
-    assert [ending.end_at for ending in endings(layout, [allocation(1, gpus=[0])], NOW)] == [inf]
+    assert end_of(allocation(1, gpus=[0]), NOW) == inf
 
 
 # --- invariants -------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from lab import Lab
 
-from gpusched.daemon import tick
 from gpusched.engine.simulated import Outcome
 from gpusched.gpu.card import Card
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.states import JobState
+from gpusched.scheduler.planner import Planner
 from gpusched.testing import request
 
 JOBS = 8
@@ -32,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(tick, "decide", "plans")
+    count(Planner, "plan", "plans")
     count(GpuTracker, "views", "views")
     count(Card, "fold", "folds")
     return counts

@@ -17,8 +17,8 @@ from gpusched.model.value import replace
 from gpusched.policy.ahead import swift
 from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit
 from gpusched.policy.ahead.place import in_order
-from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.planner import decide
 
 Predict = Callable[[int], Prediction | None]
 """How long a running or waiting job runs, by its id."""

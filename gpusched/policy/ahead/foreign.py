@@ -8,8 +8,8 @@ from gpusched.model.cluster import GpuView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.planner import decide
 
 Left = Mapping[str, int]
 """By GPU UUID: memory of no job that would be left there, in MiB."""

@@ -30,11 +30,11 @@ from gpusched.model.snapshot import (
 from gpusched.model.states import JobState
 from gpusched.model.value import Value, replace
 from gpusched.policy.ahead.again import key_of
-from gpusched.policy.cycle import decide
 from gpusched.policy.draft import Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.life.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
 from gpusched.policy.sharing.usage import charged, footprint
+from gpusched.scheduler.planner import decide
 
 TOGETHER = 0.01
 """Ends within this part of the time that lies between them and the present are taken together."""

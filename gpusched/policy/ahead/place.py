@@ -6,18 +6,15 @@ from collections.abc import Iterator
 
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot
-from gpusched.policy.cycle import Cycle
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.planner import Planner
 
 
 def in_order(
     snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS
 ) -> Iterator[tuple[ClassKey, PendingJob]]:
     """The waiting jobs of the snapshot, best first, up to where a class that is cut short leaves it open."""
-    line = Cycle(snapshot, settings, extensions).line
-    while (head := line.first()) is not None:
-        yield head.key, head.job
-        line.advance()
+    return Planner.from_snapshot(snapshot, settings, extensions).in_order(snapshot.now)
 
 
 def queue_position(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.cycle import decide
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.planner import decide
 
 BUDGET = 25
 """Plans that one question may cost, beside that of the present."""

@@ -7,8 +7,8 @@ from math import inf
 from gpusched.model.cluster import Allocation
 from gpusched.model.snapshot import ClassKey, Snapshot, Window
 from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.profile import FIRST_WINDOW, Ending, end_of
 from gpusched.policy.shortage import about
+from gpusched.scheduler.timeline import FIRST_WINDOW, RunningJob, end_of
 
 _NOBODY = -1
 
@@ -25,7 +25,7 @@ class Inside:
         self._maintenance = [window for window in snapshot.windows if window.is_maintenance]
         self._everywhere = Draft(layout)
         """All that runs, inside and outside: one that was there before a window opened may still hold its cards."""
-        self.now: list[Ending] = []
+        self.now: list[RunningJob] = []
         """Windows in force, as if they were jobs that run until the window closes, and the licenses used inside."""
         self.later: list[tuple[int, Booking, float, float]] = []
         """Windows that open later, by number, with their instants."""
@@ -39,7 +39,7 @@ class Inside:
                 self._open[window.name] = window
                 self._drafts[window.name] = _draft_inside(window, layout)
                 if booking is not None:
-                    self.now.append(Ending(FIRST_WINDOW - number, window.start_at, window.end_at, booking))
+                    self.now.append(RunningJob(FIRST_WINDOW - number, window.start_at, window.end_at, booking))
         for held in snapshot.allocations if self._open else ():
             booking = layout.booking(held.uid, held)
             if booking is None:
@@ -49,7 +49,7 @@ class Inside:
                 self._drafts[held.reservation].book(booking)
                 if held.licenses:
                     end_at = end_of(held, snapshot.now)
-                    self.now.append(Ending(held.job_id, held.start_at, end_at, licenses_of(booking)))
+                    self.now.append(RunningJob(held.job_id, held.start_at, end_at, licenses_of(booking)))
 
     def holds(self, held: Allocation) -> bool:
         """Whether a running job is inside a window in force, and so holds nothing outside."""

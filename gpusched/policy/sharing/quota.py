@@ -74,6 +74,18 @@ class Quotas:
         self.is_capacity = queues.is_capacity(settings)
         """Whether queues divide the machines among them, so that `rank` decides which goes first."""
 
+    def mark(self) -> dict[str, Amount]:
+        """What queues are losing already, to be handed to `restore`."""
+        return self._leaving.copy()
+
+    def restore(self, mark: dict[str, Amount]) -> None:
+        """Have queues lose what they were losing then."""
+        self._leaving = mark
+
+    def has_limits(self, queue: str, qos: str) -> bool:
+        """Whether any limit can keep a job of this queue and QOS from starting."""
+        return not self._is_unlimited(queue, qos)
+
     def copy(self) -> Quotas:
         """An independent one that holds the same."""
         twin = Quotas.__new__(Quotas)

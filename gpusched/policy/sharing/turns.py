@@ -41,6 +41,8 @@ class Turn:
     """Who has ended by then is not in its way."""
     spare: int
     """What the limit has left then, beside what this job needs."""
+    is_open: bool = False
+    """Whether that instant moves with the time: nobody knows when a job without a time limit ends."""
 
 
 class Turns:
@@ -73,7 +75,16 @@ class Turns:
         until = self._pass_until(counted[:ended])
         if start_at < inf:
             until = max(until, start_at)
-        self._turns[limit] = Turn(job_id, limit, until, limit.most - held - needed)
+        is_open = until <= self._now or any(one.end_at == inf for one in counted[:ended])
+        self._turns[limit] = Turn(job_id, limit, until, limit.most - held - needed, is_open)
+
+    def hold_at(self, now: float) -> bool:
+        """Whether all of them are at a later instant what they were."""
+        return all(not turn.is_open and turn.pass_until > now for turn in self._turns.values())
+
+    def move_to(self, now: float) -> None:
+        """Time has passed."""
+        self._now = now
 
     def _counted(self, limit: Limit) -> list[Runner]:
         if not self._by_user:

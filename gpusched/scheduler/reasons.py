@@ -18,37 +18,36 @@ from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
 from gpusched.policy.draft import Card, Draft
-from gpusched.policy.ordering import Head
 from gpusched.policy.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card
-from gpusched.policy.profile import FIRST_WINDOW, Kept
 from gpusched.policy.shortage import Lack, lacks, lacks_of_licenses
 from gpusched.policy.words import NAMED, about, describe, describe_where, licenses, name_some
+from gpusched.scheduler.timeline import FIRST_WINDOW, Reservation
 
 if TYPE_CHECKING:
-    from gpusched.policy.cycle import Cycle
+    from gpusched.scheduler.backfill import Blocked, Cycle
 
 
 class Explainer:
     """Gives the reasons of one cycle, as of its end. `first_blocked` is the first job with a reservation."""
 
-    def __init__(self, cycle: Cycle, first_blocked: Head | None) -> None:
+    def __init__(self, cycle: Cycle, first_blocked: Blocked | None) -> None:
         self._cycle = cycle
         self._draft = cycle.draft
         self._idle = Draft(cycle.layout)
         self._ceilings = cycle.ceilings
         self._now = cycle.now
         self._first = first_blocked
-        self._profile = cycle.profile
+        self._timeline = cycle.timeline
         self._name_of = cycle.name_of
         self._known: dict[object, Reason] = {}
 
-    def reason(self, head: Head, kept: Kept | None = None) -> Reason:
+    def reason(self, head: Blocked, kept: Reservation | None = None) -> Reason:
         """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
         need = Need.of(head.key.request, head.key.uid)
         if kept is not None:
             return self._of_calendar(head, need, kept) or self._of_reserved(head, need, kept)
         end_at = self._cycle.relied_end_of(head.key)
-        mark = need.signature, self._profile.concerns(end_at), end_at == inf
+        mark = need.signature, self._timeline.concerns(end_at), end_at == inf
         found = self._known.get(mark)
         if found is None:
             found = self._known[mark] = self._of_calendar(head, need, None) or self._of_other(head, need)
@@ -56,7 +55,7 @@ class Explainer:
 
     # --- what the calendar keeps ------------------------------------------------------------------
 
-    def _of_calendar(self, head: Head, need: Need, kept: Kept | None) -> Reason | None:
+    def _of_calendar(self, head: Blocked, need: Need, kept: Reservation | None) -> Reason | None:
         """A window of the calendar, when it alone keeps the job from starting."""
         if not self._cycle.windows:
             return None
@@ -84,11 +83,11 @@ class Explainer:
     def _window(self, number: int) -> Window:
         return self._cycle.windows[FIRST_WINDOW - number]
 
-    def _in_time(self, head: Head, need: Need, kept: Kept | None) -> Window | None:
+    def _in_time(self, head: Blocked, need: Need, kept: Reservation | None) -> Window | None:
         """The window that comes too soon for it where there is room now, at the place that leaves most time."""
         places: list[Option] = []
         avoid = frozenset[int]()
-        for one in sorted((one for one in self._profile.kept if one.job_id < 0), key=lambda one: one.start):
+        for one in sorted((one for one in self._timeline.reservations if one.job_id < 0), key=lambda one: one.start):
             if not one.cards <= avoid:
                 # The cards that are kept first are the last to take.
                 avoid |= one.cards
@@ -101,8 +100,8 @@ class Explainer:
                 found.append(self._window(first.job_id))
         return max(found, key=lambda one: (one.start_at, one.name), default=None)
 
-    def _delayed(self, head: Head, option: Option, kept: Kept | None) -> list[Kept]:
-        return self._profile.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
+    def _delayed(self, head: Blocked, option: Option, kept: Reservation | None) -> list[Reservation]:
+        return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
 
     def _in_force(self, need: Need) -> Window | None:
         """The last to end of the windows in force without which there would be room."""
@@ -132,9 +131,9 @@ class Explainer:
 
     # --- a job with a reservation -----------------------------------------------------------------
 
-    def _of_reserved(self, head: Head, need: Need, kept: Kept) -> Reason:
+    def _of_reserved(self, head: Blocked, need: Need, kept: Reservation) -> Reason:
         missing, facts = self._look(need)
-        jobs = [number for number in kept.waits_for(self._draft) if number > 0]
+        jobs = [number for number in kept.waits_for(self._draft, self._now) if number > 0]
         facts["expected_at"] = kept.start_at
         facts["jobs"] = [self._name_of(job_id) for job_id in jobs]
         if not missing:
@@ -158,14 +157,14 @@ class Explainer:
         )
         return Reason(code, text, facts | {"preempt_at": at, "preempts": names})
 
-    def _prospect(self, kept: Kept) -> str:
+    def _prospect(self, kept: Reservation) -> str:
         """When it is expected to start, and what has to end for that."""
-        waits_for = kept.waits_for(self._draft)
+        waits_for = kept.waits_for(self._draft, self._now)
         names = [self._name_of(number) for number in sorted(waits_for) if number > 0]
         ends = name_some("job", names)
         windows = [_of_window(self._window(number)) for number in waits_for if number < 0]
         # What begins later, and has to be over as well.
-        between = [one for one in self._profile.kept if one is not kept and one.end == kept.start]
+        between = [one for one in self._timeline.reservations if one is not kept and one.end == kept.start]
         if windows or between:
             jobs = [self._name_of(one.job_id) for one in between if one.job_id > 0]
             windows += [_of_window(self._window(one.job_id)) for one in between if one.job_id < 0]
@@ -177,7 +176,7 @@ class Explainer:
             return f"; expected when {_end(ends, names)} ({limits})"
         return f"; expected in {about(kept.start_at - self._now)}, when {_end(ends, names)}"
 
-    def _behind(self, head: Head, need: Need, facts: dict[str, object], kept: Kept | None) -> Reason:
+    def _behind(self, head: Blocked, need: Need, facts: dict[str, object], kept: Reservation | None) -> Reason:
         """It would fit, but for what is kept for others."""
         for option in sorted(options(self._draft, need)):
             ahead = next((one for one in self._delayed(head, option, kept) if one.job_id > 0), None)
@@ -216,7 +215,7 @@ class Explainer:
             facts["only"] = {name: list(value) if isinstance(value, tuple) else value for name, value in only.items()}
         return missing, facts
 
-    def _of_other(self, head: Head, need: Need) -> Reason:
+    def _of_other(self, head: Blocked, need: Need) -> Reason:
         missing, facts = self._look(need)
         if not fits(self._idle, need):
             return self._not_available(need, facts)
@@ -226,7 +225,7 @@ class Explainer:
         if not missing and self._first is not None:
             return self._behind(head, need, facts, None)
         text, code = self._sentence(missing, need), _code(missing)
-        ahead = next((one for one in self._profile.kept if self._competes(one, need, missing)), None)
+        ahead = next((one for one in self._timeline.reservations if self._competes(one, need, missing)), None)
         if ahead is None or ahead.need is None:
             return Reason(code, text, facts)
         name, wanted = self._name_of(ahead.job_id), _described(ahead.need.request)
@@ -234,7 +233,7 @@ class Explainer:
         code = ReasonCode.PRIORITY if code is ReasonCode.RESOURCES else code
         return Reason(code, text, facts | {"behind": name})
 
-    def _competes(self, kept: Kept, need: Need, missing: Sequence[Lack]) -> bool:
+    def _competes(self, kept: Reservation, need: Need, missing: Sequence[Lack]) -> bool:
         """Whether a job with a reservation gets some of what is missing before this one."""
         if kept.need is None:
             return False

@@ -1,4 +1,4 @@
-"""What stands between cycles decides as what is built anew for each: after any events, the same plan."""
+"""A planner that carries out what it plans, as the simulator does, decides as one made from its snapshot each time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import AccountSettings, PlacementSettings, PrioritySettings, QueueSettings, Settings
-from gpusched.model.snapshot import ClassKey, PendingJob
-from gpusched.policy.cycle import decide
-from gpusched.policy.standing import Kind, Standing
+from gpusched.model.snapshot import ClassKey
+from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.queue import JobClass
 from gpusched.testing import NOW, gpu_view, node
 
 CLUSTERS = {
@@ -104,11 +104,11 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
     draw = some_insisting_request if "insist" in cluster and dice.random() < 0.8 else some_request
     limits_s = [1, 2, 5, 10, 30] * 3 + ([None] * dice.choice([1, 15]) if dice.random() < 0.3 else [])
     users = dice.choice([1, 2, 4])
-    standing = Standing(CLUSTERS[cluster], chosen)
+    planner = Planner(CLUSTERS[cluster], chosen)
     now, last = NOW, 0
     waiting: set[int] = set()
     running: dict[int, float] = {}
-    own: dict[ClassKey, Kind] = {}
+    own: dict[ClassKey, JobClass] = {}
     for _ in range(dice.randint(1, 14)):
         now += dice.choice([0.0, 1.0, 5.0, 20.0])
         for _ in range(dice.randint(0, 3)):
@@ -128,51 +128,51 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
                 predicted_s=dice.choice([None, 1, 4, 12]),
                 plan_s=dice.choice([None, None, 1, 3, 12]),
             )
-            kind = own.get(key) or standing.kind_of(key)
+            job_class = own.get(key) or planner.class_of_key(key)
             if dice.random() < 0.2:
-                kind = own[key] = standing.own_kind(key)
-            standing.arrived(kind, PendingJob(last, now - dice.choice([0.0, 0.0, 7.0])))
+                job_class = own[key] = planner.own_class(key)
+            planner.job_queued(job_class, now - dice.choice([0.0, 0.0, 7.0]), last)
             waiting.add(last)
         for job_id in sorted(running):
             if running[job_id] <= now or dice.random() < 0.25:
-                standing.ended(job_id)
+                planner.run_ended(job_id)
                 del running[job_id]
         if waiting and dice.random() < 0.16:
             gone = dice.choice(sorted(waiting))
-            standing.left(gone)
+            planner.job_left(gone)
             waiting.remove(gone)
         guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
         for job_id in guessed:
-            standing.expect(job_id, dice.choice([now + 3.0, float("inf")]))
-        for kind in own.values():
+            planner.expect(job_id, dice.choice([now + 3.0, float("inf")]))
+        for job_class in own.values():
             if dice.random() < 0.2:
-                standing.foresee(kind, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
-        expected = decide(standing.snapshot(now), chosen)
-        plan = standing.decide(now)
-        assert plan.starts == expected.starts
-        assert not expected.reservations or standing.reservations() == expected.reservations
-        for start in plan.starts:
+                planner.predict(job_class, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
+        expected = decide(planner.snapshot(now), chosen)
+        starts = planner.schedule(now)
+        assert tuple(starts) == expected.starts
+        for start in starts:
             waiting.remove(start.job_id)
             running[start.job_id] = now + dice.choice([1.0, 5.0, 40.0])
 
 
 def test_what_is_kept_moves_when_others_insist_on_its_cards():
     nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
-    standing = Standing(nodes, Settings())
+    planner = Planner(nodes, Settings())
 
     def arrives(number, **asked):
         key = ClassKey(1000, "", "default", 0, 100, Request(cpus=0.0, gpus=2, **asked), "u")
-        standing.arrived(standing.kind_of(key), PendingJob(number, NOW + number))
+        planner.job_queued(planner.class_of_key(key), NOW + number, number)
 
     def kept():
-        expected = decide(standing.snapshot(NOW + 20), standing.settings)
-        assert standing.decide(NOW + 20).starts == expected.starts == ()
-        assert standing.reservations() == expected.reservations
-        return [one.placement.node for one in standing.reservations()]
+        expected = decide(planner.snapshot(NOW + 20), planner.settings)
+        plan = planner.plan(NOW + 20)
+        assert plan.starts == expected.starts == ()
+        assert plan.reservations == expected.reservations
+        return [one.placement.node for one in plan.reservations]
 
     for number in (1, 2):
         arrives(number)
-    assert len(standing.decide(NOW + 10).starts) == 2
+    assert len(planner.schedule(NOW + 10)) == 2
     arrives(3)
     assert kept() == ["n1"]
     # Six of twelve cards that are asked for are the two that are rare.
@@ -180,5 +180,5 @@ def test_what_is_kept_moves_when_others_insist_on_its_cards():
         arrives(number, constraint="rare")
     assert kept() == ["n2"]
     for number in (4, 5, 6):
-        standing.left(number)
+        planner.job_left(number)
     assert kept() == ["n1"]

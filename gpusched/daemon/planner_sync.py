@@ -1,0 +1,113 @@
+"""Brings the planner in line with the daemon's memory: what has changed since the last plan goes in as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpusched.model.cluster import Allocation, NodeView
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot
+from gpusched.policy.extension import Extensions
+from gpusched.scheduler import events
+from gpusched.scheduler.planner import Planner
+
+from .world import World
+
+
+class PlannerSync:
+    """The planner of the daemon, and which memory it was made from."""
+
+    def __init__(self) -> None:
+        self._planner: Planner | None = None
+        self._world: World | None = None
+        self._settings: Settings | None = None
+        self._extensions: Extensions | None = None
+        self._runs: dict[int, set[str]] = {}
+        """Of each job the runs that hold anything."""
+
+    def update(
+        self,
+        world: World,
+        outline: Snapshot,
+        settings: Settings,
+        extensions: Extensions,
+        whole: Callable[[float, tuple[NodeView, ...]], Snapshot],
+    ) -> Planner:
+        """The planner as the memory is now.
+
+        Args: outline: nodes and windows of now. whole: all of it, for a planner that has to be made anew.
+        """
+        planner = self._planner
+        is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
+        if planner is None or is_other:
+            return self._remake(world, whole(outline.now, outline.nodes), settings, extensions)
+        planner.apply(events.NodesChanged(outline.nodes))
+        planner.apply(events.WindowsChanged(outline.windows))
+        self._tell_runs(planner, world)
+        for mark in world.take_charged():
+            planner.apply(events.UsageCharged(world.usage[mark]))
+        self._tell_pending(planner, world)
+        return planner
+
+    def forget(self) -> None:
+        """Make the planner anew for the next plan."""
+        self._planner = None
+
+    def _remake(self, world: World, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
+        self._world, self._settings, self._extensions = world, settings, extensions
+        self._runs = {}
+        for run_id, held in world.holds.items():
+            self._runs.setdefault(held.job_id, set()).add(run_id)
+        world.take_changed_holds()
+        world.take_changed_classes()
+        world.take_charged()
+        self._planner = Planner.from_snapshot(snapshot, settings, extensions)
+        return self._planner
+
+    def _tell_runs(self, planner: Planner, world: World) -> None:
+        changed: dict[int, None] = {}
+        for run_id, job_id in world.take_changed_holds().items():
+            changed[job_id] = None
+            if run_id in world.holds:
+                self._runs.setdefault(job_id, set()).add(run_id)
+            else:
+                self._runs.get(job_id, set()).discard(run_id)
+        for job_id in changed:
+            runs = self._runs.get(job_id)
+            if runs:
+                allocations: tuple[Allocation, ...] = tuple(world.holds[run_id] for run_id in sorted(runs))
+                planner.apply(events.RunStarted(allocations))
+            else:
+                self._runs.pop(job_id, None)
+                planner.apply(events.RunEnded(job_id, is_charged=True))
+
+    def _tell_pending(self, planner: Planner, world: World) -> None:
+        arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []
+        for key, view in world.take_changed_classes().items():
+            jobs = () if view is None else view.jobs
+            hidden = 0 if view is None else view.total - len(view.jobs)
+            pending = planner.pending_of(key)
+            shown = {(job.queued_at, job.id): job for job in jobs}
+            for place in pending:
+                if place in shown:
+                    del shown[place]
+                else:
+                    planner.apply(events.JobLeft(place[1]))
+            if shown or hidden or pending:
+                arrived.append((key, tuple(shown.values()), hidden))
+        # Who changes classes leaves one before the other is joined.
+        for key, newcomers, hidden in arrived:
+            for job in newcomers:
+                planner.apply(events.JobQueued(key, job))
+            planner.apply(events.JobsHidden(key, hidden))
+
+
+def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
+    """What a planner's state and the memory do not agree on; usage is compared as plans are."""
+    found = []
+    names: Iterable[str] = ("nodes", "allocations", "windows", "usage")
+    found += [f"{name} differ" for name in names if getattr(ours, name) != getattr(theirs, name)]
+    pending = [{one.key: (one.jobs, one.total) for one in snapshot.pending} for snapshot in (ours, theirs)]
+    keys = {**pending[0], **pending[1]}
+    found += [f"pending jobs of {key} differ" for key in keys if pending[0].get(key) != pending[1].get(key)]
+    return found

@@ -1,0 +1,304 @@
+"""Decayed use of each user under each account, kept up to date, and what that does to the ranks of their jobs.
+
+Use is that of `sharing.usage`, decayed in the same way; it is brought up to date for a user when that user's runs begin
+or end, and for all when ranks are worked out. The tree on top is `sharing.accounts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from copy import copy
+from math import inf
+
+from gpusched.model.resources import Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Usage
+from gpusched.policy.sharing.accounts import AccountTree, factors_without_accounts
+from gpusched.policy.sharing.usage import accrued, decayed, over
+
+Amounts = tuple[float, float, float, float]
+"""Those of `Resources`, in its order: all users are brought up to date for every period that passes."""
+
+NO_AMOUNTS: Amounts = 0.0, 0.0, 0.0, 0.0
+
+
+def amounts_of(resources: Resources) -> Amounts:
+    """The same as plain numbers."""
+    return resources.gpus, resources.vram_mib, resources.cpus, resources.mem_mib
+
+
+def orders_of(settings: Settings) -> frozenset[str]:
+    """All orders that are in force anywhere."""
+    own = (queue.order for queue in settings.queue.values())
+    return frozenset({settings.priority.order, *(order for order in own if order)})
+
+
+def counts_use(settings: Settings) -> bool:
+    """Whether any order goes by what users have used."""
+    orders = orders_of(settings)
+    by_weight = settings.priority.weight_fairshare > 0 and not orders.isdisjoint({"multifactor", "hybrid"})
+    return by_weight or "fairshare" in orders
+
+
+class FairShareEntity:
+    """One user under one account."""
+
+    __slots__ = (
+        "account",
+        "at",
+        "factor",
+        "is_counted",
+        "pending",
+        "points",
+        "ranked",
+        "ranked_at",
+        "rate",
+        "running",
+        "used",
+        "user",
+    )
+
+    def __init__(self, account: str, user: str, points: float) -> None:
+        self.account = account
+        self.user = user
+        self.is_counted = True
+        """Whether others are compared with them: who has used nothing and wants nothing is nobody to compare with."""
+        self.factor = 1.0
+        self.points = points
+        """Of the weighted sum, for fair share."""
+        self.pending = 0
+        """How many of their jobs are pending."""
+        self.running = 0
+        self.rate = NO_AMOUNTS
+        """What they hold."""
+        self.used, self.at = NO_AMOUNTS, -inf
+        """Amounts times seconds, as of an instant."""
+        self.ranked, self.ranked_at = NO_AMOUNTS, -inf
+        """The same, as of when ranks were worked out."""
+
+
+State = tuple[Amounts, int, Amounts, float, Amounts, float]
+"""Of an entity: rate, runs, used, at, ranked, ranked_at."""
+
+
+class FairShare:
+    """All users that were ever seen, with the instant as of which they are compared."""
+
+    def __init__(self, settings: Settings, capacity: Resources) -> None:
+        self._settings = settings
+        self._set_capacity(capacity)
+        self._half_life_s = settings.priority.half_life_s
+        self._over = 0.0, 1.0, 0.0
+        """The last time that passed, and what it does to use: mostly the same for one user after the other."""
+        self._entities: dict[tuple[str, str], FairShareEntity] = {}
+        self._pending: dict[FairShareEntity, None] = {}
+        """Those with pending jobs."""
+        self._at = -inf
+        self.is_due = False
+        """Whether they were not compared yet as of then."""
+        self.counts_use = counts_use(settings)
+        """Whether use counts at all."""
+        self._first = settings.priority.weight_fairshare
+        """Points of who has used least."""
+
+    def _set_capacity(self, capacity: Resources) -> None:
+        self._capacity = capacity
+        self._counted = tuple((number, amount) for number, amount in enumerate(amounts_of(capacity)) if amount > 0)
+        """Of what there is any, the place among `Amounts` and how much."""
+
+    def reconfigure(self, capacity: Resources) -> None:
+        """Shares are parts of this from now on."""
+        if capacity != self._capacity:
+            self._set_capacity(capacity)
+            self.is_due = self.counts_use
+
+    def copy(self) -> tuple[FairShare, dict[FairShareEntity, FairShareEntity]]:
+        """An independent one, and which entity of it stands for which of this."""
+        twin = copy(self)
+        twins = {one: copy(one) for one in self._entities.values()}
+        twin._entities = {mark: twins[one] for mark, one in self._entities.items()}
+        twin._pending = {twins[one]: None for one in self._pending}
+        return twin, twins
+
+    def of(self, account: str, user: str) -> FairShareEntity:
+        """The one with these names; new ones change what others are compared with."""
+        found = self._entities.get((account, user))
+        if found is None:
+            found = self._entities[account, user] = FairShareEntity(account, user, self._first)
+            self.is_due = self.counts_use
+        return found
+
+    def factor(self, account: str, user: str) -> float:
+        """Fair-Tree factor of a user under an account; 1 with nobody to be compared with."""
+        found = self._entities.get((account, user))
+        return 1.0 if found is None else found.factor
+
+    def add_pending(self, entity: FairShareEntity) -> None:
+        """One more job of theirs is pending."""
+        if not entity.pending:
+            self._pending[entity] = None
+            if len(self._pending) == 2:
+                self.is_due = self.counts_use
+            self._count(entity)
+        entity.pending += 1
+
+    def remove_pending(self, entity: FairShareEntity) -> None:
+        """One pending job of theirs less."""
+        entity.pending -= 1
+        if not entity.pending:
+            del self._pending[entity]
+            if len(self._pending) == 1:
+                self.is_due = self.counts_use
+            if not entity.running and entity.used == NO_AMOUNTS and entity.rate is NO_AMOUNTS:
+                entity.is_counted, self.is_due = False, self.counts_use
+
+    def _count(self, entity: FairShareEntity) -> None:
+        if not entity.is_counted:
+            entity.is_counted, self.is_due = True, self.counts_use
+
+    def reset(self, usage: Iterable[Usage]) -> None:
+        """Go on from what they had used by then, runs that go on included."""
+        for one in usage:
+            entity = self.of(one.account, one.user)
+            self._count(entity)
+            entity.used, entity.at = amounts_of(one.used), one.at
+            entity.ranked, entity.ranked_at = entity.used, one.at
+            self.is_due = self.counts_use
+
+    def recount(self, row: Usage, open_runs: Iterable[tuple[Amounts, float]], at: float) -> None:
+        """Work out anew what a user had used as of this instant: ended runs, and open ones of this rate and start."""
+        half_life_s = self._half_life_s
+        runs = list(open_runs)
+        total = decayed(row.used, at - row.at, half_life_s)
+        for rate, start_at in runs:
+            total += accrued(Resources(*rate), start_at, at, at, half_life_s)
+        entity = self.of(row.account, row.user)
+        entity.used, entity.at, entity.rate, entity.running = amounts_of(total), at, NO_AMOUNTS, 0
+        entity.ranked, entity.ranked_at = entity.used, at
+        for rate, start_at in sorted(runs, key=lambda run: run[1]):
+            self.hold(entity, rate, start_at)
+        self.is_due = self.counts_use
+
+    def hold(self, entity: FairShareEntity, rate: Amounts, since: float = -inf) -> None:
+        """They hold this much more, since this instant, or since before what they had used was worked out.
+
+        Runs that began after that are to be told in the order of their starts.
+        """
+        self._count(entity)
+        if since > entity.at > -inf:
+            self._move(entity, since)
+        entity.running += 1
+        gpus, vram_mib, cpus, mem_mib = entity.rate
+        entity.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+
+    def begin(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
+        """They hold this much more from now on."""
+        if entity.ranked_at != self._at:
+            self._rank(entity)
+        self._move(entity, now)
+        self.hold(entity, rate)
+
+    def end(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
+        """They hold this much less from now on; nothing after the last run, whatever the sums have lost in digits."""
+        if entity.ranked_at != self._at:
+            self._rank(entity)
+        self._move(entity, now)
+        entity.running -= 1
+        gpus, vram_mib, cpus, mem_mib = entity.rate
+        less = gpus - rate[0], vram_mib - rate[1], cpus - rate[2], mem_mib - rate[3]
+        entity.rate = less if entity.running else NO_AMOUNTS
+
+    @staticmethod
+    def state_of(entity: FairShareEntity) -> State:
+        """All that `begin` changes."""
+        return entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at
+
+    @staticmethod
+    def restore(entity: FairShareEntity, state: State) -> None:
+        """Undo `begin`."""
+        entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at = state
+
+    def _move(self, entity: FairShareEntity, at: float) -> None:
+        """Count what was used until then, as `decayed` and `accrued` do."""
+        elapsed_s = at - entity.at
+        if elapsed_s <= 0:
+            return
+        is_new, entity.at = entity.at == -inf, at
+        if is_new or (entity.used is NO_AMOUNTS and entity.rate is NO_AMOUNTS):
+            return
+        if self._over[0] != elapsed_s:
+            self._over = elapsed_s, *over(elapsed_s, self._half_life_s)
+        _, kept, seconds = self._over
+        (gpus, vram_mib, cpus, mem_mib), rate = entity.used, entity.rate
+        entity.used = (
+            gpus * kept + rate[0] * seconds,
+            vram_mib * kept + rate[1] * seconds,
+            cpus * kept + rate[2] * seconds,
+            mem_mib * kept + rate[3] * seconds,
+        )
+
+    def _rank(self, entity: FairShareEntity) -> None:
+        if entity.ranked_at != self._at:
+            self._move(entity, self._at)
+            entity.ranked, entity.ranked_at = entity.used, self._at
+
+    def used(self) -> tuple[Usage, ...]:
+        """What everybody had used when they were last compared."""
+        return tuple(Usage(*mark, used, self._at) for mark, used in self._ranked().items())
+
+    def _ranked(self) -> dict[tuple[str, str], Resources]:
+        found = {}
+        for mark, entity in self._entities.items():
+            if entity.is_counted:
+                self._rank(entity)
+                found[mark] = Resources(*entity.ranked)
+        return found
+
+    def compare(self, at: float) -> Collection[FairShareEntity]:
+        """Work out who has used least as of this instant; those whose points that changes.
+
+        Nothing is worked out while the jobs of no more than one are pending: that one is not compared with anybody.
+        """
+        if at != self._at:
+            self._at, self.is_due = at, True
+        if not self.is_due:
+            return ()
+        if len(self._pending) <= 1:
+            return self._compare_with_nobody()
+        self.is_due = False
+        factors = self._factors()
+        weight, changed = self._settings.priority.weight_fairshare, set[FairShareEntity]()
+        for mark, entity in self._entities.items():
+            factor = factors.get(mark, 1.0)
+            if factor != entity.factor:
+                entity.factor = factor
+                changed.add(entity)
+            entity.points = weight * factor
+        return changed
+
+    def _compare_with_nobody(self) -> Collection[FairShareEntity]:
+        alone = [entity for entity in self._pending if entity.factor != 1.0]
+        for entity in alone:
+            entity.factor, entity.points = 1.0, self._first
+        return alone
+
+    def _factors(self) -> dict[tuple[str, str], float]:
+        """Of each account and user, the factor that `AccountTree` gives."""
+        accounts = self._settings.account
+        if accounts or any(account for account, _ in self._entities):
+            tree = AccountTree(accounts, self._ranked(), self._capacity, ())
+            return {mark: tree.factor(*mark) for mark in self._entities}
+        used = {}
+        for (_, user), entity in self._entities.items():
+            if not entity.is_counted:
+                continue
+            if entity.ranked_at != self._at:
+                self._rank(entity)
+            share, ranked = 0.0, entity.ranked
+            for number, amount in self._counted:
+                part = ranked[number] / amount
+                if part > share:
+                    share = part
+            used[user] = share
+        found = factors_without_accounts(used)
+        return {mark: found[mark[1]] for mark in self._entities if mark[1] in found}

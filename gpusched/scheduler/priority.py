@@ -1,0 +1,302 @@
+"""Which pending job comes first: whole-order policies by name, and what a rank is made of.
+
+A rank is a tuple that sorts smaller first:
+
+    queue     where its queue stands against the others (only with guarantees, weights or own orders)
+    tier      of its QOS, higher first; preempted jobs before the others of their tier
+    overdue   in orders that do not count age, those that have waited `max_wait_s`, so that nobody starves
+    measure   what the order by name says
+    then      the instant it waits from, and its id
+
+The order of the whole is the setting `priority.order`; a queue may have its own inside.
+
+What time and past use do to ranks is worked out as of the last whole `calc_period_s`, as with Slurm's
+PriorityCalcPeriod. Between two such instants the rank of a pending job stays what it is, so that the queue can be
+kept in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from math import inf
+
+from gpusched.model.job import Job, Request
+from gpusched.model.resources import Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, Urgency
+from gpusched.model.value import Value
+from gpusched.policy import factors
+from gpusched.policy.draft import Layout
+from gpusched.policy.extension import Extensions
+from gpusched.policy.sharing.quota import Quotas
+from gpusched.policy.sharing.usage import capacity_of, demand
+from gpusched.scheduler.fairshare import Amounts, FairShare, amounts_of, orders_of
+
+
+class Priority(Value):
+    """A job's weighted priority with the parts it is made of. Higher is sooner."""
+
+    total: float
+    parts: tuple[tuple[str, float], ...]
+    """Name of each factor and its weighted value."""
+
+
+def class_key(
+    job: Job, inherited: Urgency | None = None, predicted_s: int | None = None, plan_s: int | None = None
+) -> ClassKey:
+    """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
+    spec = job.spec
+    limit = None if spec.array is None else spec.array.throttle
+    return ClassKey(
+        uid=job.uid,
+        account=spec.account,
+        queue=spec.queue,
+        nice=spec.nice,
+        time_limit_s=spec.time_limit_s,
+        request=spec.request,
+        user=job.user,
+        qos=spec.qos,
+        deadline_at=spec.deadline_at,
+        reservation=spec.reservation,
+        is_front=job.is_front,
+        inherited=inherited,
+        can_requeue=spec.retry.requeue,
+        can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
+        throttle=None if limit is None else (job.array_id or job.id, limit),
+        predicted_s=predicted_s,
+        plan_s=plan_s,
+    )
+
+
+Rank = tuple[object, ...]
+Measure = tuple[float, ...]
+
+
+def ranked_at(now: float, settings: Settings) -> float:
+    """As of when ranks are worked out: the last whole period up to this instant."""
+    period_s = rank_period_s(settings)
+    return now - now % period_s if period_s > 0 and -inf < now < inf else now
+
+
+def rank_period_s(settings: Settings) -> float:
+    """How long ranks do not change by themselves; 0: they always may.
+
+    Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
+    """
+    return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
+
+
+class Ranking:
+    """Ranks classes of pending jobs by the settings, and by what is held and has been used."""
+
+    def __init__(
+        self, settings: Settings, layout: Layout, quotas: Quotas, fairshare: FairShare, extensions: Extensions
+    ) -> None:
+        self.settings = settings
+        self.layout = layout
+        self.capacity = capacity_of(layout)
+        self._quotas = quotas
+        self._fairshare = fairshare
+        self._extensions = extensions
+        self._largest_node = max((len(cards) for cards in layout.cards_of), default=0)
+        self._wanted: dict[Request, Resources] = {}
+        self.orders = orders_of(settings)
+        self.tracks_held = "drf" in self.orders
+        self._held: dict[str, list[int]] = {}
+        """Of each user in millionths, for the order `drf` alone."""
+        self.is_dynamic = quotas.is_capacity or not self.orders.isdisjoint(DYNAMIC)
+        """Whether ranks are of one instant: a start, or the time that passes, changes those of others."""
+        self.as_of = -inf
+        """Age and use count as of then."""
+        self.slope = self.floor_at = 0.0
+        self.now = -inf
+        self.move_to(-inf)
+
+    def reconfigure(self, layout: Layout, quotas: Quotas, *, is_same_size: bool) -> None:
+        """The machines have changed; `is_same_size`: not in what they have in all."""
+        self.layout, self._quotas = layout, quotas
+        if not is_same_size:
+            self.capacity = capacity_of(layout)
+            self._largest_node = max((len(cards) for cards in layout.cards_of), default=0)
+            self._wanted.clear()
+
+    def copy(self, layout: Layout, quotas: Quotas, fairshare: FairShare) -> Ranking:
+        """An independent one over equal state."""
+        twin = copy(self)
+        twin.layout, twin._quotas, twin._fairshare = layout, quotas, fairshare
+        twin._held = {user: held.copy() for user, held in self._held.items()}
+        return twin
+
+    def move_to(self, as_of: float) -> None:
+        """Have age count as of another instant; what has been used is for `FairShare`."""
+        priority = self.settings.priority
+        self.as_of = as_of
+        if 0 < priority.max_age_s < inf:
+            # Two jobs that both grow older keep their places, whatever the time: what ranks is the instant they wait
+            # from, and only those move whose age counts no more.
+            self.slope, self.floor_at = priority.weight_age / priority.max_age_s, as_of - priority.max_age_s
+        else:
+            self.slope, self.floor_at = 0.0, -inf
+
+    # --- what a rank is made of -----------------------------------------------------------------
+
+    def order_of(self, queue: str) -> str:
+        """Name of the order inside this queue."""
+        known = self.settings.queue.get(queue)
+        return (known.order if known else None) or self.settings.priority.order
+
+    def tier(self, key: ClassKey) -> int:
+        """Of its QOS, or of the QOS of a job that waits for it."""
+        inherited = key.inherited.qos if key.inherited else ""
+        return max(tier_of(key.qos, self.settings), tier_of(inherited, self.settings))
+
+    def wanted(self, key: ClassKey) -> Resources:
+        """What a job of this class will hold."""
+        found = self._wanted.get(key.request)
+        if found is None:
+            found = self._wanted[key.request] = demand(self.layout, key.request)
+        return found
+
+    def queue_rank(self, key: ClassKey) -> tuple[object, ...]:
+        """Where its queue stands against the others."""
+        return self._quotas.rank(key.queue, self.wanted(key)) if self._quotas.is_capacity else ()
+
+    def measure(self, order: str, key: ClassKey, queued_at: float) -> Measure:
+        """What the order by name says, but for the weighted sum, which `PendingQueue` keeps by parts."""
+        return _MEASURES[order](self, key, queued_at)
+
+    def is_overdue(self, order: str, queued_at: float) -> bool:
+        """Whether it has waited for so long that an order without age takes it first."""
+        return order in AGELESS and self.as_of - queued_at > self.settings.priority.max_wait_s
+
+    def fairshare(self, key: ClassKey) -> float:
+        """Fair-Tree factor of its user under its account; 1 with nobody to be compared with."""
+        return self._fairshare.factor(key.account, key.user) if self._fairshare.counts_use else 1.0
+
+    def priority(self, key: ClassKey, queued_at: float) -> Priority:
+        """The weighted sum, whether or not the order goes by it."""
+        weights = self.settings.priority
+        age = weights.weight_age * factors.age_factor(self.now - queued_at, weights.max_age_s)
+        share = weights.weight_fairshare * self.fairshare(key)
+        parts = (("age", age), ("fairshare", share), *self._own_parts(key))
+        return Priority(sum(value for _, value in parts), parts)
+
+    def own_points(self, key: ClassKey) -> float:
+        """What age and fair share add nothing to; it stays the same but for jobs with a deadline."""
+        return sum(value for _, value in self._own_parts(key))
+
+    def _own_parts(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
+        weights, wanted = self.settings.priority, self.wanted(key)
+        queue, qos = self.settings.queue.get(key.queue), self.settings.qos.get(key.qos)
+        nice = min(key.nice, key.inherited.nice) if key.inherited else key.nice
+        size = factors.size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
+        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_wait_s)
+        return (
+            ("size", weights.weight_size * size),
+            ("queue", weights.weight_queue * (queue.factor if queue else 0.0)),
+            ("qos", weights.weight_qos * (qos.factor if qos else 0.0)),
+            ("nice", weights.weight_nice * factors.nice_factor(nice)),
+            ("deadline", weights.weight_deadline * deadline),
+            ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
+            ("short", weights.weight_short * factors.short_factor(expected_s(key))),
+            ("whole", weights.weight_whole * factors.whole_factor(key.request, self._largest_node)),
+            *self._extensions.queue_sort(key),
+        )
+
+    # --- what users hold now --------------------------------------------------------------------
+
+    def hold(self, user: str, amount: Resources, sign: int = 1) -> None:
+        """Count what a user holds more, or with `sign=-1` less."""
+        held = self._held.setdefault(user, [0, 0, 0, 0])
+        for number, part in enumerate(amounts_of(amount)):
+            held[number] += sign * round(part * 1_000_000)
+
+    # --- the orders by name ---------------------------------------------------------------------
+
+    def by_arrival(self, key: ClassKey, queued_at: float) -> Measure:
+        """First come, first served: the instant that follows in the rank decides."""
+        return ()
+
+    def by_static_priority(self, key: ClassKey, queued_at: float) -> Measure:
+        """Queue, QOS and nice alone: neither age nor usage counts."""
+        return (-sum(value for name, value in self._own_parts(key) if name in ("queue", "qos", "nice")),)
+
+    def by_headroom(self, key: ClassKey, queued_at: float) -> Measure:
+        """Jobs that the measured load leaves room for first, each group by arrival."""
+        return (0.0 if self._has_headroom(key) else 1.0,)
+
+    def by_priority_and_demand(self, key: ClassKey, queued_at: float) -> Measure:
+        """Weighted priority x (100 - percent of the cluster that is asked for)."""
+        percent = 100.0 * factors.clamped(self.wanted(key).dominant_share(self.capacity))
+        return (-self.priority(key, queued_at).total * (100.0 - percent),)
+
+    def by_length(self, key: ClassKey, queued_at: float) -> Measure:
+        """Shortest job first by time limit, or as predicted; one of unknown length comes last."""
+        return (inf if key.planned_s is None else float(key.planned_s),)
+
+    def by_prediction(self, key: ClassKey, queued_at: float) -> Measure:
+        """Shortest predicted job first, whatever its time limit; by that where nothing was predicted."""
+        return (expected_s(key),)
+
+    def by_area(self, key: ClassKey, queued_at: float) -> Measure:
+        """Smallest area first: planned time times GPUs, then times cores. Without GPUs or length: first and last."""
+        wanted = self.wanted(key)
+        if key.planned_s is None:
+            return (inf, wanted.gpus)
+        return key.planned_s * wanted.gpus, key.planned_s * wanted.cpus
+
+    def by_dominant_share(self, key: ClassKey, queued_at: float) -> Measure:
+        """DRF's progressive filling: the user with the smallest dominant share of what is held now."""
+        held: Amounts | list[int] = self._held.get(key.user, (0, 0, 0, 0))
+        return (Resources(*(part / 1_000_000 for part in held)).dominant_share(self.capacity),)
+
+    def by_fairshare(self, key: ClassKey, queued_at: float) -> Measure:
+        """Who has used least of their share, over time."""
+        return (-self.fairshare(key),)
+
+    def _has_headroom(self, key: ClassKey) -> bool:
+        """Whether some node's measured idle cores and memory are enough for it; unknown load is none."""
+        request = key.request
+        for node in self.layout.nodes:
+            load = node.load
+            if load is None or load.cpu_fraction is None:
+                continue
+            idle_cpus = node.cpus * (1.0 - load.cpu_fraction)
+            if request.cpus <= idle_cpus and request.mem_mib <= load.mem_available_mib:
+                return True
+        return False
+
+
+_MEASURES: Mapping[str, Callable[[Ranking, ClassKey, float], Measure]] = {
+    "fifo": Ranking.by_arrival,
+    "priority": Ranking.by_static_priority,
+    "utilisation": Ranking.by_headroom,
+    "hybrid": Ranking.by_priority_and_demand,
+    "sjf": Ranking.by_length,
+    "spf": Ranking.by_prediction,
+    "saf": Ranking.by_area,
+    "drf": Ranking.by_dominant_share,
+    "fairshare": Ranking.by_fairshare,
+}
+
+AGELESS = frozenset(_MEASURES) - {"fifo"}
+"""Orders in which endless arrivals could keep a job waiting for ever."""
+
+DYNAMIC = frozenset({"drf", "hybrid", "utilisation"})
+"""Orders in which what is held, measured or the time of day ranks, so that no queue stays in order."""
+
+BY_LENGTH = frozenset({"sjf", "spf", "saf"})
+"""Orders that go by how long a job is taken to run."""
+
+
+def tier_of(qos: str, settings: Settings) -> int:
+    """Tier of a QOS by name; 0 for none."""
+    known = settings.qos.get(qos)
+    return known.tier if known else 0
+
+
+def expected_s(key: ClassKey) -> float:
+    """How long it is expected to run: as predicted, or as planned; infinite when nobody knows."""
+    length_s = key.planned_s if key.predicted_s is None else key.predicted_s
+    return inf if length_s is None else float(length_s)

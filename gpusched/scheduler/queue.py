@@ -1,0 +1,581 @@
+"""Pending jobs: classes of equal jobs by request, user and priority, and their heads in order.
+
+A class holds its jobs by arrival, and no two of them can change places. So only the heads of the classes are ranked,
+and ranked anew only where time, use or a prediction has changed something for them. Classes that ask for the same share
+a shape: when the first of them finds no room, none of them does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable
+from copy import copy
+from heapq import heappop, heappush
+from math import inf
+
+from gpusched.model.resources import Resources
+from gpusched.model.settings import SPARING_STRATEGIES, Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement
+from gpusched.model.value import replace
+from gpusched.policy.draft import Booking, Layout
+from gpusched.policy.filters import pool
+from gpusched.policy.need import Need
+from gpusched.policy.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
+from gpusched.scheduler.priority import AGELESS, BY_LENGTH, Rank, Ranking, expected_s, rank_period_s
+
+
+class RequestShape:
+    """All jobs that fit in exactly the same places."""
+
+    __slots__ = (
+        *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
+        *("only", "passes", "passes_of", "pending", "placement"),
+    )
+
+    def __init__(self, need: Need) -> None:
+        request = need.request
+        self.need = need
+        self.pending = 0
+        """How many classes of it are pending."""
+        self.millicpus = need.millicpus
+        self.cards = 0 if need.is_slice else request.gpus
+        self.booking: Booking | None = None
+        """The best place now."""
+        self.epoch = -1
+        """Of which `booking` is; it holds until somebody starts or ends."""
+        self.only: Booking | None = None
+        """Where there can be no more than one place, that one, once it was found."""
+        self.placement: Placement | None = None
+        """As the rest of the program knows it."""
+        self.can_fit: bool | None = None
+        """Whether it fits when nobody else is there; None before that was asked."""
+        self.passes = False
+        """Whether one of these may run past the only reservation."""
+        self.passes_of = -1
+        """The epoch of which that is."""
+
+
+class JobClass:
+    """Pending jobs that the planner cannot tell apart but by when they came, first come first."""
+
+    __slots__ = (
+        *("entity", "has_key", "hidden", "insists", "is_cores_only", "is_limited", "jobs", "key", "limit_s"),
+        *("micros", "must_see", "order", "planned_s", "points", "rank", "rate", "relied_s", "shape", "tier_rank"),
+        "wanted",
+    )
+
+    def __init__(self, key: ClassKey, shape: RequestShape, entity: FairShareEntity, backfill_by: str) -> None:
+        request = key.request
+        self.key = key
+        self.shape = shape
+        self.entity = entity
+        self.jobs: list[Entry] = []
+        self.has_key = False
+        """Whether it is found by its key."""
+        self.hidden = 0
+        """Further jobs of it that are not shown yet, such as tasks of an array."""
+        self.rank: Rank = ()
+        """Of the first."""
+        self.insists, self.micros = insistence(request), micros_asked(request)
+        """What it counts for in what is `wanted`."""
+        self.rate: Amounts | None = None
+        """What one of these is charged for, a second, where that is the same wherever it runs."""
+        self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
+        self.is_limited = key.time_limit_s is not None
+        """Whether it is ended at some time, as planned or later."""
+        self.wanted: Resources
+        """What one of these will hold."""
+        self.order = ""
+        self.tier_rank = 0
+        """Smaller is sooner."""
+        self.points = 0.0
+        """Of the weighted sum, all but those for age and fair share."""
+        self.is_cores_only = False
+        """Whether free cores of the only node are all that it takes, and until when is known."""
+        self.must_see = False
+        """Whether it is looked at in each cycle even where there is no room for it."""
+        self.set_lengths(backfill_by)
+
+    def set_lengths(self, backfill_by: str) -> None:
+        """Work out how long one of these is planned to run, and relied upon to hold what it takes."""
+        planned_s, relied_s = self.key.planned_s, self.key.relied_s(backfill_by)
+        self.planned_s: float = inf if planned_s is None else planned_s
+        self.relied_s: float = inf if relied_s is None else relied_s
+
+    def __len__(self) -> int:
+        return len(self.jobs) + self.hidden
+
+
+_MOST_SHAPES = 4096
+"""Shapes that are remembered, pending or not."""
+
+Entry = tuple[float, int, JobClass]
+"""The instant a job waits from, its id, its class."""
+
+Head = tuple[Rank, int, JobClass]
+"""The rank of a job, its place in its class, the class. Ranks end in the id, so that no comparison goes beyond them."""
+
+
+def _never(key: ClassKey) -> bool:
+    return False
+
+
+class PendingQueue:
+    """The pending jobs.
+
+    Invariant: `heads` has the head of each pending class, sorted by ranks as of the last `rank_as_of` and points as of
+    the last comparison. Where ranks are dynamic it is empty, and each cycle ranks the heads by itself.
+    """
+
+    def __init__(self, layout: Layout, settings: Settings, ranking: Ranking, fairshare: FairShare) -> None:
+        self._settings = settings
+        self.ranking = ranking
+        self.fairshare = fairshare
+        self.heads: list[Head] = []
+        self.classes: dict[JobClass, None] = {}
+        """Those with a job to show."""
+        self.shapes: dict[RequestShape, None] = {}
+        """Those of which somebody is pending."""
+        self._by_key: dict[ClassKey, JobClass] = {}
+        self._shapes: dict[object, RequestShape] = {}
+        self._entries: dict[int, Entry] = {}
+        priority = settings.priority
+        self._is_weighted = "multifactor" in ranking.orders
+        self._ages = self._is_weighted or not ranking.orders.isdisjoint(AGELESS)
+        """Whether ranks change with the time that a job has waited."""
+        self.is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
+        """Whether the shortest fill gaps first."""
+        self._is_by_prediction = (
+            self.is_by_length
+            or not ranking.orders.isdisjoint(BY_LENGTH)
+            or (self._is_weighted and priority.weight_short != 0)
+        )
+        """Whether where a job stands depends on how long it is taken to run."""
+        self._predicted: dict[JobClass, tuple[int | None, int | None]] = {}
+        """What classes are predicted to run, but that they stand in line as was predicted before."""
+        self._period_s = rank_period_s(settings)
+        self._by_age: list[tuple[float, int]] = []
+        """Pending jobs, and some that are not any more, as a heap."""
+        self._deadlines: dict[JobClass, None] = {}
+        """Pending classes whose points change with the time."""
+        self.forces_places = False
+        """Whether it has changed what pending and running jobs insist on, and with it where anybody goes best."""
+        self.others = 0
+        """How many pending and running jobs take more than cores."""
+        self.new: list[Entry] = []
+        """Who came since the last cycle, in no order."""
+        self.must_see: dict[JobClass, None] = {}
+        """Pending classes that are looked at in each cycle."""
+        self.must_see_class: Callable[[ClassKey], bool] = _never
+        """Whether classes with this key are."""
+        self._set_layout(layout)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._entries
+
+    def _set_layout(self, layout: Layout) -> None:
+        self._layout = layout
+        self._is_flat = len(layout.nodes) == 1 and not layout.cards
+        if self._settings.placement.strategy in SPARING_STRATEGIES:
+            layout.wanted = layout.wanted or Wanted()
+        self._wanted = layout.wanted
+
+    # --- classes --------------------------------------------------------------------------------
+
+    def class_of_key(self, key: ClassKey) -> JobClass:
+        """The class of all jobs with this key."""
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._by_key[key] = self.own_class(key)
+            found.has_key = True
+        return found
+
+    def own_class(self, key: ClassKey) -> JobClass:
+        """A class that no other jobs have, whatever their key: what it is predicted to run can change."""
+        need = Need.of(key.request, key.uid)
+        shape = self._shapes.get(need.signature)
+        if shape is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes = {one.need.signature: one for one in self.shapes}
+            shape = self._shapes[need.signature] = RequestShape(need)
+        made = JobClass(key, shape, self.fairshare.of(key.account, key.user), self._settings.priority.backfill_by)
+        self._weigh(made)
+        return made
+
+    def _weigh(self, job_class: JobClass) -> None:
+        """Work out what hangs on the settings and on the machines that there are."""
+        key, ranking = job_class.key, self.ranking
+        request = key.request
+        job_class.wanted = ranking.wanted(key)
+        job_class.order = ranking.order_of(key.queue)
+        job_class.tier_rank = -2 * ranking.tier(key) - key.is_front
+        job_class.must_see = self.must_see_class(key)
+        job_class.points = ranking.own_points(key) if self._is_weighted else 0.0
+        job_class.is_cores_only = (
+            self._is_flat
+            and not (request.mem_mib or request.gpus or request.tail_gpus)
+            and not (request.licenses or request.resources or request.is_exclusive)
+            and request.nodes == 1
+            and job_class.is_limited
+            and bool(pool(self._layout, job_class.shape.need).places)
+        )
+
+    def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
+        """All of an own class are expected, and planned, to run for this long.
+
+        The weighted order goes by what is expected as of the last whole period, as it does by age and use.
+        """
+        if not job_class.jobs or not self._is_by_prediction:
+            self._predicted.pop(job_class, None)
+            self._set_prediction(job_class, predicted_s, plan_s)
+        elif self._is_weighted and job_class.key.predicted_s is not None:
+            self._set_lengths(job_class, job_class.key.predicted_s, plan_s)
+            self._predicted[job_class] = predicted_s, plan_s
+        else:
+            self._predicted[job_class] = predicted_s, plan_s
+
+    def _set_lengths(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
+        job_class.key = replace(job_class.key, predicted_s=predicted_s, plan_s=plan_s)
+        job_class.set_lengths(self._settings.priority.backfill_by)
+
+    def _set_prediction(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
+        self._set_lengths(job_class, predicted_s, plan_s)
+        if self._is_weighted and self._settings.priority.weight_short:
+            job_class.points = self.ranking.own_points(job_class.key)
+
+    # --- ranks ----------------------------------------------------------------------------------
+
+    def rank(self, job_class: JobClass, queued_at: float, job_id: int) -> Rank:
+        """Where this job stands; smaller is sooner, and no two jobs are equal."""
+        ranking, order = self.ranking, job_class.order
+        if order == "multifactor":
+            at = queued_at if queued_at > ranking.floor_at else ranking.floor_at
+            measure = ranking.slope * at - (job_class.entity.points + job_class.points)
+            rank: Rank = (job_class.tier_rank, measure, queued_at, job_id)
+        elif order == "fifo":
+            rank = (job_class.tier_rank, queued_at, job_id)
+        elif ranking.is_overdue(order, queued_at):
+            rank = (job_class.tier_rank, False, (), queued_at, job_id)
+        else:
+            measures = ranking.measure(order, job_class.key, queued_at)
+            rank = (job_class.tier_rank, True, measures, queued_at, job_id)
+        return (ranking.queue_rank(job_class.key), *rank) if ranking.is_dynamic else rank
+
+    def rank_at(self, job_class: JobClass, number: int) -> Rank:
+        """Where the job stands that has this place in its class."""
+        queued_at, job_id, _ = job_class.jobs[number]
+        return self.rank(job_class, queued_at, job_id)
+
+    @staticmethod
+    def in_gaps(head: Head) -> Head:
+        """A job as it stands among those that may fill gaps, where the shortest go first."""
+        rank, number, job_class = head
+        return (expected_s(job_class.key), rank), number, job_class
+
+    # --- who comes and goes ---------------------------------------------------------------------
+
+    def fill(self, job_class: JobClass, jobs: Iterable[PendingJob]) -> None:
+        """Put jobs into a class that has none yet, first come first."""
+        entries = [(job.queued_at, job.id, job_class) for job in jobs]
+        if not entries:
+            return
+        job_class.jobs = entries
+        self._entries.update((entry[1], entry) for entry in entries)
+        for _ in entries:
+            self.fairshare.add_pending(job_class.entity)
+        self._line_up(job_class)
+        self.new += entries
+        if self._ages:
+            for queued_at, job_id, _ in entries:
+                heappush(self._by_age, (queued_at, job_id))
+        if not job_class.is_cores_only:
+            self.others += len(entries)
+        if job_class.micros:
+            self.want(job_class, len(entries) * job_class.micros)
+
+    def add(self, job_class: JobClass, queued_at: float, job_id: int) -> None:
+        """A job is pending from now on."""
+        entry = queued_at, job_id, job_class
+        self._insert(job_class, entry)
+        self.new.append(entry)
+        if self._ages:
+            heappush(self._by_age, (queued_at, job_id))
+        self.others += not job_class.is_cores_only
+        if job_class.micros:
+            self.want(job_class, job_class.micros)
+
+    def _insert(self, job_class: JobClass, entry: Entry) -> None:
+        jobs = job_class.jobs
+        if not jobs:
+            jobs.append(entry)
+            self._line_up(job_class)
+        elif entry > jobs[-1]:
+            jobs.append(entry)
+        else:
+            number = bisect_left(jobs, entry)
+            jobs.insert(number, entry)
+            if not number and not self.ranking.is_dynamic:
+                del self.heads[bisect_left(self.heads, (job_class.rank,))]
+                self._rank_head(job_class)
+        self._entries[entry[1]] = entry
+        self.fairshare.add_pending(job_class.entity)
+
+    def _line_up(self, job_class: JobClass) -> None:
+        """A class has its first job."""
+        shape = job_class.shape
+        if not shape.pending:
+            self.shapes[shape] = None
+        shape.pending += 1
+        self.classes[job_class] = None
+        if job_class.must_see:
+            self.must_see[job_class] = None
+        if job_class.has_key:
+            self._by_key.setdefault(job_class.key, job_class)
+        if job_class.key.deadline_at is not None:
+            self._deadlines[job_class] = None
+            if self._is_weighted:
+                job_class.points = self.ranking.own_points(job_class.key)
+        if not self.ranking.is_dynamic:
+            self._rank_head(job_class)
+
+    def _rank_head(self, job_class: JobClass) -> None:
+        queued_at, job_id, _ = job_class.jobs[0]
+        job_class.rank = rank = self.rank(job_class, queued_at, job_id)
+        insort(self.heads, (rank, 0, job_class))
+
+    def take(self, job_class: JobClass, number: int) -> Entry:
+        """Take out the job that has this place in its class; it counts among those that insist until `forget`."""
+        jobs = job_class.jobs
+        entry = jobs.pop(number)
+        del self._entries[entry[1]]
+        if not number:
+            if not self.ranking.is_dynamic:
+                del self.heads[bisect_left(self.heads, (job_class.rank,))]
+                if jobs:
+                    self._rank_head(job_class)
+            if not jobs:
+                self._leave_line(job_class)
+        self.fairshare.remove_pending(job_class.entity)
+        return entry
+
+    def _leave_line(self, job_class: JobClass) -> None:
+        """A class has no job to show any more."""
+        del self.classes[job_class]
+        shape = job_class.shape
+        shape.pending -= 1
+        if not shape.pending:
+            del self.shapes[shape]
+        if job_class.must_see:
+            self.must_see.pop(job_class, None)
+        if job_class.key.deadline_at is not None:
+            self._deadlines.pop(job_class, None)
+        if job_class.has_key and not job_class.hidden and self._by_key.get(job_class.key) is job_class:
+            del self._by_key[job_class.key]
+
+    def put_back(self, entry: Entry) -> None:
+        """Undo `take`."""
+        self._insert(entry[2], entry)
+
+    def remove(self, job_id: int) -> JobClass:
+        """A job is not pending any more: it was cancelled, held, changed or started."""
+        entry = self._entries[job_id]
+        job_class = entry[2]
+        self.take(job_class, bisect_left(job_class.jobs, entry))
+        return job_class
+
+    def hide(self, job_class: JobClass, count: int) -> None:
+        """So many jobs of the class are not shown, but waiting."""
+        if job_class.micros and count != job_class.hidden:
+            self.want(job_class, (count - job_class.hidden) * job_class.micros)
+        job_class.hidden = count
+        if not count and not job_class.jobs and self._by_key.get(job_class.key) is job_class:
+            del self._by_key[job_class.key]
+
+    def remember(self, job_class: JobClass) -> None:
+        """One of these runs that was never pending here."""
+        self.others += not job_class.is_cores_only
+
+    def forget(self, job_class: JobClass) -> None:
+        """One of these is neither pending nor running any more."""
+        self.others -= not job_class.is_cores_only
+        if job_class.micros:
+            self.want(job_class, -job_class.micros)
+
+    def want(self, job_class: JobClass, micros: int) -> None:
+        """Count what one of these insists on, or with less than 0 no longer does."""
+        if self._wanted is not None:
+            if self._wanted.insisted or job_class.insists is not None:
+                self.forces_places = True
+            self._wanted.add(job_class.insists, micros)
+
+    # --- what others ask ------------------------------------------------------------------------
+
+    def class_of(self, job_id: int) -> JobClass | None:
+        """The class that a pending job is in; None when it is not pending."""
+        entry = self._entries.get(job_id)
+        return None if entry is None else entry[2]
+
+    def class_with(self, key: ClassKey) -> JobClass | None:
+        """Of the pending classes with this key the one whose first job came first; None when there is none."""
+        found = self._by_key.get(key)
+        if found is not None:
+            return found
+        alike = [one for one in self.classes if one.key == key]
+        return min(alike, key=lambda one: one.jobs[0][:2], default=None)
+
+    def place(self, job_id: int) -> tuple[JobClass, int] | None:
+        """The class of a pending job and its place in it."""
+        entry = self._entries.get(job_id)
+        return None if entry is None else (entry[2], bisect_left(entry[2].jobs, entry))
+
+    def in_order(self) -> list[Entry]:
+        """All pending jobs, first in line first, as of the last `rank_as_of`."""
+        ranked = sorted((self.rank(one[2], one[0], one[1]), one) for one in self._entries.values())
+        return [entry for _, entry in ranked]
+
+    def pending_classes(self, most: int | None = None) -> tuple[PendingClass, ...]:
+        """All classes by their first job, each with its jobs, or the first so many of them."""
+        found: dict[ClassKey, tuple[list[Entry], int]] = {}
+        for job_class in self.classes:
+            jobs, hidden = job_class.jobs if most is None else job_class.jobs[:most], len(job_class)
+            other = found.get(job_class.key)
+            if other is not None:
+                jobs, hidden = sorted([*other[0], *jobs]), hidden + other[1]
+            found[job_class.key] = jobs, hidden
+        views = [
+            PendingClass(key, tuple([PendingJob(job_id, queued_at) for queued_at, job_id, _ in jobs]), total)
+            for key, (jobs, total) in found.items()
+        ]
+        views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
+        return tuple(views)
+
+    # --- what time does -------------------------------------------------------------------------
+
+    def seen(self) -> None:
+        """A cycle has looked at all that are new."""
+        self.new.clear()
+
+    def rank_as_of(self, now: float) -> bool:
+        """Rank anew where time or use has changed ranks since the last time; whether anything may have changed."""
+        ranking, fairshare = self.ranking, self.fairshare
+        ranking.now = now
+        at = ranking.as_of
+        if self._ages or fairshare.counts_use or self._deadlines:
+            at = now - now % self._period_s if self._period_s > 0 and -inf < now < inf else now
+        is_later = at != ranking.as_of
+        if not (is_later or self._predicted or fairshare.is_due):
+            return False
+        if is_later:
+            ranking.move_to(at)
+        users = fairshare.compare(at) if fairshare.counts_use else ()
+        has_aged = self._ages and is_later and self._has_aged(at)
+        classes = self._take_predicted(is_later=is_later) if self._predicted else set[JobClass]()
+        if is_later and self._is_weighted:
+            for job_class in self._deadlines:
+                job_class.points = ranking.own_points(job_class.key)
+                classes.add(job_class)
+        if not (users or has_aged or classes):
+            return False
+        if not ranking.is_dynamic:
+            self._rank_heads(users, classes, has_aged=has_aged)
+        return True
+
+    def rank_all(self) -> None:
+        """Rank all heads anew: what ranks are made of has changed."""
+        self.heads.clear()
+        if not self.ranking.is_dynamic:
+            for job_class in self.classes:
+                job_class.rank = self.rank_at(job_class, 0)
+            self.heads = sorted((job_class.rank, 0, job_class) for job_class in self.classes)
+
+    def _take_predicted(self, *, is_later: bool) -> set[JobClass]:
+        """Have classes stand in line as they are predicted now; those that are pending, to be ranked anew."""
+        found: set[JobClass] = set()
+        left: dict[JobClass, tuple[int | None, int | None]] = {}
+        for job_class, (predicted_s, plan_s) in self._predicted.items():
+            if self._is_weighted and not is_later and job_class.jobs and job_class.key.predicted_s is not None:
+                left[job_class] = predicted_s, plan_s
+                continue
+            self._set_prediction(job_class, predicted_s, plan_s)
+            if job_class.jobs:
+                found.add(job_class)
+        self._predicted = left
+        return found
+
+    def _has_aged(self, at: float) -> bool:
+        """Whether the age of anybody is more than counts: from then on all others catch up with it.
+
+        In orders without age it goes first from then on, which is seen once.
+        """
+        entries, heap = self._entries, self._by_age
+        priority, found = self._settings.priority, False
+        longest_s = priority.max_age_s if self._is_weighted else priority.max_wait_s
+        while heap:
+            queued_at, job_id = heap[0]
+            if job_id in entries:
+                if at - queued_at <= longest_s:
+                    break
+                found = True
+                if self._is_weighted:
+                    break
+            heappop(heap)
+        return found
+
+    def _rank_heads(self, users: Collection[FairShareEntity], classes: Collection[JobClass], *, has_aged: bool) -> None:
+        """Rank the heads of those classes anew that are of these users, are these, or have waited as long as counts."""
+        ranking, aged_at = self.ranking, -inf
+        if has_aged:
+            aged_at = ranking.floor_at if self._is_weighted else ranking.as_of - self._settings.priority.max_wait_s
+        heads = self.heads
+        for number, (_, _, job_class) in enumerate(heads):
+            if job_class.entity in users or job_class.jobs[0][0] <= aged_at or job_class in classes:
+                queued_at, job_id, _ = job_class.jobs[0]
+                job_class.rank = rank = self.rank(job_class, queued_at, job_id)
+                heads[number] = rank, 0, job_class
+        heads.sort()
+
+    # --- other machines, another future -----------------------------------------------------------
+
+    def reconfigure(self, layout: Layout, *, is_same_size: bool) -> None:
+        """The machines have changed; `is_same_size`: not in what they have in all."""
+        self._set_layout(layout)
+        for shape in self._shapes.values():
+            shape.epoch, shape.only, shape.placement, shape.can_fit, shape.passes_of = -1, None, None, None, -1
+        if not is_same_size:
+            for job_class in {*self._by_key.values(), *self.classes}:
+                job_class.rate = None
+                self._weigh(job_class)
+            self.rank_all()
+
+    def copy(
+        self, layout: Layout, ranking: Ranking, fairshare: FairShare, entities: dict[FairShareEntity, FairShareEntity]
+    ) -> tuple[PendingQueue, dict[JobClass, JobClass]]:
+        """An independent one, and which class of it stands for which of this."""
+        twin = copy(self)
+        twin.ranking, twin.fairshare = ranking, fairshare
+        shapes = {one: copy(one) for one in self._shapes.values()}
+        twins: dict[JobClass, JobClass] = {}
+        entries: dict[int, Entry] = {}
+        for one in {**self.classes, **dict.fromkeys(self._by_key.values())}:
+            made = twins[one] = copy(one)
+            made.jobs = [(queued_at, job_id, made) for queued_at, job_id, _ in one.jobs]
+            entries.update((entry[1], entry) for entry in made.jobs)
+            made.shape = shapes.get(one.shape) or shapes.setdefault(one.shape, copy(one.shape))
+            made.entity = entities[one.entity]
+        twin._entries = entries
+        twin._shapes = {mark: shapes[one] for mark, one in self._shapes.items()}
+        twin._by_key = {key: twins[one] for key, one in self._by_key.items()}
+        twin.classes = {twins[one]: None for one in self.classes}
+        twin.shapes = {shapes[one]: None for one in self.shapes}
+        twin.must_see = {twins[one]: None for one in self.must_see}
+        twin.heads = [(rank, number, twins[one]) for rank, number, one in self.heads]
+        twin._predicted = {twins[one]: said for one, said in self._predicted.items() if one in twins}
+        twin._deadlines = {twins[one]: None for one in self._deadlines}
+        twin._by_age = self._by_age.copy()
+        twin.new = [entries[job_id] for _, job_id, _ in self.new if job_id in entries]
+        twin._set_layout(layout)
+        return twin, twins
