@@ -234,3 +234,11 @@ def test_no_two_test_files_have_one_name() -> None:
     """pytest imports them by their names alone."""
     names = [path.name for path in Path(__file__).parent.parent.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name(path) != "model/value.py"], ids=name)
+def test_values_are_copied_by_the_function_that_can(path: Path) -> None:
+    """`dataclasses.replace` passes the type checker for a struct, and fails when it is called."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
+            assert "replace" not in {alias.name for alias in node.names}, "import it from gpusched.model.value"
