@@ -47,7 +47,7 @@ OF_PRESSURE = 0.5
 """What a GPU costs under the mean pressure, beside one without a taker. More would be paid for in GPUs without a taker:
 what must be left to others, because it is scarce, is left to them whatever it costs (see `scarcity`)."""
 
-_OUTLOOK = "outlook"
+OUTLOOK = "outlook"
 
 
 class Outlook(Fragmentation):
@@ -191,12 +191,12 @@ class Outlook(Fragmentation):
 
 def outlook_of(layout: Layout) -> Outlook | None:
     """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
-    known = layout.pools.get(_OUTLOOK)
+    known = layout.pools.get(OUTLOOK)
     if isinstance(known, Outlook):
         return known
     if not layout.typical:
         return None
-    made = layout.pools[_OUTLOOK] = Outlook(layout, layout.typical)
+    made = layout.pools[OUTLOOK] = Outlook(layout, layout.typical)
     return made
 
 

@@ -629,13 +629,19 @@ class Cycle:
     ) -> int:
         """Reserve room for this job; its class goes on only while there are reservations left to make."""
         entry = job_class.jobs[number]
-        reservation = self.timeline.reserve(entry[1], need, self._reserved_s(job_class.key), guard)
+        duration_s = self._reserved_s(job_class.key)
+        leaving = 0 if self._preemption is None else len(self._preemption.chosen)
+        mark = "reserve", need.signature, guard, duration_s, leaving
+        reservation = None
+        if not self.is_known_infeasible(mark):
+            reservation = self.timeline.reserve(entry[1], need, duration_s, guard)
         if reservation is not None:
             self._reserved(job_class, number, reservation, reason)
             for limit in self.quotas.limits_over(job_class.key):
                 self.turns.wait(entry[1], limit, job_class.wanted, reservation.start[0])
-        elif job_class.key not in self.blocked:
-            self.blocked[job_class.key] = Blocked(entry, reason)
+        else:
+            self.remember_infeasible(mark)
+            self.blocked.setdefault(job_class.key, Blocked(entry, reason))
         if reservation is not None and self.has_reservations_left:
             return NEXT_IN_CLASS
         self.closed.add(job_class)

@@ -173,6 +173,7 @@ class FairShare:
         for rate, start_at in runs:
             total += accrued(Resources(*rate), start_at, at, at, half_life_s)
         entity = self.of(row.account, row.user)
+        self._count(entity)
         entity.used, entity.at, entity.rate, entity.running = amounts_of(total), at, NO_AMOUNTS, 0
         entity.ranked, entity.ranked_at = entity.used, at
         for rate, start_at in sorted(runs, key=lambda run: run[1]):

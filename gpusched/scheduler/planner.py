@@ -38,6 +38,7 @@ from gpusched.policy.ceilings import Ceilings, ceilings_of
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.fragmentation import FRAGMENTATION, typical_of
+from gpusched.policy.outlook import OUTLOOK
 from gpusched.policy.preemption import Held
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.usage import capacity_of, footprint, usage_now
@@ -217,6 +218,8 @@ class Planner:
         """Runs that have ended since the last cycle, and are yet to be charged."""
         self._tentative: list[tuple[Entry, Run, State | None]] = []
         """Starts of the last plan that are not carried out yet."""
+        self._confirmed: set[FairShareEntity] = set()
+        """Users of whom others of its starts were carried out."""
         self._undo: list[Callable[[], None]] = []
         """What else the last plan has changed."""
         self._set_nodes(tuple(sorted(nodes, key=lambda node: node.name)))
@@ -349,6 +352,8 @@ class Planner:
         self.settle()
         twin = copy(self)
         twin.layout = layout = copy(self.layout)
+        # What is learned of the usual jobs is kept there, too.
+        layout.pools = layout.pools.copy()
         if layout.wanted is not None:
             layout.wanted = layout.wanted.copy()
         twin.draft = self.draft.copy()
@@ -370,7 +375,7 @@ class Planner:
         twin.tasks = self.tasks.copy()
         twin._usage = self._usage.copy()
         twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
-        twin._tentative, twin._undo, twin._planned = [], [], []
+        twin._tentative, twin._undo, twin._planned, twin._confirmed = [], [], [], set()
         twin._cycle = twin._steps = None
         twin._is_stale = True
         twin._set_rules()
@@ -464,6 +469,8 @@ class Planner:
                 return False
             run.tell(allocations)
             del self._tentative[number]
+            if run.entity is not None:
+                self._confirmed.add(run.entity)
             if not self._tentative:
                 self._close()
             return True
@@ -736,12 +743,17 @@ class Planner:
             if self.counts_quotas or self.ranking.tracks_held or job_class.key.throttle is not None:
                 self._count(run, -1)
             if state is not None and run.entity is not None:
-                self.fairshare.restore(run.entity, state)
+                if run.entity in self._confirmed:
+                    # Going back to before this start would forget those that were carried out.
+                    self.fairshare.end(run.entity, run.rate, self._now)
+                else:
+                    self.fairshare.restore(run.entity, state)
             self.queue.put_back(entry)
             self.placements.epoch += 1
         self._close()
 
     def _close(self) -> None:
+        self._confirmed.clear()
         if self._undo:
             self._is_stale = True
             self.version += 1
@@ -792,6 +804,7 @@ class Planner:
         if typical != self.layout.typical:
             self.layout.typical = typical
             self.layout.pools.pop(FRAGMENTATION, None)
+            self.layout.pools.pop(OUTLOOK, None)
             self.placements.epoch += 1
             self.timeline.forget_places()
 

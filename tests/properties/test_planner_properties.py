@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isclose
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from planner_events import apply_events, planner_of
 from worlds import FEATURES, Story, World, shrunk, story_of
 
-from gpusched.model.snapshot import Plan
+from gpusched.model.resources import NOTHING, Resources
+from gpusched.model.snapshot import Plan, Snapshot
 from gpusched.model.value import replace
+from gpusched.policy.draft import Layout
 from gpusched.policy.invariants import check_invariants
-from gpusched.scheduler.planner import decide
+from gpusched.policy.sharing.usage import usage_now
+from gpusched.scheduler.events import JobLeft, RunEnded
+from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.priority import ranked_at
 
 SELDOM = 0.05
 """More than this part of all stories has each feature."""
@@ -37,22 +44,89 @@ def differences(one: Plan, other: Plan) -> list[str]:
 def first_problem(story: Story) -> str | None:
     """What is wrong in the first step of a story in which anything is."""
     world = World(story)
+    planner = planner_of(world)
     for number in story.steps:
         dice = world.step(number)
-        snapshot = world.snapshot()
-        plan = decide(snapshot, world.settings, world.extensions)
-        shuffled = replace(snapshot, nodes=snapshot.nodes[::-1], pending=snapshot.pending[::-1])
-        problems = differences(plan, decide(shuffled, world.settings, world.extensions))
+        apply_events(planner, world)
+        plan, problems = checked_plan(planner, world)
         world.carry_out(plan, dice)
+        apply_events(planner, world)
         problems += check_invariants(world.snapshot(), world.settings)
         if problems:
             return f"step {number}: {problems[0]}"
     return None
 
 
+def checked_plan(planner: Planner, world: World) -> tuple[Plan, list[str]]:
+    """The plan of a planner, and whatever it has wrong: its state, or what it makes of it."""
+    snapshot = planner.snapshot(world.now)
+    problems = lost_track(snapshot, world)
+    plan = with_reasons(planner.plan(world.now))
+    for what, other in (
+        ("rebuilt from its snapshot", Planner.from_snapshot(snapshot, world.settings, world.extensions)),
+        ("forked", planner.fork()),
+        ("asked again", planner),
+    ):
+        again = with_reasons(other.plan(world.now))
+        problems += [f"{what}, it plans otherwise: {one}" for one in differences(again, plan)]
+        if what == "forked":
+            # What becomes of the fork is nothing to the planner.
+            drain(other, world)
+    return plan, problems
+
+
+def with_reasons(plan: Plan) -> Plan:
+    """The plan with the reasons worked out as long as the planner stands as it did."""
+    return replace(plan, reasons=dict(plan.reasons))
+
+
+def drain(planner: Planner, world: World) -> None:
+    """End all that runs, and take away half of what is pending."""
+    for job_id in world.running:
+        planner.apply(RunEnded(job_id))
+    for job_id in sorted(world.waiting)[::2]:
+        planner.apply(JobLeft(job_id))
+    planner.plan(world.now + 1000.0)
+
+
+def lost_track(snapshot: Snapshot, world: World) -> list[str]:
+    """Where the planner's state is not that of the world."""
+    truth = world.snapshot()
+    found = [
+        f"its {name} are {ours}, but there are {theirs}"
+        for name in ("nodes", "allocations", "pending", "windows", "usage")
+        if (ours := getattr(snapshot, name)) != (theirs := getattr(truth, name))
+    ]
+    # What was used under another half-life, before a pause or with other GPUs stays as it was worked out.
+    has_changed = world.seen["SettingsChanged"] or world.seen["suspended"] or world.has("exclusive nodes")
+    if snapshot.used is not None and not has_changed:
+        as_of = ranked_at(world.now, world.settings)
+        expected = usage_now(truth, Layout(truth.nodes, world.settings), world.settings, as_of)
+        ours = {(one.account, one.user): one.used for one in snapshot.used}
+        for mark in ours.keys() | expected.keys():
+            one, other = ours.get(mark, NOTHING), expected.get(mark, NOTHING)
+            if not all(
+                isclose(x, y, rel_tol=0.008, abs_tol=1e-6)
+                for x, y in zip(amounts_of(one), amounts_of(other), strict=True)
+            ):
+                found.append(f"{mark} have used {one} for it, but {other} as of {as_of}")
+    return found
+
+
+def amounts_of(resources: Resources) -> tuple[float, ...]:
+    """As numbers."""
+    return resources.gpus, resources.vram_mib, resources.cpus, resources.mem_mib
+
+
+# A start that fails beside one of the same user that does not; a user's use that is told when nothing of theirs is left;
+# usual jobs that change under the strategy `outlook`, and in a fork.
+@example(seed=50)
+@example(seed=552)
+@example(seed=480)
+@example(seed=320)
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=200, phases=[Phase.explicit, Phase.generate])
-def test_plans_do_not_depend_on_the_order_of_nodes_and_classes_and_book_nothing_twice(seed):
+@settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
+def test_it_plans_as_one_rebuilt_from_its_snapshot(seed):
     story = story_of(seed)
     if first_problem(story) is not None:
         least = shrunk(story, lambda tried: first_problem(tried) is not None)

@@ -1,0 +1,28 @@
+"""What happens in a generated world, in the words of the planner."""
+
+from __future__ import annotations
+
+from worlds import World
+
+from gpusched.scheduler import events
+from gpusched.scheduler.planner import Planner
+
+
+def planner_of(world: World) -> Planner:
+    """A planner that knows nothing but the nodes."""
+    return Planner(world.nodes, world.settings, world.extensions)
+
+
+def apply_events(planner: Planner, world: World) -> None:
+    """Tell the planner what has happened since it was last told."""
+    for name, what in world.take_events():
+        if name == "RunStarted":
+            planner.apply(events.RunStarted(what[3]))
+        elif name == "RunChanged":
+            planner.apply(events.RunChanged(what[1]))
+        elif name == "RunEnded":
+            planner.apply(events.RunEnded(what[0], is_charged=True))
+        elif name == "SettingsChanged":
+            planner.apply(events.SettingsChanged(what[0], world.extensions))
+        else:
+            planner.apply(getattr(events, name)(*what))
