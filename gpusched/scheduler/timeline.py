@@ -322,19 +322,17 @@ class Timeline:
             if booking is None:
                 return None
             cursor.reserve(booking)
-            start, state = cursor.instant(self._now), cursor.state
+            start, state, count = cursor.instant(self._now), cursor.state, cursor.ended
         else:
             found = self._earliest(need, duration_s, guard)
             if found is None:
                 return None
-            start, booking, cursor = found
-            state = cursor.state.copy()
-            cursor.cleared()
+            start, booking, state, count = found
             state.book(booking)
         end = after(start, duration_s)
         for other in self._met_between(start, end):
             other.state.book(booking)
-        ended = self.ends[: cursor.ended]
+        ended = self.ends[:count]
         made = Reservation(job_id, need, booking, start, end, state, pass_until(start, ended, self._now), ended)
         self.reservations.append(made)
         return made
@@ -355,8 +353,12 @@ class Timeline:
         found = twin._earliest(need, duration_s, guard)
         return found is not None and found[0][0] <= max(ends_at.values())
 
-    def _earliest(self, need: Need, duration_s: float, guard: Guard | None) -> tuple[Instant, Booking, _Cursor] | None:
-        """The first instant with room beside what is reserved, the place, and a cursor that stands there."""
+    def _earliest(
+        self, need: Need, duration_s: float, guard: Guard | None
+    ) -> tuple[Instant, Booking, Draft, int] | None:
+        """The first instant with room beside what is reserved, the place, the machines of then, and how many jobs will
+        have ended.
+        """
         if self._walker is None:
             self._walker = _Cursor(self)
         walker = self._walker
@@ -365,17 +367,24 @@ class Timeline:
             # Where nobody ends there may be room for it all the same, once what is reserved is over.
             return None
         first = walker.instant(self._now)
+        state, count = walker.state.copy(), walker.ended
+        held: dict[int, Reservation] = {}
         for start in self._candidates(first):
-            walker.go_to(start, self._now)
-            state = walker.state
-            for one in self.reservations:
-                if one.is_held_at(start):
-                    state.book(one.booking)
-            meets = self._met_between(start, after(start, duration_s))
-            booking = find(_worst([state, *(one.state for one in meets)]), need, guard=guard)
+            ended = walker.ended_by(start)
+            for end in self.ends[count:ended]:
+                state.give_back(end[3].booking)
+            count = ended
+            for number, one in enumerate(self.reservations):
+                if one.is_held_at(start) != (number in held):
+                    if number in held:
+                        state.give_back(held.pop(number).booking)
+                    else:
+                        state.take(one.booking)
+                        held[number] = one
+            states = [state, *(one.state for one in self._met_between(start, after(start, duration_s)))]
+            booking = find(_worst(states), need, guard=guard) if _may_fit_all(states, need) else None
             if booking is not None:
-                return start, booking, walker
-            walker.cleared()
+                return start, booking, state, count
         return None
 
     def _met_between(self, start: Instant, end: Instant) -> list[Reservation]:
@@ -384,7 +393,8 @@ class Timeline:
 
     def _candidates(self, first: Instant) -> Iterator[Instant]:
         """Instants at which something becomes free, from the first one that could suffice."""
-        instants = {first, *instants_of(self.ends, self._now), *(one.end for one in self.reservations)}
+        ends = self.ends[bisect_left(self.ends, (first[0],)) :] if self._now < first[0] < inf else self.ends
+        instants = {first, *instants_of(ends, self._now), *(one.end for one in self.reservations)}
         yield from (instant for instant in sorted(instants) if instant >= first and instant != NEVER)
 
 
@@ -500,17 +510,11 @@ class _Cursor:
             return True
         return self._move_on(state, need)
 
-    def go_to(self, instant: Instant, now: float) -> None:
-        """Go to this instant, at which all have ended that end by then."""
-        state, ends = self.cleared(), self._timeline.ends
+    def ended_by(self, instant: Instant) -> int:
+        """How many have ended by then."""
         at, endless = instant
-        number = bisect_left(ends, (inf,)) + endless if at == inf else bisect_left(ends, (at, inf))
-        if number < self.ended:
-            for end in ends[number : self.ended]:
-                state.take(end[3].booking)
-            self.ended, self.place = number, None
-        else:
-            self._release(state, number)
+        ends = self._timeline.ends
+        return bisect_left(ends, (inf,)) + endless if at == inf else bisect_left(ends, (at, inf))
 
     def _best(self, state: Draft, need: Need) -> Booking | None:
         """The best place at this instant."""
@@ -704,6 +708,21 @@ def _holders(draft: Draft, booking: Booking, ended: Sequence[RunningJob]) -> tup
         )
 
     return tuple(dict.fromkeys(one.job_id for one in ended if any(map(holds_some, one.booking.pieces()))))
+
+
+def _may_fit_all(states: Sequence[Draft], need: Need) -> bool:
+    """Whether enough nodes have room for a part of this need at each of several instants, by numbers alone."""
+    request = need.request
+    cards, millicpus, left = 0 if need.is_slice else request.gpus, need.millicpus, request.nodes
+    for node in range(len(states[0].free_cards)):
+        for state in states:
+            if state.free_cards[node] < cards or state.free_millicpus[node] < millicpus:
+                break
+        else:
+            left -= 1
+            if not left:
+                return True
+    return False
 
 
 def _worst(states: Sequence[Draft]) -> Draft:
