@@ -504,8 +504,11 @@ class Cycle:
         running = self.planner.book(entry, booking, start, self.now)
         if self.timeline is not self.planner.timeline:
             self.timeline.start(running)
-        elif self.timeline.reservations and self.timeline.pass_by(running) and not self.placements.is_flat:
-            self.has_passed = True
+        elif self.timeline.reservations:
+            passes = self.timeline.pass_by(running)
+            if not self.placements.is_flat and (passes or self.has_one_place):
+                # Others are put elsewhere from now on, and may be let pass there.
+                self.has_passed = True
         return running
 
     # --- the rules --------------------------------------------------------------------------------
