@@ -78,6 +78,24 @@ class Blocked:
 class Cycle:
     """The state of one walk along the queue, which later arrivals can continue."""
 
+    # What most cycles never need stays with the class: there are two cycles a job.
+    last_reserved: Rank | None = None
+    """Where in the queue the last one stands for whom something is reserved."""
+    cut_short: JobClass | None = None
+    """A class with more jobs than are shown, all of which were started."""
+    left: Sequence[JobClass] = ()
+    """Classes that were not looked at, since the queue was cut short."""
+    has_passed = False
+    """Whether one started that is still there when something reserved begins, or that puts others elsewhere."""
+    is_continued = False
+    _idle: Draft | None = None
+    _inside: Inside | None = None
+    _preemption: Preemption | None = None
+    _guards: Guards | None = None
+    _ceilings: Ceilings | None = None
+    _turns: Turns | None = None
+    _leaving: dict[str, Amount] | None = None
+
     def __init__(self, planner: Planner, now: float) -> None:
         self.planner = planner
         self.now = now
@@ -90,27 +108,15 @@ class Cycle:
         self.placements = planner.placements
         self.windows = planner.windows
         self.starts: list[Start] = []
-        self.resumes: list[Resume] = []
         self.blocked: dict[ClassKey, Blocked] = {}
         self.closed: set[JobClass] = set()
         """Classes of which all that are pending wait, where that was looked into."""
         self.reservations: list[Reservation] = []
         """Those made for jobs, in the order in which they were made."""
-        self.last_reserved: Rank | None = None
-        """Where in the queue the last one stands for whom something is reserved."""
-        self.cut_short: JobClass | None = None
-        """A class with more jobs than are shown, all of which were started."""
-        self.left: list[JobClass] = []
-        """Classes that were not looked at, since the queue was cut short."""
-        self.has_passed = False
-        """Whether one started that is still there when something reserved begins."""
         priority = self.settings.priority
         self.has_backfill = priority.backfill or not priority.backfill_depth
         self.depth = priority.backfill_depth
         self.has_one_place = not priority.backfill_elsewhere
-        self._hopeless: set[object] = set()
-        self._idle: Draft | None = None
-        self._denials: dict[object, Denial] = {}
         self._suspended = (
             [one.held for _, one in sorted(planner.runs.items()) if one.is_suspended] if planner.odd_runs else []
         )
@@ -129,14 +135,10 @@ class Cycle:
             self.draft = planner.draft
             self.timeline: Timeline = planner.timeline
             self.timeline.begin(now)
-            self._inside: Inside | None = None
-        self._preemption: Preemption | None = None
-        self._guards: Guards | None = None
-        self._ceilings: Ceilings | None = None
-        self.turns = Turns(self.quotas, now, self._runners)
-        self.is_continued = False
+        self.resumes: list[Resume] = []
+        self._hopeless: set[object] = set()
+        self._denials: dict[object, Denial] = {}
         self._claims: list[tuple[ClassKey, Resources]] = []
-        self._leaving: dict[str, Amount] | None = None
         self._undo: list[Callable[[], None]] = []
 
     def _open_windows(self) -> None:
@@ -167,6 +169,13 @@ class Cycle:
         return self._inside
 
     @property
+    def turns(self) -> Turns:
+        """Whose turn it is below a limit that keeps jobs waiting."""
+        if self._turns is None:
+            self._turns = Turns(self.quotas, self.now, self._runners)
+        return self._turns
+
+    @property
     def preemption(self) -> Preemption:
         """The running jobs, as those see them who may take their place."""
         if self._preemption is None:
@@ -190,13 +199,14 @@ class Cycle:
     @property
     def may_be_continued(self) -> bool:
         """Whether time alone changes nothing of what became of anybody."""
-        return not self.is_general and self.turns.hold_at(self.now)
+        return not self.is_general and (self._turns is None or self._turns.hold_at(self.now))
 
     def move_to(self, now: float) -> None:
         """Time has passed, and jobs have arrived at the end of the queue."""
         self.now, self.is_continued = now, True
         self.timeline.move_to(now)
-        self.turns.move_to(now)
+        if self._turns is not None:
+            self._turns.move_to(now)
 
     @property
     def guards(self) -> Guards:
@@ -417,10 +427,13 @@ class Cycle:
         for job_class in queue.classes:
             if job_class in self.closed:
                 continue
+            if not queue.is_by_length:
+                number = 0 if job_class.rank > rank else queue.first_behind(job_class, rank)
+                if number < len(job_class.jobs):
+                    found.append((queue.rank_at(job_class, number) if number else job_class.rank, number, job_class))
+                continue
             for number in range(len(job_class.jobs)):
-                head = queue.rank_at(job_class, number), number, job_class
-                if queue.is_by_length:
-                    head = queue.in_gaps(head)
+                head = queue.in_gaps((queue.rank_at(job_class, number), number, job_class))
                 if head[0] > rank:
                     found.append(head)
                     break

@@ -40,6 +40,13 @@ class PlacementCache:
     def fitting(self, shapes: Iterable[RequestShape]) -> set[RequestShape]:
         """Those of which one may find a place now."""
         epoch = self.epoch
+        if self.is_flat:
+            free = self._draft.free_millicpus[0]
+            return {
+                shape
+                for shape in shapes
+                if shape.millicpus <= free and (shape.epoch != epoch or shape.booking is not None)
+            }
         return {
             shape for shape in shapes if self.may_fit(shape) and (shape.epoch != epoch or shape.booking is not None)
         }
@@ -53,7 +60,17 @@ class PlacementCache:
         if shape.passes_of == epoch and not shape.passes and len(reserved) == 1:
             return None
         found: Booking | None = None
-        if self._has_one_place or self.is_flat:
+        if self.is_flat:
+            booking = self.best(shape)
+            if booking is None:
+                return None
+            # There is no other place to which what is reserved could be moved.
+            found = booking
+            for one in reserved:
+                if end_at > one.pass_until and not one.state.has_room(booking):
+                    found = None
+                    break
+        elif self._has_one_place:
             booking = self.best(shape)
             if booking is None:
                 return None

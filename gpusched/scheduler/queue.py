@@ -270,6 +270,12 @@ class PendingQueue:
         queued_at, job_id, _ = job_class.jobs[number]
         return self.rank(job_class, queued_at, job_id)
 
+    def first_behind(self, job_class: JobClass, rank: Rank) -> int:
+        """The place in its class of the first job that ranks behind this."""
+        if len(job_class.jobs) == 1:
+            return int(job_class.rank <= rank)
+        return bisect_left(job_class.jobs, rank, key=lambda entry: self.rank(job_class, entry[0], entry[1]))
+
     @staticmethod
     def in_gaps(head: Head) -> Head:
         """A job as it stands among those that may fill gaps, where the shortest go first."""

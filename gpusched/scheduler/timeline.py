@@ -330,8 +330,9 @@ class Timeline:
             start, booking, state, count = found
             state.book(booking)
         end = after(start, duration_s)
-        for other in self._met_between(start, end):
-            other.state.book(booking)
+        if self.reservations:
+            for other in self._met_between(start, end):
+                other.state.book(booking)
         ended = self.ends[:count]
         made = Reservation(job_id, need, booking, start, end, state, pass_until(start, ended, self._now), ended)
         self.reservations.append(made)

@@ -142,6 +142,6 @@ class _Keys:
             mark = (*job.mark, job.estimate_s, job.run_s if self._orders_by_run_time else None)
             found_class = known.get(mark)
             if found_class is None:
-                found_class = known[mark] = planner.class_of_key(self.of(job))
+                found_class = known[mark] = planner.own_class(self.of(job))
             found.append(found_class)
         return found
