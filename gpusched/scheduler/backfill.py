@@ -56,7 +56,7 @@ STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
 class Blocked:
     """The first job of a class that stays, and why where that is known already."""
 
-    __slots__ = ("job", "job_class", "reason", "reservation")
+    __slots__ = ("_entry", "job_class", "reason", "reservation")
 
     def __init__(
         self,
@@ -64,10 +64,15 @@ class Blocked:
         reason: Reason | None = None,
         reservation: Reservation | None = None,
     ) -> None:
-        queued_at, job_id, self.job_class = entry
-        self.job = PendingJob(job_id, queued_at)
+        self._entry = entry
+        self.job_class = entry[2]
         self.reason = reason
         self.reservation = reservation
+
+    @property
+    def job(self) -> PendingJob:
+        """The job itself."""
+        return PendingJob(self._entry[1], self._entry[0])
 
     @property
     def key(self) -> ClassKey:
@@ -108,7 +113,7 @@ class Cycle:
         self.placements = planner.placements
         self.windows = planner.windows
         self.starts: list[Start] = []
-        self.blocked: dict[ClassKey, Blocked] = {}
+        self.blocked: dict[JobClass, Blocked] = {}
         self.closed: set[JobClass] = set()
         """Classes of which all that are pending wait, where that was looked into."""
         self.reservations: list[Reservation] = []
@@ -126,7 +131,7 @@ class Cycle:
             or self.has_windows
             or self._suspended
             or planner.odd_runs
-            or any(planner.may_preempt(one.key) for one in planner.queue.must_see)
+            or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
         )
         """Whether each class is looked at by all the rules."""
         if self.has_windows:
@@ -499,8 +504,8 @@ class Cycle:
         self.reservations.append(reservation)
         entry = job_class.jobs[number]
         self.last_reserved = self.queue.rank(job_class, entry[0], entry[1])
-        if job_class.key not in self.blocked:
-            self.blocked[job_class.key] = Blocked(entry, reason, reservation)
+        if job_class not in self.blocked:
+            self.blocked[job_class] = Blocked(entry, reason, reservation)
 
     def _start(self, job_class: JobClass, number: int, booking: Booking) -> RunningJob:
         """Start this job here."""
@@ -633,8 +638,8 @@ class Cycle:
 
     def block(self, job_class: JobClass, entry: Entry, reason: Reason | None = None) -> int:
         """This job stays: so does its class, but where its place may change with what others take."""
-        if job_class.key not in self.blocked:
-            self.blocked[job_class.key] = Blocked(entry, reason)
+        if job_class not in self.blocked:
+            self.blocked[job_class] = Blocked(entry, reason)
         if self.has_one_place and self.timeline.reservations and fits(self.draft, job_class.shape.need):
             return NEXT_IN_CLASS
         self.closed.add(job_class)
@@ -657,7 +662,7 @@ class Cycle:
                 self.turns.wait(entry[1], limit, job_class.wanted, reservation.start[0])
         else:
             self.remember_infeasible(mark)
-            self.blocked.setdefault(job_class.key, Blocked(entry, reason))
+            self.blocked.setdefault(job_class, Blocked(entry, reason))
         if reservation is not None and self.has_reservations_left:
             return NEXT_IN_CLASS
         self.closed.add(job_class)
@@ -953,6 +958,7 @@ class Reasons(Mapping[ClassKey, Reason]):
         self._cycle = cycle
         self._version = planner.version
         self._explainer: Explainer | None = None
+        self._blocked: dict[ClassKey, Blocked] = {}
         self._known: dict[ClassKey, Reason] = {}
 
     def _look(self) -> Cycle:
@@ -962,6 +968,7 @@ class Reasons(Mapping[ClassKey, Reason]):
             self._version, self._explainer = self._planner.version, None
             self._known.clear()
         if self._explainer is None:
+            self._blocked = {one.key: one for one in reversed(cycle.blocked.values())}
             first = next((one for one in cycle.blocked.values() if one.reservation is not None), None)
             self._explainer = Explainer(cycle, first)
             for job_class in cycle.left:
@@ -973,7 +980,7 @@ class Reasons(Mapping[ClassKey, Reason]):
         cycle = self._look()
         found = self._known.get(key)
         if found is None:
-            one = cycle.blocked.get(key)
+            one = self._blocked.get(key)
             if one is None:
                 job_class = cycle.queue.class_with(key)
                 if job_class is None or not job_class.jobs:
@@ -986,7 +993,13 @@ class Reasons(Mapping[ClassKey, Reason]):
     def __iter__(self) -> Iterator[ClassKey]:
         cycle = self._look()
         pending = dict.fromkeys(one.key for one in cycle.queue.classes)
-        return iter({**cycle.blocked, **dict.fromkeys(one.key for one in cycle.left), **pending})
+        return iter(
+            {
+                **dict.fromkeys(one.key for one in cycle.blocked.values()),
+                **dict.fromkeys(one.key for one in cycle.left),
+                **pending,
+            }
+        )
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -944,9 +944,9 @@ class Planner:
         priority, queue = self.settings.priority, self.queue
         depth = priority.backfill_depth
         can = (
-            self.placements.is_flat
+            depth > 1
+            and self.placements.is_flat
             and priority.backfill
-            and depth > 1
             and priority.backfill_by == "prediction"
             and not queue.others
             and not queue.must_see
