@@ -18,7 +18,7 @@ before any place is looked at; only classes that limits, the calendar or a QOS c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
@@ -93,6 +93,11 @@ class Cycle:
     has_passed = False
     """Whether one started that is still there when something reserved begins, or that puts others elsewhere."""
     is_continued = False
+    resumes: Sequence[Resume] = ()
+    _hopeless: Set[object] = frozenset()
+    _denials: dict[object, Denial] | None = None
+    _claims: Sequence[tuple[ClassKey, Resources]] = ()
+    _undo: Sequence[Callable[[], None]] = ()
     _idle: Draft | None = None
     _inside: Inside | None = None
     _preemption: Preemption | None = None
@@ -140,11 +145,6 @@ class Cycle:
             self.draft = planner.draft
             self.timeline: Timeline = planner.timeline
             self.timeline.begin(now)
-        self.resumes: list[Resume] = []
-        self._hopeless: set[object] = set()
-        self._denials: dict[object, Denial] = {}
-        self._claims: list[tuple[ClassKey, Resources]] = []
-        self._undo: list[Callable[[], None]] = []
 
     def _open_windows(self) -> None:
         """Machines of this cycle alone: without what runs inside windows in force, and with the windows themselves."""
@@ -257,11 +257,11 @@ class Cycle:
 
     def close(self) -> None:
         """Take back what counts for this cycle alone."""
-        while self._undo:
-            self._undo.pop()()
+        for undo in reversed(self._undo):
+            undo()
         for key, amount in self._claims:
             self.quotas.remove(key.queue, key.user, key.qos, amount)
-        self._claims.clear()
+        self._undo, self._claims = (), ()
         if self._leaving is not None:
             self.quotas.restore(self._leaving)
             self._leaving = None
@@ -574,6 +574,8 @@ class Cycle:
         """The limit that keeps it waiting."""
         key = job_class.key
         mark = key.queue, key.user, key.qos, job_class.shape, len(self.starts), len(self._claims)
+        if self._denials is None:
+            self._denials = {}
         found = self._denials.get(mark)
         if found is None:
             found = self.quotas.why_not(key, job_class.wanted)
@@ -676,7 +678,7 @@ class Cycle:
         key = job_class.key
         # As good as held: the next of its queue must not take back more than is left of the guarantee.
         self.quotas.add(key.queue, key.user, key.qos, job_class.wanted)
-        self._claims.append((key, job_class.wanted))
+        self._claims = (*self._claims, (key, job_class.wanted))
         why = _preempting(self.preemption, job_class.jobs[number][1], self.name_of) or reason
         outcome = self.reserve(job_class, number, need, guard, why)
         for reservation in self.reservations[before:]:
@@ -758,6 +760,8 @@ class Cycle:
 
     def remember_infeasible(self, mark: object) -> None:
         """Turn later jobs with this mark away unseen."""
+        if not isinstance(self._hopeless, set):
+            self._hopeless = set()
         self._hopeless.add(mark)
 
     def waits_for_others(self, need: Need, guard: Guard | None) -> bool:
@@ -890,7 +894,7 @@ class Cycle:
                 continue
             if self.timeline.admits(booking, inf):
                 self._resume(one.first, booking, cores)
-                self.resumes.append(Resume(one.first.job_id))
+                self.resumes = (*self.resumes, Resume(one.first.job_id))
                 self._suspended.remove(one)
 
     def _resume(self, first: Allocation, booking: Booking, cores: Resources) -> None:
@@ -907,7 +911,7 @@ class Cycle:
                     self.planner.timeline.remove(running)
 
         self.placements.epoch += 1
-        self._undo.append(undo)
+        self._undo = (*self._undo, undo)
 
     def _is_behind(self, one: Held, cores: Resources, head: JobClass | None) -> bool:
         """Whether the queue of the next job in line goes before that of a suspended job."""

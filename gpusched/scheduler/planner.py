@@ -271,6 +271,16 @@ class Planner:
             or (self.quotas.is_capacity and not self.can_never_preempt)
         )
         """Whether each class is looked at by all the rules in each cycle."""
+        priority = settings.priority
+        self._may_step = (
+            self.placements.is_flat
+            and priority.backfill
+            and priority.backfill_depth > 1
+            and priority.backfill_by == "prediction"
+            and not self.is_general
+            and not self.ranking.is_dynamic
+        )
+        """Whether a reservation for everybody can be a number over time."""
         self.queue.must_see_class = self._must_see
 
     def _must_see(self, key: ClassKey) -> bool:
@@ -715,7 +725,8 @@ class Planner:
         self._tentative.clear()
         if cycle is not None and (cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen)):
             raise BrokenInvariant("a plan that preempts was made where nobody follows it up")
-        self._close()
+        if self._undo:
+            self._close()
         return starts
 
     def carry_out(self, plan: Plan) -> None:
@@ -769,7 +780,7 @@ class Planner:
             self.timeline.begin(now)
             queue.seen()
             return (), None
-        if self._can_plan_in_steps(now):
+        if self._may_step and self._can_plan_in_steps(now):
             starts: list[Start] = []
             self._plan_in_steps(now, starts)
             queue.seen()
@@ -785,7 +796,8 @@ class Planner:
             return cycle.starts[before:], cycle
         self._leave_cycle()
         self._is_stale = False
-        self._learn(now)
+        if self._learns:
+            self._learn(now)
         cycle = Cycle(self, now)
         cycle.run()
         if cycle.has_claims:
@@ -798,8 +810,6 @@ class Planner:
         self._cycle = self._steps = None
 
     def _learn(self, now: float) -> None:
-        if not self._learns:
-            return
         typical = typical_of(Snapshot(now, (), self.allocations(), self.queue.pending_classes(1)))
         if typical != self.layout.typical:
             self.layout.typical = typical
@@ -941,20 +951,13 @@ class Planner:
 
     def _can_plan_in_steps(self, now: float) -> bool:
         # There each is relied upon to end as planned.
-        priority, queue = self.settings.priority, self.queue
-        depth = priority.backfill_depth
+        queue = self.queue
         can = (
-            depth > 1
-            and self.placements.is_flat
-            and priority.backfill
-            and priority.backfill_by == "prediction"
-            and not queue.others
+            not queue.others
             and not queue.must_see
-            and len(queue) <= depth
-            and not self.is_general
+            and len(queue) <= self.settings.priority.backfill_depth
             and not self.odd_runs
             and not self.windows
-            and not self.ranking.is_dynamic
         )
         if not can or (self.timeline.ends and self.timeline.ends[0][0] <= now):
             self._steps = None
