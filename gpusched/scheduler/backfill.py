@@ -366,7 +366,8 @@ class Cycle:
     def _fill_gaps(self, heads: list[Head]) -> None:
         """Go on with those for whom nothing is reserved, as far as they delay nobody for whom something is."""
         queue, placements, now = self.queue, self.placements, self.now
-        fitting = placements.fitting(queue.shapes)
+        # Where nobody passes, only limits, windows and QOS have anything to say of those behind.
+        fitting = placements.fitting(queue.shapes) if self.has_backfill else set[RequestShape]()
         must_see = bool(queue.must_see)
         if not fitting and not must_see:
             return
@@ -409,7 +410,8 @@ class Cycle:
                 if self._is_cut_short(job_class, number):
                     self.left = [job_class, *(head[2] for head in sorted(heads[first:] + others))]
                     return
-                fitting = placements.fitting(queue.shapes)
+                if self.has_backfill:
+                    fitting = placements.fitting(queue.shapes)
                 if not fitting and not must_see:
                     return
                 if moves:
