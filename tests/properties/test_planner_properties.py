@@ -118,8 +118,8 @@ def amounts_of(resources: Resources) -> tuple[float, ...]:
     return resources.gpus, resources.vram_mib, resources.cpus, resources.mem_mib
 
 
-# A start that fails beside one of the same user that does not; a user's use that is told when nothing of theirs is left;
-# usual jobs that change under the strategy `outlook`, and in a fork.
+# A start that fails beside one of the same user that does not; a user's use that is told when nothing of theirs is
+# left; usual jobs that change under the strategy `outlook`, and in a fork.
 @example(seed=50)
 @example(seed=552)
 @example(seed=480)
