@@ -57,8 +57,17 @@ class PlacementCache:
         reserved = timeline.reservations
         if not reserved or not (end_at > reserved[0].pass_until if len(reserved) == 1 else timeline.concerns(end_at)):
             return self.best(shape)
-        if shape.passes_of == epoch and not shape.passes and len(reserved) == 1:
-            return None
+        if len(reserved) == 1:
+            if shape.passes_of == epoch and not shape.passes:
+                return None
+            passed = 1, 1
+        else:
+            # Which reservations they are hangs on the time alone, so that to count them tells them.
+            passed = len(reserved), sum([end_at > one.pass_until for one in reserved])
+            if shape.refused_of != epoch:
+                shape.refused_of, shape.refused = epoch, set()
+            elif passed in shape.refused:
+                return None
         found: Booking | None = None
         if self.is_flat:
             booking = self.best(shape)
@@ -85,6 +94,8 @@ class PlacementCache:
             places.sort()
             found = next((one.booking for one in places if timeline.admits(one.booking, end_at)), None)
         shape.passes, shape.passes_of = found is not None, epoch
+        if found is None:
+            shape.refused.add(passed)
         return found
 
     def _may_pass(self, shape: RequestShape, reserved: Reservation) -> bool:

@@ -390,7 +390,7 @@ class Planner:
         twin._is_stale = True
         twin._set_rules()
         for shape in twin.queue.shapes:
-            shape.epoch = shape.passes_of = -1
+            shape.epoch = shape.passes_of = shape.refused_of = -1
         return twin
 
     # --- what changes ---------------------------------------------------------------------------

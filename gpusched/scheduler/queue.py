@@ -30,7 +30,7 @@ class RequestShape:
 
     __slots__ = (
         *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
-        *("only", "passes", "passes_of", "pending", "placement"),
+        *("only", "passes", "passes_of", "pending", "placement", "refused", "refused_of"),
     )
 
     def __init__(self, need: Need) -> None:
@@ -53,6 +53,10 @@ class RequestShape:
         self.passes = False
         """Whether one of these may run past the only reservation."""
         self.passes_of = -1
+        """The epoch of which that is."""
+        self.refused: set[tuple[int, int]] = set()
+        """One of these may not run past so many of so many reservations."""
+        self.refused_of = -1
         """The epoch of which that is."""
 
 
@@ -550,7 +554,8 @@ class PendingQueue:
         """The machines have changed; `is_same_size`: not in what they have in all."""
         self._set_layout(layout)
         for shape in self._shapes.values():
-            shape.epoch, shape.only, shape.placement, shape.can_fit, shape.passes_of = -1, None, None, None, -1
+            shape.epoch = shape.passes_of = shape.refused_of = -1
+            shape.only = shape.placement = shape.can_fit = None
         if not is_same_size:
             for job_class in {*self._by_key.values(), *self.classes}:
                 job_class.rate = None
