@@ -658,6 +658,8 @@ class Planner:
         array_id = run.array_id
         if array_id is not None:
             self.tasks[array_id] += sign
+            if not self.tasks[array_id]:
+                del self.tasks[array_id]
         return amount
 
     def _release(self, job_id: int, *, is_charged: bool) -> None:

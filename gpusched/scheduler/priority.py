@@ -69,6 +69,9 @@ def class_key(
     )
 
 
+_MOST_REQUESTS = 10_000
+"""What as many requests will hold is remembered."""
+
 Rank = tuple[object, ...]
 Measure = tuple[float, ...]
 
@@ -155,6 +158,8 @@ class Ranking:
         """What a job of this class will hold."""
         found = self._wanted.get(key.request)
         if found is None:
+            if len(self._wanted) >= _MOST_REQUESTS:
+                self._wanted.clear()
             found = self._wanted[key.request] = demand(self.layout, key.request)
         return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from gpusched.model.resources import Resources
@@ -313,10 +313,18 @@ class PendingQueue:
         self._insert(job_class, entry)
         self.new.append(entry)
         if self._ages:
-            heappush(self._by_age, (queued_at, job_id))
+            self._watch_age(queued_at, job_id)
         self.others += not job_class.is_cores_only
         if job_class.micros:
             self.want(job_class, job_class.micros)
+
+    def _watch_age(self, queued_at: float, job_id: int) -> None:
+        heap = self._by_age
+        if len(heap) > 64 + 2 * len(self._entries):
+            # Nearly all of them have started long before their age counted no more.
+            heap[:] = [(at, number) for at, number, _ in self._entries.values()]
+            heapify(heap)
+        heappush(heap, (queued_at, job_id))
 
     def _insert(self, job_class: JobClass, entry: Entry) -> None:
         jobs = job_class.jobs
