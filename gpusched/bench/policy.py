@@ -22,7 +22,8 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Start
-from gpusched.scheduler.planner import decide
+from gpusched.scheduler.events import Event, JobQueued, RunEnded, RunStarted
+from gpusched.scheduler.planner import Planner, decide
 
 NODES, GPUS_PER_NODE = 8, 8
 NOW = 1_000_000.0
@@ -132,47 +133,44 @@ def floor(classes: int, repeats: int = 30) -> list[float]:
 
 
 class Lab:
-    """A cluster in its steady state: whatever fits runs, and all that changes is told to the policy."""
+    """A cluster in its steady state: whatever fits runs, and all that changes is told to the planner."""
 
     def __init__(self, jobs: int, classes: int, settings: Settings) -> None:
         self.now = NOW
-        self.settings = settings
-        self.running: dict[int, tuple[Allocation, ...]] = {held.job_id: (held,) for held in busy(0)}
-        self.classes = {waiting_class.key: list(waiting_class.jobs) for waiting_class in waiting(jobs, classes, jobs)}
-        self.keys = list(self.classes)
+        snapshot = Snapshot(NOW, cluster(), busy(0), waiting(jobs, classes, jobs))
+        self.planner = Planner.from_snapshot(snapshot, settings)
+        self.running = {held.job_id for held in snapshot.allocations}
+        self.keys = [pending.key for pending in snapshot.pending]
+        self.key_of = {job.id: pending.key for pending in snapshot.pending for job in pending.jobs}
         self.last = 2_000_000
         self.dice = Random(1)
-        self.key_of: dict[int, ClassKey] = {}
 
-    def arrive(self) -> None:
+    def arrival(self) -> Event:
         """A job of some class is pending."""
-        self.now += 0.1
         self.last += 1
-        self.classes.setdefault(self.dice.choice(self.keys), []).append(PendingJob(self.last, self.now))
+        key = self.key_of[self.last] = self.dice.choice(self.keys)
+        return JobQueued(key, PendingJob(self.last, self.now))
 
-    def end(self) -> None:
+    def end(self) -> Event:
         """A run ends."""
-        self.now += 0.1
-        del self.running[self.dice.choice(sorted(self.running))]
+        job_id = self.dice.choice(sorted(self.running))
+        self.running.remove(job_id)
+        return RunEnded(job_id)
 
-    def plan(self) -> float:
-        """Plan, and carry the plan out. Returns the milliseconds of CPU time of the planning alone."""
-        pending = [PendingClass(key, tuple(jobs[:FRONT]), len(jobs)) for key, jobs in self.classes.items() if jobs]
-        pending.sort(key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
-        runs = tuple(held for _, pieces in sorted(self.running.items()) for held in pieces)
-        snapshot = Snapshot(self.now, cluster(), runs, tuple(pending))
+    def cycle(self, event: Event | None = None) -> float:
+        """Take in an event, plan, and tell of what was carried out. Returns milliseconds of CPU time."""
+        self.now += 0.1
         began = time.process_time()
-        plan = decide(snapshot, self.settings)
-        took_ms = (time.process_time() - began) * 1e3
-        ids = {start.job_id for start in plan.starts}
-        for one in pending:
-            for job in [job for job in one.jobs if job.id in ids]:
-                self.key_of[job.id] = one.key
-                self.classes[one.key].remove(job)
+        if event is not None:
+            self.planner.apply(event)
+        plan = self.planner.plan(self.now)
         for start in plan.starts:
-            self.running[start.job_id] = tuple(held_by(self.key_of[start.job_id], start, self.now))
+            self.planner.apply(RunStarted(tuple(held_by(self.key_of[start.job_id], start, self.now))))
+        took_ms = (time.process_time() - began) * 1e3
+        self.running.update(start.job_id for start in plan.starts)
         for preempted in plan.preempts:
-            del self.running[preempted.job_id]
+            self.planner.apply(RunEnded(preempted.job_id))
+            self.running.remove(preempted.job_id)
         return took_ms
 
 
@@ -201,15 +199,13 @@ def steady(jobs: int, classes: int, settings: Settings, what: str, repeats: int 
     """Print what a cycle costs after an arrival, and after an end, where nothing else has happened since the last."""
     one = Lab(jobs, classes, settings)
     for _ in range(5):
-        one.plan()
+        one.cycle()
     samples: dict[str, list[float]] = {"an arrival": [], "an end": []}
     for _ in range(repeats):
-        one.arrive()
-        samples["an arrival"].append(one.plan())
-        one.end()
-        samples["an end"].append(one.plan())
+        samples["an arrival"].append(one.cycle(one.arrival()))
+        samples["an end"].append(one.cycle(one.end()))
         # What the plan itself has changed, such as a job that was preempted for another.
-        one.plan()
+        one.cycle()
     for event, found in samples.items():
         show(f"{jobs:,} jobs, {classes} classes, {what}: after {event}", found)
 
