@@ -6,11 +6,11 @@ or end, and for all when ranks are worked out. The tree on top is `sharing.accou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from math import inf
 
-from gpusched.model.resources import Resources
+from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.policy.sharing.accounts import AccountTree, factors_without_accounts
@@ -75,6 +75,11 @@ class FairShareEntity:
         """Amounts times seconds, as of an instant."""
         self.ranked, self.ranked_at = NO_AMOUNTS, -inf
         """The same, as of when ranks were worked out."""
+
+    @property
+    def mark(self) -> tuple[str, str]:
+        """Account and user."""
+        return self.account, self.user
 
 
 State = tuple[Amounts, int, Amounts, float, Amounts, float]
@@ -165,19 +170,22 @@ class FairShare:
             entity.ranked, entity.ranked_at = entity.used, one.at
             self.is_due = self.counts_use
 
-    def recount(self, row: Usage, open_runs: Iterable[tuple[Amounts, float]], at: float) -> None:
+    def recount(
+        self, mark: tuple[str, str], row: Usage | None, open_runs: Sequence[tuple[Amounts, float]], at: float
+    ) -> None:
         """Work out anew what a user had used as of this instant: ended runs, and open ones of this rate and start."""
         half_life_s = self._half_life_s
-        runs = list(open_runs)
-        total = decayed(row.used, at - row.at, half_life_s)
-        for rate, start_at in runs:
+        total = NOTHING if row is None else decayed(row.used, at - row.at, half_life_s)
+        for rate, start_at in open_runs:
             total += accrued(Resources(*rate), start_at, at, at, half_life_s)
-        entity = self.of(row.account, row.user)
+        entity = self.of(*mark)
         self._count(entity)
         entity.used, entity.at, entity.rate, entity.running = amounts_of(total), at, NO_AMOUNTS, 0
         entity.ranked, entity.ranked_at = entity.used, at
-        for rate, start_at in sorted(runs, key=lambda run: run[1]):
+        for rate, start_at in sorted(open_runs, key=lambda run: run[1]):
             self.hold(entity, rate, start_at)
+        if row is None and not open_runs and not entity.pending:
+            entity.is_counted = False
         self.is_due = self.counts_use
 
     def hold(self, entity: FairShareEntity, rate: Amounts, since: float = -inf) -> None:

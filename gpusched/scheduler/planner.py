@@ -206,8 +206,8 @@ class Planner:
         """Those reservations: job, place, start."""
         self._last_rank: Rank = ()
         """Where the last one stands of those that were planned so."""
-        self._charged: dict[tuple[str, str], Usage] = {}
-        """What ended runs of users have used, where that has changed since ranks were worked out."""
+        self._recounted: dict[tuple[str, str], None] = {}
+        """Accounts and users whose charges or runs have changed: their use is worked out before the next cycle."""
         self._absent: dict[int, tuple[Allocation, ...]] = {}
         """Runs on nodes that are not there."""
         self._is_stale = True
@@ -572,6 +572,9 @@ class Planner:
         if booking is None:
             if is_counted:
                 self._count(run, -1)
+            if run.entity is not None:
+                self.fairshare.end(run.entity, run.rate, self._now)
+                self._recounted[run.entity.mark] = None
             del self.runs[job_id]
             self._absent[job_id] = run.allocations
             return
@@ -580,6 +583,9 @@ class Planner:
         run.tell(run.allocations)
         self.draft.take(booking)
         self.timeline.add(run.running)
+        if not is_counted and run.entity is not None:
+            run.rate = self._charged_rate(run)
+            self._recounted[run.entity.mark] = None
         if not is_counted and self.counts_quotas:
             self.quotas.add(run.queue, run.user, run.qos, run.amount)
             if run.job_class is None and run.first.is_stopping:
@@ -588,7 +594,8 @@ class Planner:
     def _usage_charged(self, event: events.UsageCharged) -> None:
         self._changes(frees=False)
         row = event.usage
-        self._usage[row.account, row.user] = self._charged[row.account, row.user] = row
+        self._usage[row.account, row.user] = row
+        self._recounted[row.account, row.user] = None
 
     def _windows_changed(self, event: events.WindowsChanged) -> None:
         if event.windows != self.windows:
@@ -614,15 +621,10 @@ class Planner:
         self.odd_runs += first.is_suspended or first.is_stopping
         self.draft.take(booking)
         self.timeline.add(running)
-        amount = self._count(run, 1)
+        self._count(run, 1)
         if self.fairshare.counts_use:
-            qos = self.settings.qos.get(first.qos)
-            factor = 1.0 if qos is None else max(0.0, qos.usage_factor)
-            rate = amount.times(factor)
-            if first.is_suspended:
-                rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
             run.entity = self.fairshare.of(first.account, first.user)
-            run.rate = amounts_of(rate)
+            run.rate = self._charged_rate(run)
             self.fairshare.hold(run.entity, run.rate, first.start_at)
         if self.layout.wanted is not None:
             for held in allocations:
@@ -631,6 +633,14 @@ class Planner:
         if not self._is_cores_only(run):
             self.queue.others += 1
         self.placements.epoch += 1
+
+    def _charged_rate(self, run: Run) -> Amounts:
+        """What a run is charged for, a second; one that is suspended gives its cores back."""
+        qos = self.settings.qos.get(run.qos)
+        rate = run.amount if qos is None else run.amount.times(max(0.0, qos.usage_factor))
+        if run.is_suspended:
+            rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
+        return amounts_of(rate)
 
     def _is_cores_only(self, run: Run) -> bool:
         held = run.first
@@ -684,6 +694,7 @@ class Planner:
         if one.entity is not None:
             if is_charged:
                 self.fairshare.end(one.entity, one.rate, self._now)
+                self._recounted[one.entity.mark] = None
             else:
                 self._gone.append((one.entity, one.rate))
         self.placements.epoch += 1
@@ -883,7 +894,7 @@ class Planner:
     def _move_to(self, now: float) -> None:
         """Count the time that has passed."""
         queue = self.queue
-        if self._charged:
+        if self._recounted:
             self._recount(ranked_at(now, self.settings))
         if queue.rank_as_of(now):
             self._is_stale = True
@@ -905,16 +916,15 @@ class Planner:
         self._now = now
 
     def _recount(self, at: float) -> None:
-        """Take in what ended runs have used, as of this instant."""
+        """Work out as of this instant what those have used whose charges or runs have changed."""
         if self.fairshare.counts_use:
-            for mark, row in self._charged.items():
-                runs = [
-                    (one.rate, one.running.start_at)
-                    for one in self.runs.values()
-                    if one.entity is not None and (one.entity.account, one.entity.user) == mark
-                ]
-                self.fairshare.recount(row, runs, at)
-        self._charged.clear()
+            open_runs: dict[tuple[str, str], list[tuple[Amounts, float]]] = {mark: [] for mark in self._recounted}
+            for one in self.runs.values():
+                if one.entity is not None and (runs := open_runs.get(one.entity.mark)) is not None:
+                    runs.append((one.rate, one.running.start_at))
+            for mark, runs in open_runs.items():
+                self.fairshare.recount(mark, self._usage.get(mark), runs, at)
+        self._recounted.clear()
 
     # --- the short cut ----------------------------------------------------------------------------
 
