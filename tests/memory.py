@@ -87,7 +87,7 @@ def check_memory(lab: Lab) -> None:
     history = scheduler.history
     world = World.load(lab.store, now, Rules.of(scheduler.settings, history.predict, history.guess))
     # A restart settles in its first tick what follows from others.
-    settle(world, now)
+    world.settle(now)
     found = differences(world_facts(scheduler.world), world_facts(world))
     assert not found, f"memory, after a restart: {found}"
     alerts = Alerts(lab.store, world, scheduler.settings)
@@ -97,12 +97,6 @@ def check_memory(lab: Lab) -> None:
     assert ended == world.releasing.keys(), "a card of an ended run is not watched"
     for run in world.open_runs.values():
         assert run.id == run_id(run.job_id, world.jobs[run.job_id].run)
-
-
-def settle(world: World, now: float) -> None:
-    world.promote(now)
-    world.settle_dependencies(now)
-    world.settle_counterparts(now)
 
 
 def alert_facts(alerts: Alerts) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from gpusched.daemon.access import is_group
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.users import why_unsafe
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, NotReady
 from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
@@ -18,6 +18,9 @@ from gpusched.policy.life.intruders import in_words
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 
+MOST_COMPARED = 20_000
+"""Active jobs with which the job table is still read for a check, within a second: nothing else is done meanwhile."""
+_MOST_TOLD = 5
 SETTINGS_HINT = "mend the config file (gpusched config check says all of it), then: sudo systemctl reload gpusched"
 
 
@@ -38,6 +41,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
     return [
         _table(scheduler),
         _books(scheduler),
+        _planner(scheduler),
         _gpus(scheduler),
         _gpu_faults(scheduler),
         _unbooked_use(scheduler),
@@ -85,6 +89,26 @@ def _books(scheduler: Scheduler) -> Check:
     if not problems:
         return Check("bookings", True, "no GPU, core or memory is promised twice")
     return Check("bookings", False, "; ".join(problems), "report this with: gpusched debug snapshot > snapshot.json")
+
+
+def _planner(scheduler: Scheduler) -> Check:
+    try:
+        found = scheduler.check_planner(MOST_COMPARED)
+    except NotReady as error:
+        return Check("planner", True, f"not compared with the job table: {error.message}", error.hint, "warn")
+    if found:
+        more = f"; and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+        hint = (
+            "it goes on with all rebuilt from the job table; report this with: gpusched debug snapshot > snapshot.json"
+        )
+        return Check("planner", False, "; ".join(found[:_MOST_TOLD]) + more, hint)
+    if len(scheduler.world.jobs) > MOST_COMPARED:
+        return Check(
+            "planner",
+            True,
+            "plans by the daemon's memory; that is compared with the job table while there are few jobs",
+        )
+    return Check("planner", True, "plans by what the job table says")
 
 
 def _isolation(scheduler: Scheduler) -> Check:

@@ -2,6 +2,9 @@
 
 `GPUSCHED_CRASH_AT=commit:3` dies before the third `commit`, `commit:3,reconcile` after it, before the next `reconcile`;
 `reply:2:raise` raises an error there instead, as a bug would, and goes on. Without the variable there is no hook.
+
+`GPUSCHED_CHECK_EVERY=1` has the planner and the memory compared with the job table after every tick, `20` after every
+20th; what differs is in the log and in `gpusched doctor`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from gpusched.daemon.tick import STEPS
 from gpusched.errors import UsageError
 
 VARIABLE = "GPUSCHED_CRASH_AT"
+CHECK_VARIABLE = "GPUSCHED_CHECK_EVERY"
 
 
 @dataclass(slots=True)
@@ -50,3 +54,12 @@ def crash_step(text: str | None) -> Callable[[str], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return step
+
+
+def check_every(text: str | None) -> int:
+    """After how many ticks the planner is compared with the table; 0: never. Raises: UsageError."""
+    if not text:
+        return 0
+    if not text.isdigit():
+        raise UsageError(f"{CHECK_VARIABLE}={text!r} is no number of ticks", "give a whole number, 1 for every tick")
+    return int(text)

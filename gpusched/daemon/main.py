@@ -24,7 +24,7 @@ from gpusched.daemon.audit import Audit
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.faults import VARIABLE, crash_step
+from gpusched.daemon.faults import CHECK_VARIABLE, VARIABLE, check_every, crash_step
 from gpusched.daemon.launch import Site
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.progress import ProgressReader
@@ -282,6 +282,7 @@ def _serve(
             read_settings=file.read,
             plugins=plugins,
             cager=Cager(isolation, read_processors(), pinned_cpus),
+            check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot
+from gpusched.model.value import replace
 from gpusched.policy.extension import Extensions
 from gpusched.scheduler import events
 from gpusched.scheduler.planner import Planner
 
 from .world import World
+
+_Mark = TypeVar("_Mark", bound=Hashable)
 
 
 class PlannerSync:
@@ -103,11 +107,58 @@ class PlannerSync:
 
 
 def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
-    """What a planner's state and the memory do not agree on; usage is compared as plans are."""
-    found = []
-    names: Iterable[str] = ("nodes", "allocations", "windows", "usage")
-    found += [f"{name} differ" for name in names if getattr(ours, name) != getattr(theirs, name)]
+    """What a planner's state and the memory do not agree on, a sentence for each; usage is compared as plans are."""
+    found = [
+        f"the planner has other {name}" for name in ("nodes", "windows") if getattr(ours, name) != getattr(theirs, name)
+    ]
+    usage = [{(one.account, one.user): one for one in snapshot.usage} for snapshot in (ours, theirs)]
+    found += [f"the planner has other usage of {user}" for _, user in _unequal(*usage)]
+    held = [_by_job(snapshot.allocations) for snapshot in (ours, theirs)]
+    found += [f"the planner has job {theirs.name_of(job_id)} hold something else" for job_id in _unequal(*held)]
     pending = [{one.key: (one.jobs, one.total) for one in snapshot.pending} for snapshot in (ours, theirs)]
-    keys = {**pending[0], **pending[1]}
-    found += [f"pending jobs of {key} differ" for key in keys if pending[0].get(key) != pending[1].get(key)]
+    for key in _unequal(*pending):
+        (jobs, total), (others, other_total) = (one.get(key, ((), 0)) for one in pending)
+        names = [theirs.name_of(job.id) for job in sorted({*jobs} ^ {*others}, key=lambda job: job.id)]
+        what = f"job {names[0]}" if names else f"{other_total} jobs like {theirs.name_of(others[0].id)}"
+        found.append(
+            f"the planner has {what} pending otherwise ({total} jobs of its class, {other_total} in the memory)"
+        )
     return found
+
+
+def table_differences(memory: World, table: World) -> list[str]:
+    """What planning goes by and the memory has otherwise than the job table, a sentence for each.
+
+    Args: table: what a restart would load at the instant of the last tick.
+    """
+    found: list[str] = []
+    for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar"):
+        unequal = _unequal(getattr(memory, name), getattr(table, name))
+        found += [f"the memory has another row of {name.replace('_', ' ')}: {_named(mark)}" for mark in unequal]
+    eligible = [{job_id for job_id in one.jobs if one.class_of(job_id) is not None} for one in (memory, table)]
+    for job_id in sorted(eligible[0] ^ eligible[1]):
+        verb = "may start" if job_id in eligible[0] else "has to wait"
+        found.append(f"by the memory job {memory.name_of(job_id)} {verb}, by the table it does not")
+    held = [{run: _lasting(one) for run, one in world.holds.items()} for world in (memory, table)]
+    return [*found, *(f"the memory has run {run} hold something else" for run in _unequal(*held))]
+
+
+def _unequal(ours: Mapping[_Mark, object], theirs: Mapping[_Mark, object]) -> list[_Mark]:
+    return [mark for mark in {**ours, **theirs} if ours.get(mark) != theirs.get(mark)]
+
+
+def _by_job(allocations: Iterable[Allocation]) -> dict[int, list[Allocation]]:
+    found: dict[int, list[Allocation]] = {}
+    for held in allocations:
+        found.setdefault(held.job_id, []).append(held)
+    return found
+
+
+def _named(mark: object) -> str:
+    return "/".join(map(str, mark)) if isinstance(mark, tuple) else str(mark)
+
+
+def _lasting(held: Allocation) -> Allocation:
+    """What no row says is left out: since when it is stopped, what was predicted, when its work was saved."""
+    end_at = None if held.is_stopping else held.expected_end_at
+    return replace(held, expected_end_at=end_at, predicted_end_at=None, checkpoint_at=None)

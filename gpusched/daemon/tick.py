@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -45,6 +46,7 @@ from gpusched.scheduler.priority import Ranking, ranked_at
 from . import commands, yielding
 from .alerting import Alerts
 from .caging import Cager
+from .classes import FRONT
 from .failures import StepFailures
 from .fallbacks import follow_failures
 from .gpu_faults import GpuFaults
@@ -57,7 +59,7 @@ from .meters import Meters
 from .overuse import OveruseWatch
 from .past import past_environment
 from .payloads import PayloadCache
-from .planner_sync import PlannerSync
+from .planner_sync import PlannerSync, differences, table_differences
 from .reconcile import CannotStart, Reconciler
 from .reloading import Reload, reread
 from .run_events import RunEvents
@@ -99,6 +101,7 @@ class Scheduler:
         read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
         cager: Cager | None = None,
+        check_every: int = 0,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -157,6 +160,10 @@ class Scheduler:
         """The machine is being shut down: nothing is started any more."""
         self._plan_by: float | None = None
         """When ends have to be planned at the latest that wait for the reading which shows their GPUs clean."""
+        self._check_every = check_every
+        """Compare the planner with the table after every so many ticks; 0: never."""
+        self._recorded_at: float | None = None
+        """Of the last tick, where all of it was recorded."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict, self.history.guess))
@@ -334,6 +341,36 @@ class Scheduler:
         planner.move_to(now)
         return planner
 
+    def check_planner(self, most_jobs: float = inf) -> list[str]:
+        """What the planner or the memory has otherwise than the job table, a sentence for each; all of it is mended.
+
+        Args: most_jobs: with more active ones the table is not read, and the planner is compared with the memory alone.
+
+        Raises: NotReady while the table can be neither read nor written.
+        """
+        if self.trouble or self._is_behind:
+            raise NotReady(self.trouble or "the job table could not be read again yet", "see: gpusched daemon status")
+        now = self.now()
+        found = differences(self.planner().snapshot(now, FRONT), self.snapshot(now))
+        if found:
+            self._planner.forget()
+        self.flush()
+        recorded_at = self._recorded_at
+        if recorded_at is not None and len(self.world.jobs) <= most_jobs:
+            rules = Rules.of(self.settings, self.history.predict, self.history.guess)
+            table = World.load(self.store, recorded_at, rules)
+            table.settle(recorded_at)
+            if lost := table_differences(self.world, table):
+                found += lost
+                self.failures.run("table", self.reload)
+        if found:
+            self._look_again = True
+            error = BrokenInvariant(f"its state was not that of the job table and was rebuilt: {'; '.join(found)}")
+            self.failures.note("planner", error)
+        else:
+            self.failures.recovered("planner")
+        return found
+
     def ranking(self) -> Ranking:
         """What ranks waiting jobs right now."""
         return self.planner().ranking
@@ -392,6 +429,9 @@ class Scheduler:
         if failure is not None:
             raise failure
         self.ticks += 1
+        self._recorded_at = None if turn is None else now
+        if self._check_every and self.ticks % self._check_every == 0 and not (self.trouble or self._is_behind):
+            self.failures.run("planner check", self.check_planner)
         self.recent_tick_s.append(perf_counter() - began)
         self.meters.ticked(self.recent_tick_s[-1], now)
 
@@ -661,7 +701,7 @@ class Scheduler:
     def reload(self) -> None:
         """Somebody else wrote to the table: forget the memory and read it anew."""
         self._is_behind = self._look_again = True
-        self._plan_by = None
+        self._plan_by = self._recorded_at = None
         if (lost := self.store.lost()) is not None:
             # What can still be read of it is not what was recorded.
             raise lost

@@ -168,6 +168,12 @@ class World:
                 world.begin_release(run)
         return world
 
+    def settle(self, now: float) -> None:
+        """Do what a tick does before anything else: let go of the jobs that time and others' ends let go."""
+        self.promote(now)
+        self.settle_dependencies(now)
+        self.settle_counterparts(now)
+
     def adopt(self, rules: Rules) -> None:
         """Go on by other rules."""
         if rules == self.rules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpusched.daemon.commands import Submit
 from gpusched.daemon.reloading import Reload
 from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.engine.simulated import Outcome
+from gpusched.errors import NotReady
 from gpusched.model.job import ArraySpec
 from gpusched.model.value import replace
 
@@ -122,6 +124,8 @@ class PlannerStory(LabStory):
 
     def check(self) -> None:
         check_planner(self.lab)
+        with suppress(NotReady):
+            assert self.lab.scheduler.check_planner() == []
 
 
 def play(seed: int, turns: int) -> None:

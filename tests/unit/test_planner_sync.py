@@ -1,14 +1,28 @@
-"""What the daemon's planner had wrong after an event: found by `test_planner_sync_properties`, one by one."""
+"""The daemon's planner beside the memory and the job table: what it had wrong, and what is done where it is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from lab import BOB, ROOT, Lab
+from lab import ANN, BOB, ROOT, Lab
+from memory import check_memory
 from planners import check_planner
 
+from gpusched.daemon.checks import daemon_checks
+from gpusched.daemon.faults import check_every
+from gpusched.daemon.forecast import forecast
+from gpusched.daemon.outlook import Outlook
 from gpusched.daemon.yielding import Resume, Suspend
 from gpusched.engine.simulated import Outcome
+from gpusched.errors import UsageError
+from gpusched.model.resources import NOTHING
 from gpusched.model.settings import PrioritySettings
+from gpusched.model.snapshot import Usage
+from gpusched.model.states import JobState
+from gpusched.model.value import replace
+from gpusched.scheduler import events
 from gpusched.scheduler.planner import Planner
 from gpusched.testing import request
 
@@ -50,3 +64,147 @@ def test_the_time_in_which_a_job_is_suspended_is_not_charged() -> None:
     fresh.move_to(lab.clock.now())
     assert used == pytest.approx({one.user: one.used.cpus for one in fresh.fairshare.used()})
     assert used["ann"] < 8
+
+
+# --- a planner or a memory that was tampered with -------------------------------------------------
+
+
+def waiting_lab(**parts: Any) -> tuple[Lab, int, int]:
+    """One job runs, one waits behind it."""
+    lab = Lab(gpus=0, cpus=1, outcome=Outcome(runs_s=30), **parts)
+    first, second = lab.submit(), lab.submit()
+    assert lab.scheduler.check_planner() == []
+    return lab, first, second
+
+
+def lose_pending_job(lab: Lab, running: int, pending: int) -> None:
+    lab.scheduler.planner().apply(events.JobLeft(pending))
+
+
+def lose_running_job(lab: Lab, running: int, pending: int) -> None:
+    lab.scheduler.planner().apply(events.RunEnded(running))
+
+
+def invent_usage(lab: Lab, running: int, pending: int) -> None:
+    """Of the calendar and the nodes the planner is told all, each time."""
+    lab.scheduler.planner()._usage["", "eve"] = Usage("", "eve", NOTHING, 0.0)
+
+
+def lose_row(lab: Lab, running: int, pending: int) -> None:
+    lab.scheduler.world.put_job(replace(lab.job(pending), state=JobState.CANCELLED), lab.clock.now())
+
+
+def lose_hold(lab: Lab, running: int, pending: int) -> None:
+    lab.scheduler.world._drop_hold(lab.scheduler.world.open_runs[f"{running}.1"])
+
+
+def hold_up_job(lab: Lab, running: int, pending: int) -> None:
+    lab.scheduler.world._lines.remove(pending)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (lose_pending_job, "the planner has job 2 pending otherwise"),
+        (lose_running_job, "the planner has job 1 hold something else"),
+        (invent_usage, "the planner has other usage of eve"),
+        (lose_row, "the memory has another row of jobs: 2"),
+        (lose_hold, "the memory has run 1.1 hold something else"),
+        (hold_up_job, "by the memory job 2 has to wait, by the table it does not"),
+    ],
+)
+def test_a_difference_is_told_and_mended(
+    tamper: Callable[[Lab, int, int], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab, running, pending = waiting_lab()
+    tamper(lab, running, pending)
+    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    assert not check.ok
+    assert said in check.text
+    assert "report this" in check.hint
+    assert said in caplog.text
+    check_planner(lab)
+    check_memory(lab)
+    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    assert check.ok
+    lab.turn(30)
+    assert lab.job(running).state is JobState.COMPLETED
+    assert lab.job(pending).state is JobState.RUNNING
+
+
+def test_the_check_is_made_every_so_many_ticks_where_that_is_asked_for() -> None:
+    lab, _, pending = waiting_lab()
+    scheduler = lab.scheduler
+    scheduler._check_every = 3
+    while (scheduler.ticks + 1) % 3:
+        lab.turn(1)
+    lose_row(lab, 0, pending)
+    assert not scheduler.failures.counts["planner"]
+    lab.turn(1)
+    assert scheduler.failures.counts["planner"] == 1
+    assert pending in scheduler.world.jobs
+    for _ in range(3):
+        lab.turn(1)
+    assert scheduler.failures.counts["planner"] == 1
+    assert not scheduler.failures.failing
+
+
+def test_the_check_says_so_while_nothing_can_be_recorded() -> None:
+    lab, _, _ = waiting_lab()
+    lab.store.is_full = True
+    lab.ask(lab.submission())
+    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    assert check.ok
+    assert check.level == "warn"
+    assert "not compared" in check.text
+    lab.store.is_full = False
+    lab.submit()
+    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    assert check.text == "plans by what the job table says"
+
+
+def test_a_number_of_ticks_is_whole() -> None:
+    assert [check_every(None), check_every(""), check_every("20")] == [0, 0, 20]
+    with pytest.raises(UsageError, match="no number of ticks"):
+        check_every("often")
+
+
+# --- what other callers do while a plan is not carried out ------------------------------------------
+
+
+def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=30))
+    scheduler = lab.scheduler
+    lab.turn()
+    lab.clock.advance(4)
+    scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
+    scheduler.tick()
+    assert scheduler.awaits_reading
+    assert [start.job_id for start in scheduler.plan.starts] == [1]
+    # Who asks for the order of jobs meanwhile finds it pending.
+    assert [job.id for job in scheduler.in_queue_order(scheduler.world.jobs.values())] == [1]
+    assert not scheduler.planner().allocations()
+    check_planner(lab)
+    lab.strangers[0] = 60_000
+    lab.turn()
+    assert lab.job(1).state is JobState.PENDING
+    assert not scheduler.planner().allocations()
+    check_planner(lab)
+    lab.strangers.clear()
+    while lab.job(1).state is JobState.PENDING:
+        lab.turn(30)
+    check_planner(lab)
+
+
+def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
+    lab, _, pending = waiting_lab()
+    scheduler = lab.scheduler
+    plan, planner = scheduler.plan, scheduler.planner()
+    before = planner.snapshot(lab.clock.now())
+    answer = forecast(lab.submission().specs[0], ANN, scheduler)()
+    assert answer.verdict == "waits"
+    assert Outlook.of(scheduler).starts([pending])[pending].high_at is None
+    assert scheduler.reason_for(lab.job(pending)) is not None
+    assert scheduler.plan is plan
+    assert scheduler.planner().snapshot(lab.clock.now()) == before
+    check_planner(lab)
