@@ -34,8 +34,8 @@ class IdlePool:
             try:
                 os.kill(pid, 0)
                 os.write(self.queue_in, ticket)
-            except ProcessLookupError:
-                # Killed by somebody while it waited.
+            except (ProcessLookupError, PermissionError):
+                # Killed by somebody while it waited; its pid may be another user's process by now.
                 continue
             except OSError:
                 # The queue is full.

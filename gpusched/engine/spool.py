@@ -232,7 +232,8 @@ def read_record(spool: str, run: str) -> Record | None:
         elif words[0] == "start" and len(words) == 3:
             record.job_pid, record.start_at = int(words[1]), float(words[2])
         elif line[:1] == b"{" and line[-1:] == b"}":
-            record.result = line
+            # The new name of a file that a claim took over may survive a power failure that the claim itself did not.
+            record.result = line if line.startswith(b'{"run":"%s"' % run.encode()) else None
         else:
             raise ValueError(f"the record of run {run} holds {line[:80]!r}")
     return record

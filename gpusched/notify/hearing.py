@@ -101,5 +101,7 @@ def _outcome_in(said: dict[str, Any], key: str) -> Report | None:
 
 
 def _seconds(said: object) -> float:
-    is_one = isinstance(said, (int, float)) and math.isfinite(said)
-    return max(0.0, min(float(said), _LONGEST_S)) if is_one else 0.0  # type: ignore[arg-type]
+    if not isinstance(said, int) and not (isinstance(said, float) and math.isfinite(said)):
+        return 0.0
+    # Cut before it becomes a float: JSON has whole numbers that are too large for one.
+    return float(max(0, min(said, _LONGEST_S)))

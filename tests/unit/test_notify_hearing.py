@@ -29,7 +29,14 @@ def test_reports_are_heard_in_order_and_in_pieces() -> None:
     assert not hearing.has_ended
 
 
-@pytest.mark.parametrize(("said", "next_s"), [(None, None), (2.5, 2.5), (-1, 0), (1e300, 86400.0), ("x", 0.0)])
+@pytest.mark.parametrize(
+    ("said", "next_s"),
+    [
+        *((None, None), (2.5, 2.5), (-1, 0), (1e300, 86400.0), ("x", 0.0), (float("nan"), 0.0)),
+        *((float("inf"), 0.0), (10**400, 86400.0), (-(10**400), 0.0)),
+    ],
+    ids=lambda said: str(said)[:10],
+)
 def test_the_last_word_is_when_the_rest_is_due(said: Any, next_s: float | None) -> None:
     hearing = Hearing()
     assert hearing.take(json.dumps({"next_s": said}).encode() + b"\n") == []
