@@ -33,7 +33,9 @@ from gpusched.engine.properties import Names, Program, Property, properties
 from gpusched.engine.spool import share_lock
 from gpusched.model.execution import Ticket
 
-PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from gpusched.engine.unit import main; main()"
+PROGRAM = "import sys\nsys.path.append(sys.argv.pop())\nfrom gpusched.engine.unit import main\nmain()"
+"""Lines, not one line with semicolons: systemd 252 writes these down as escape sequences that it does not know, and
+complains of every run's unit at each daemon-reload."""
 MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", bus_name="org.freedesktop.systemd1", interface="org.freedesktop.systemd1.Manager"
 )

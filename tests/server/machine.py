@@ -122,6 +122,8 @@ class Machine:
         """A new job, once its first process runs."""
         job_id = self.submit(user, words)
         self.wait_for(job_id, "RUNNING", times=2)
+        # It is RUNNING as soon as its GPUs are its own; systemd starts it after that.
+        self.wait(lambda: self.pids(job_id), f"job {job_id} has a process")
         return job_id
 
     def pids(self, job_id: str) -> set[str]:

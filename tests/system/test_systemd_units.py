@@ -197,6 +197,9 @@ def test_systemd_may_be_reloaded_and_start_itself_again(daemon: SystemDaemon) ->
     second = ann.submit("sh", "-c", "exit 3")
     assert until(daemon, second, "FAILED")["exit_code"] == 3
     assert until(daemon, first, "RUNNING")["run"] == 1
+    journal = subprocess.run(["journalctl", "-b", "-o", "cat", "_PID=1"], capture_output=True, text=True, check=True)
+    complaints = [line for line in journal.stdout.splitlines() if f"transient/{unit_of(daemon, first)}:" in line]
+    assert not complaints, "systemd reads back all that it wrote down of the unit"
     daemon.call("POST", "/v1/jobs/cancel", {"ids": [first]})
     until(daemon, first, "CANCELLED")
     for job in (first, second):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from gpusched.engine import units
 from gpusched.engine.properties import Names, Program, properties
 
 
@@ -22,6 +23,11 @@ def test_dollars_of_the_command_are_no_variables() -> None:
     assert (signature, ignores_failure) == ("a(sasb)", False)
     assert path == "/opt/a$b/python"
     assert argv == ["/opt/a$$b/python", "-c", "import $$x; main()", "100%"]
+
+
+def test_the_program_of_a_unit_has_no_semicolon() -> None:
+    """systemd 252 warns of its own escape for it at every daemon-reload, once for each run."""
+    assert ";" not in units.PROGRAM
 
 
 def test_the_daemon_is_stopped_first_when_the_machine_goes_down() -> None:
