@@ -448,16 +448,9 @@ class Cycle:
 
     def continue_with(self, arrivals: Sequence[Entry]) -> None:
         """Go on with jobs that have come since, all of them behind the last for whom something is reserved."""
-        queue = self.queue
-        ranked: list[tuple[Rank, Entry]] = []
+        if len(arrivals) > 1:
+            arrivals = self._in_order(arrivals)
         for entry in arrivals:
-            rank = queue.rank(entry[2], entry[0], entry[1])
-            if queue.is_by_length and len(self.reservations) >= self.depth:
-                rank = queue.in_gaps((rank, 0, entry[2]))[0]
-            ranked.append((rank, entry))
-        if len(ranked) > 1:
-            ranked.sort()
-        for _, entry in ranked:
             job_class = entry[2]
             if job_class in self.closed:
                 continue
@@ -469,6 +462,16 @@ class Cycle:
                 self.has_backfill and self.placements.may_fit(job_class.shape)
             ):
                 self._backfill(job_class, bisect_left(job_class.jobs, entry))
+
+    def _in_order(self, arrivals: Sequence[Entry]) -> list[Entry]:
+        queue = self.queue
+        is_filling = queue.is_by_length and len(self.reservations) >= self.depth
+        ranked = []
+        for entry in arrivals:
+            head = queue.rank(entry[2], entry[0], entry[1]), 0, entry[2]
+            ranked.append(((queue.in_gaps(head) if is_filling else head)[0], entry))
+        ranked.sort()
+        return [entry for _, entry in ranked]
 
     def _backfill(self, job_class: JobClass, number: int) -> int:
         """Deal with a job that no limit, window or QOS concerns."""

@@ -943,9 +943,10 @@ class Planner:
         last = cycle.last_reserved
         if last is None:
             return not len(queue) - len(new)
-        rank = queue.rank
         for entry in new:
-            if rank(entry[2], entry[0], entry[1]) < last:
+            job_class = entry[2]
+            is_head = job_class.jobs[0] is entry and not self.ranking.is_dynamic
+            if (job_class.rank if is_head else queue.rank(job_class, entry[0], entry[1])) < last:
                 return False
         if not cycle.has_backfill:
             return True
