@@ -7,13 +7,13 @@ knows no time zone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
-from gpusched.model.snapshot import Reason, Window
+from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
@@ -24,7 +24,36 @@ from gpusched.policy.words import NAMED, about, describe, describe_where, licens
 from gpusched.scheduler.timeline import FIRST_WINDOW, Reservation
 
 if TYPE_CHECKING:
-    from gpusched.scheduler.backfill import Blocked, Cycle
+    from gpusched.scheduler.planner import Planner
+    from gpusched.scheduler.queue import Entry
+    from gpusched.scheduler.rules import CycleRules as Cycle
+
+
+class Blocked:
+    """The first job of a class that stays, and why where that is known already."""
+
+    __slots__ = ("_entry", "job_class", "reason", "reservation")
+
+    def __init__(
+        self,
+        entry: Entry,
+        reason: Reason | None = None,
+        reservation: Reservation | None = None,
+    ) -> None:
+        self._entry = entry
+        self.job_class = entry[2]
+        self.reason = reason
+        self.reservation = reservation
+
+    @property
+    def job(self) -> PendingJob:
+        """The job itself."""
+        return PendingJob(self._entry[1], self._entry[0])
+
+    @property
+    def key(self) -> ClassKey:
+        """Of its class."""
+        return self.job_class.key
 
 
 class Explainer:
@@ -393,3 +422,63 @@ def _of_window(window: Window) -> str:
 
 def _end(ends: str, names: Sequence[str]) -> str:
     return f"{ends} {'ends' if len(names) == 1 else 'end'}" if ends else "running jobs end"
+
+
+class Reasons(Mapping[ClassKey, Reason]):
+    """Why each class waits, worked out when somebody asks: most plans are carried out and forgotten.
+
+    All are as of the end of the cycle, so that what they call free is free when the plan is carried out. When the
+    planner has changed since, a cycle of its own is made for them, as of the same instant.
+    """
+
+    def __init__(self, planner: Planner, now: float, cycle: Cycle | None) -> None:
+        self._planner = planner
+        self._now = now
+        self._cycle = cycle
+        self._version = planner.version
+        self._explainer: Explainer | None = None
+        self._blocked: dict[ClassKey, Blocked] = {}
+        self._known: dict[ClassKey, Reason] = {}
+
+    def _look(self) -> Cycle:
+        cycle = self._cycle
+        if cycle is None or self._version != self._planner.version:
+            cycle = self._cycle = self._planner.cycle_for_reasons(self._now)
+            self._version, self._explainer = self._planner.version, None
+            self._known.clear()
+        if self._explainer is None:
+            self._blocked = {one.key: one for one in reversed(cycle.blocked.values())}
+            first = next((one for one in cycle.blocked.values() if one.reservation is not None), None)
+            self._explainer = Explainer(cycle, first)
+            for job_class in cycle.left:
+                text = "is next in line and about to be looked at"
+                self._known.setdefault(job_class.key, Reason(ReasonCode.PRIORITY, text))
+        return cycle
+
+    def __getitem__(self, key: ClassKey) -> Reason:
+        cycle = self._look()
+        found = self._known.get(key)
+        if found is None:
+            one = self._blocked.get(key)
+            if one is None:
+                job_class = cycle.queue.class_with(key)
+                if job_class is None or not job_class.jobs:
+                    raise KeyError(key)
+                one = Blocked(job_class.jobs[0])
+            assert self._explainer is not None
+            found = self._known[key] = one.reason or self._explainer.reason(one, one.reservation)
+        return found
+
+    def __iter__(self) -> Iterator[ClassKey]:
+        cycle = self._look()
+        pending = dict.fromkeys(one.key for one in cycle.queue.classes)
+        return iter(
+            {
+                **dict.fromkeys(one.key for one in cycle.blocked.values()),
+                **dict.fromkeys(one.key for one in cycle.left),
+                **pending,
+            }
+        )
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

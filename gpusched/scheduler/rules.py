@@ -1,0 +1,675 @@
+"""The rules of one cycle: what becomes of a job, limits, places, victims, reservations, reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Resume, Snapshot, Start
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import plural
+from gpusched.policy.calendar.inside import Inside, licenses_of
+from gpusched.policy.ceilings import Ceilings
+from gpusched.policy.draft import Booking, Draft
+from gpusched.policy.guards import Guards
+from gpusched.policy.need import Need
+from gpusched.policy.placement import Guard, find, fits, options
+from gpusched.policy.preemption import Held, Preemption, Victim
+from gpusched.policy.sharing.limits import Denial
+from gpusched.policy.sharing.queues import Amount
+from gpusched.policy.sharing.turns import Runner, Turns
+from gpusched.policy.sharing.usage import footprint
+from gpusched.policy.words import name_some
+from gpusched.scheduler.priority import Rank
+from gpusched.scheduler.queue import Entry, JobClass
+from gpusched.scheduler.reasons import Blocked, license_wait
+from gpusched.scheduler.timeline import Reservation, RunningJob, Timeline
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.state import PlannerState
+
+STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
+"""What became of a job: its class goes on with the next; so it does though this one waits; all of its class wait."""
+
+
+class CycleRules:
+    """The state of one walk along the queue, which later arrivals can continue."""
+
+    # What most cycles never need stays with the class: there are two cycles a job.
+    last_reserved: Rank | None = None
+    """Where in the queue the last one stands for whom something is reserved."""
+    cut_short: JobClass | None = None
+    """A class with more jobs than are shown, all of which were started."""
+    left: Sequence[JobClass] = ()
+    """Classes that were not looked at, since the queue was cut short."""
+    has_passed = False
+    """Whether one started that is still there when something reserved begins, or that puts others elsewhere."""
+    is_continued = False
+    resumes: Sequence[Resume] = ()
+    _hopeless: Set[object] = frozenset()
+    _denials: dict[object, Denial] | None = None
+    _claims: Sequence[tuple[ClassKey, Resources]] = ()
+    _undo: Sequence[Callable[[], None]] = ()
+    _idle: Draft | None = None
+    _inside: Inside | None = None
+    _preemption: Preemption | None = None
+    _guards: Guards | None = None
+    _ceilings: Ceilings | None = None
+    _turns: Turns | None = None
+    _leaving: dict[str, Amount] | None = None
+
+    def __init__(self, planner: PlannerState, now: float) -> None:
+        self.planner = planner
+        self.now = now
+        self.settings = planner.settings
+        self.name_of = planner.name_of
+        self.extensions = planner.extensions
+        self.layout = planner.layout
+        self.queue = planner.queue
+        self.quotas = planner.quotas
+        self.placements = planner.placements
+        self.windows = planner.windows
+        self.starts: list[Start] = []
+        self.blocked: dict[JobClass, Blocked] = {}
+        self.closed: set[JobClass] = set()
+        """Classes of which all that are pending wait, where that was looked into."""
+        self.reservations: list[Reservation] = []
+        """Those made for jobs, in the order in which they were made."""
+        priority = self.settings.priority
+        self.has_backfill = priority.backfill or not priority.backfill_depth
+        self.depth = priority.backfill_depth
+        self.has_one_place = not priority.backfill_elsewhere
+        self._suspended = (
+            [one.held for _, one in sorted(planner.runs.items()) if one.is_suspended] if planner.odd_runs else []
+        )
+        self.has_windows = bool(self.windows)
+        self.is_general = bool(
+            planner.is_general
+            or self.has_windows
+            or self._suspended
+            or planner.odd_runs
+            or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
+        )
+        """Whether each class is looked at by all the rules."""
+        if self.has_windows:
+            self._open_windows()
+        else:
+            self.draft = planner.draft
+            self.timeline: Timeline = planner.timeline
+            self.timeline.begin(now)
+
+    def _open_windows(self) -> None:
+        """Machines of this cycle alone: without what runs inside windows in force, and with the windows themselves."""
+        planner, now = self.planner, self.now
+        view = Snapshot(now, self.layout.nodes, planner.allocations(), windows=self.windows)
+        self._inside = inside = Inside(view, self.layout)
+        self.draft = planner.draft.copy()
+        outside = []
+        for one in planner.runs.values():
+            if inside.holds(one.first):
+                self.draft.give_back(one.running.booking)
+            else:
+                outside.append(one.running)
+        for window in inside.now:
+            self.draft.take(window.booking)
+        self.timeline = Timeline(self.draft, [*outside, *inside.now], now)
+        for later in inside.later:
+            self.timeline.reserve_window(*later)
+
+    # --- what is made when it is needed -----------------------------------------------------------
+
+    @property
+    def inside(self) -> Inside:
+        """The windows of the calendar."""
+        if self._inside is None:
+            self._inside = Inside(Snapshot(self.now, self.layout.nodes, windows=self.windows), self.layout)
+        return self._inside
+
+    @property
+    def turns(self) -> Turns:
+        """Whose turn it is below a limit that keeps jobs waiting."""
+        if self._turns is None:
+            self._turns = Turns(self.quotas, self.now, self._runners)
+        return self._turns
+
+    @property
+    def preemption(self) -> Preemption:
+        """The running jobs, as those see them who may take their place."""
+        if self._preemption is None:
+            inside = self._inside
+            others = {
+                job_id: one.held
+                for job_id, one in self.planner.runs_before(self)
+                if inside is None or not inside.holds(one.first)
+            }
+            self._preemption = Preemption(
+                others, self.quotas, self.settings, self.planner.ranking.capacity, self.now, self.name_of
+            )
+            self._leaving = self.quotas.mark()
+        return self._preemption
+
+    @property
+    def made_preemption(self) -> Preemption | None:
+        """The same, if anybody has asked."""
+        return self._preemption
+
+    @property
+    def may_be_continued(self) -> bool:
+        """Whether time alone changes nothing of what became of anybody."""
+        return not self.is_general and (self._turns is None or self._turns.hold_at(self.now))
+
+    def move_to(self, now: float) -> None:
+        """Time has passed, and jobs have arrived at the end of the queue."""
+        self.now, self.is_continued = now, True
+        self.timeline.move_to(now)
+        if self._turns is not None:
+            self._turns.move_to(now)
+
+    @property
+    def guards(self) -> Guards:
+        """What may turn a place down that has room."""
+        if self._guards is None:
+            held = (one.held for _, one in self.planner.runs_before(self))
+            self._guards = Guards(self.layout, self.settings, held, self.quotas, self.extensions)
+        return self._guards
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """Measured load against the ceilings of the settings."""
+        if self.planner.inert_ceilings is not None:
+            return self.planner.inert_ceilings
+        if self._ceilings is None:
+            allocations = (piece for _, one in self.planner.runs_before(self) for piece in one.allocations)
+            self._ceilings = Ceilings(self.layout, self.settings, allocations)
+        return self._ceilings
+
+    @property
+    def license_users(self) -> list[tuple[int, str, tuple[tuple[str, int], ...]]]:
+        """Who holds which licenses: job, user, licenses."""
+        return [
+            (job_id, one.user, piece.licenses)
+            for job_id, one in self.planner.runs.items()
+            for piece in one.running.booking.pieces()
+            if piece.licenses
+        ]
+
+    def _runners(self) -> Iterator[Runner]:
+        for _, one in self.planner.runs_before(self):
+            yield Runner(one.queue, one.user, one.qos, one.amount, one.running.start_at, one.running.end_at)
+
+    def _idle_draft(self) -> Draft:
+        if self._idle is None:
+            self._idle = Draft(self.layout)
+        return self._idle
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether anything counts that is of this cycle alone."""
+        return bool(self._claims or self._leaving is not None or self._undo)
+
+    def close(self) -> None:
+        """Take back what counts for this cycle alone."""
+        for undo in reversed(self._undo):
+            undo()
+        for key, amount in self._claims:
+            self.quotas.remove(key.queue, key.user, key.qos, amount)
+        self._undo, self._claims = (), ()
+        if self._leaving is not None:
+            self.quotas.restore(self._leaving)
+            self._leaving = None
+
+    # --- what becomes of a job ---------------------------------------------------------------------
+
+    def _reserved(
+        self, job_class: JobClass, number: int, reservation: Reservation, reason: Reason | None = None
+    ) -> None:
+        self.reservations.append(reservation)
+        entry = job_class.jobs[number]
+        self.last_reserved = self.queue.rank(job_class, entry[0], entry[1])
+        if job_class not in self.blocked:
+            self.blocked[job_class] = Blocked(entry, reason, reservation)
+
+    def _start(self, job_class: JobClass, number: int, booking: Booking) -> RunningJob:
+        """Start this job here."""
+        shape = job_class.shape
+        if booking is shape.only:
+            placement = shape.placement
+            if placement is None:
+                placement = shape.placement = self.layout.placement(booking)
+        else:
+            placement = self.layout.placement(booking)
+        entry = self.queue.take(job_class, number)
+        start = Start(entry[1], placement)
+        self.starts.append(start)
+        running = self.planner.book(entry, booking, start, self.now)
+        if self.timeline is not self.planner.timeline:
+            self.timeline.start(running)
+        elif self.timeline.reservations:
+            passes = self.timeline.pass_by(running)
+            if not self.placements.is_flat and (passes or self.has_one_place):
+                # Others are put elsewhere from now on, and may be let pass there.
+                self.has_passed = True
+        return running
+
+    # --- the rules --------------------------------------------------------------------------------
+
+    def schedule_job(self, job_class: JobClass, number: int) -> int:
+        """Start this job, make or reserve room for it, or let it wait."""
+        key = job_class.key
+        entry = job_class.jobs[number]
+        throttled = self.why_throttled(key)
+        if throttled is not None:
+            return self.block(job_class, entry, throttled)
+        need = job_class.shape.need
+        denial = self._denial(job_class)
+        if denial is not None:
+            outcome = self._takes_back_below_maximum(job_class, number, need, denial)
+            if outcome is None:
+                if denial.limit is not None:
+                    self.turns.wait(entry[1], denial.limit, job_class.wanted)
+                outcome = self.block(job_class, entry, Reason(denial.code, denial.text, denial.facts))
+            return outcome
+        turn = self.whose_turn(job_class)
+        if turn is not None:
+            return self.block(job_class, entry, turn)
+        if key.reservation is not None:
+            return self._schedule_inside(job_class, number, need, key.reservation)
+        if self.reservations and not self.settings.priority.backfill:
+            return self.block(job_class, entry)
+        guard = self._guard(job_class)
+        booking = self._place(job_class, need, guard)
+        if booking is not None:
+            text = None
+            if self.extensions.permits:
+                job = PendingJob(entry[1], entry[0])
+                text = self.extensions.why_not_now(key, job, self.layout.placement(booking))
+            if text is None:
+                self.start(job_class, number, booking)
+                return STARTED
+            return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
+        return self._make_room(job_class, number, need, guard)
+
+    def _guard(self, job_class: JobClass) -> Guard | None:
+        return self.guards.of(job_class.key, job_class.wanted) if self.planner.has_guards else None
+
+    def _denial(self, job_class: JobClass) -> Denial | None:
+        """The limit that keeps it waiting."""
+        key = job_class.key
+        mark = key.queue, key.user, key.qos, job_class.shape, len(self.starts), len(self._claims)
+        if self._denials is None:
+            self._denials = {}
+        found = self._denials.get(mark)
+        if found is None:
+            found = self.quotas.why_not(key, job_class.wanted)
+            if found is not None:
+                self._denials[mark] = found
+        return found
+
+    def start(self, job_class: JobClass, number: int, booking: Booking) -> None:
+        """Start this job here, and count it wherever it counts."""
+        key = job_class.key
+        if self.has_windows:
+            self._start_beside_windows(job_class, number, booking)
+        else:
+            self._start(job_class, number, booking)
+        if self._ceilings is not None:
+            self._ceilings.add(booking)
+        amount = footprint(self.layout, booking)
+        if self.planner.has_guards:
+            # Not counted in the quotas yet, as far as the guards are concerned.
+            self.quotas.remove(key.queue, key.user, key.qos, amount)
+            self.guards.started(key, booking, amount)
+            self.quotas.add(key.queue, key.user, key.qos, amount)
+        self.turns.started(key, amount, self.end_of(job_class))
+
+    def _start_beside_windows(self, job_class: JobClass, number: int, booking: Booking) -> None:
+        key = job_class.key
+        entry = self.queue.take(job_class, number)
+        start = Start(entry[1], self.layout.placement(booking))
+        self.starts.append(start)
+        running = self.planner.book(entry, booking, start, self.now)
+        taken = booking if key.reservation is None else licenses_of(booking)
+        if key.reservation is None or taken.licenses:
+            self.draft.take(taken)
+            self.timeline.start(RunningJob(running.job_id, self.now, self.end_of(job_class), taken))
+        self.inside.start(key.reservation, booking)
+
+    def whose_turn(self, job_class: JobClass) -> Reason | None:
+        """Who is next below a limit that this job would use up; None when it may go on.
+
+        What its queue is guaranteed a job need not leave to anybody.
+        """
+        key = job_class.key
+        turn = self.turns.in_the_way(key, job_class.wanted, self.relied_end_of(key))
+        if turn is None or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted)):
+            return None
+        name, limit = self.name_of(turn.job_id), turn.limit
+        what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
+        who = "" if limit.user is None else f"user {limit.user} in "
+        text = f"would use up what {who}{what} may still hold, and job {name} goes first"
+        return Reason(ReasonCode.PRIORITY, text, {"behind": name})
+
+    def why_throttled(self, key: ClassKey) -> Reason | None:
+        """Why no more tasks of the same array may run; None when they may."""
+        if key.throttle is None:
+            return None
+        array, limit = key.throttle
+        held = self.planner.tasks[array]
+        if held < limit:
+            return None
+        text = f"array {array} may run {plural(limit, 'task')} at once"
+        return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, {"array": array, "limit": limit, "held": held})
+
+    def block(self, job_class: JobClass, entry: Entry, reason: Reason | None = None) -> int:
+        """This job stays: so does its class, but where its place may change with what others take."""
+        if job_class not in self.blocked:
+            self.blocked[job_class] = Blocked(entry, reason)
+        if self.has_one_place and self.timeline.reservations and fits(self.draft, job_class.shape.need):
+            return NEXT_IN_CLASS
+        self.closed.add(job_class)
+        return BLOCKED
+
+    def reserve(
+        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+    ) -> int:
+        """Reserve room for this job; its class goes on only while there are reservations left to make."""
+        entry = job_class.jobs[number]
+        duration_s = self._reserved_s(job_class.key)
+        leaving = 0 if self._preemption is None else len(self._preemption.chosen)
+        mark = "reserve", need.signature, guard, duration_s, leaving
+        reservation = None
+        if not self.is_known_infeasible(mark):
+            reservation = self.timeline.reserve(entry[1], need, duration_s, guard)
+        if reservation is not None:
+            self._reserved(job_class, number, reservation, reason)
+            for limit in self.quotas.limits_over(job_class.key):
+                self.turns.wait(entry[1], limit, job_class.wanted, reservation.start[0])
+        else:
+            self.remember_infeasible(mark)
+            self.blocked.setdefault(job_class, Blocked(entry, reason))
+        if reservation is not None and self.has_reservations_left:
+            return NEXT_IN_CLASS
+        self.closed.add(job_class)
+        return BLOCKED
+
+    def _claim(
+        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+    ) -> int:
+        """Reserve what others are leaving for this job, also when all reservations are made."""
+        before = len(self.reservations)
+        key = job_class.key
+        # As good as held: the next of its queue must not take back more than is left of the guarantee.
+        self.quotas.add(key.queue, key.user, key.qos, job_class.wanted)
+        self._claims = (*self._claims, (key, job_class.wanted))
+        why = _preempting(self.preemption, job_class.jobs[number][1], self.name_of) or reason
+        outcome = self.reserve(job_class, number, need, guard, why)
+        for reservation in self.reservations[before:]:
+            self.preemption.claimed.append(reservation.booking)
+        return outcome
+
+    def _claim_leaving(
+        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+    ) -> int | None:
+        """Reserve for this job what others are leaving already; None when that is not enough."""
+        preemption = self.preemption
+        if not preemption.frees_soon(job_class.key, self.draft, need, guard):
+            return None
+        if not self._fits_soon((), job_class, need, guard):
+            return None
+        return self._claim(job_class, number, need, guard, reason)
+
+    def _preempt(
+        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+    ) -> int | None:
+        """Have others make room for this job, and reserve it for that job; None when that does not help."""
+        preemption = self.preemption
+        helps = partial(self._fits_soon, job_class=job_class, need=need, guard=guard)
+        job_id = job_class.jobs[number][1]
+        if not preemption.choose(job_id, job_class.key, need, self.draft, guard, helps):
+            return None
+        # What those leave can be reserved for others from then on.
+        self.timeline = self.timeline.ending_early(*preemption.departures())
+        return self._claim(job_class, number, need, guard, reason)
+
+    def _fits_soon(self, victims: Sequence[Victim], job_class: JobClass, need: Need, guard: Guard | None) -> bool:
+        """Whether there is room beside what is reserved once all that are being stopped, and these too, have ended.
+
+        Else they would make room for others, who may have no right to it.
+        """
+        departures = self.preemption.departures(victims)
+        return self.timeline.fits_after(*departures, need, self._reserved_s(job_class.key), guard)
+
+    def may_preempt_at(self, job: Blocked, need: Need) -> tuple[float, tuple[int, ...]] | None:
+        """When protected runs could be preempted for a blocked job, and which; None when that does not help."""
+        if self.planner.can_never_preempt:
+            return None
+        guard = self._guard(job.job_class)
+        found = self.preemption.possible_at(job.key, need, self.draft, guard)
+        return None if found is None else (found[0], tuple(sorted(victim.job_id for victim in found[1])))
+
+    @property
+    def has_reservations_left(self) -> bool:
+        """Whether another blocked job gets a reservation."""
+        return len(self.reservations) < self.depth
+
+    def end_of(self, job_class: JobClass) -> float:
+        """When a job of this class that starts now is planned to have ended."""
+        if self.is_held_to_limit(job_class.key):
+            return self.now + job_class.limit_s
+        return self.now + job_class.planned_s
+
+    def relied_end_of(self, key: ClassKey) -> float:
+        """When it is relied upon to have ended, by those for whom something is reserved."""
+        lasts_s = self._relied_s(key)
+        return inf if lasts_s is None else self.now + lasts_s
+
+    def _relied_s(self, key: ClassKey) -> int | None:
+        by = self.settings.priority.backfill_by
+        return key.time_limit_s if self.is_held_to_limit(key) else key.relied_s(by)
+
+    def _reserved_s(self, key: ClassKey) -> float:
+        # Before a window as long as it is relied upon: a shorter plan would find room where it may not start.
+        lasts_s = self._relied_s(key) if self.has_windows and self.inside.later else key.planned_s
+        return inf if lasts_s is None else float(lasts_s)
+
+    def is_held_to_limit(self, key: ClassKey) -> bool:
+        """What the calendar keeps is not to be met by one that runs on: before that its limit counts."""
+        return key.plan_s is not None and self.has_windows and bool(self.inside.later)
+
+    def is_known_infeasible(self, mark: object) -> bool:
+        """Whether a job with the same mark was turned away; what is free only shrinks in a cycle."""
+        return mark in self._hopeless
+
+    def remember_infeasible(self, mark: object) -> None:
+        """Turn later jobs with this mark away unseen."""
+        if not isinstance(self._hopeless, set):
+            self._hopeless = set()
+        self._hopeless.add(mark)
+
+    def waits_for_others(self, need: Need, guard: Guard | None) -> bool:
+        """Whether it is others, running or with a reservation, that keep this job from starting.
+
+        Else it is the measured load, a drain or a fault, for which nothing can be reserved.
+        """
+        if fits(self.draft, need):
+            return bool(self.timeline.reservations) and bool(options(self.draft, need, self.ceilings, guard=guard))
+        return fits(self._idle_draft(), need)
+
+    def _place(self, job_class: JobClass, need: Need, guard: Guard | None) -> Booking | None:
+        """The best place now that delays nothing that is reserved."""
+        key = job_class.key
+        end_at = self.relied_end_of(key)
+        timeline = self.timeline
+        concerns = timeline.concerns(end_at)
+        mark = need.signature, guard, concerns
+        if self.is_known_infeasible(mark) or self.is_known_infeasible((*mark[:2], ())):
+            return None
+        avoid = self.guards.avoid(key, job_class.wanted) if self.planner.has_guards else frozenset[int]()
+        if self.has_one_place and concerns:
+            booking = find(self.draft, need, self.ceilings, guard=guard)
+            if booking is None:
+                self.remember_infeasible((*mark[:2], ()))
+            return booking if booking is not None and timeline.admits(booking, end_at) else None
+        if not concerns and not avoid and not self.extensions.scores:
+            booking = find(self.draft, need, self.ceilings, guard=guard)
+            if booking is None:
+                self.remember_infeasible(mark)
+            return booking
+        if concerns:
+            avoid = avoid | timeline.cards_reserved(end_at)
+        places = options(self.draft, need, self.ceilings, avoid=avoid, guard=guard)
+        if not places:
+            self.remember_infeasible((*mark[:2], ()))
+        places.sort()
+        if self.extensions.scores:
+            places.sort(key=lambda place: -self.extensions.score(key, self.layout.nodes[place.booking.node]))
+        for place in places:
+            if not concerns or timeline.admits(place.booking, end_at):
+                return place.booking
+        self.remember_infeasible(mark)
+        return None
+
+    def _make_room(self, job_class: JobClass, number: int, need: Need, guard: Guard | None) -> int:
+        """Preempt for it, reserve room for it, or let it wait behind those for whom room is reserved."""
+        entry = job_class.jobs[number]
+        if not self.waits_for_others(need, guard):
+            return self.block(job_class, entry, self._turned_down(need, guard))
+        if self.planner.odd_runs or self._preemption is not None:
+            leaving = "leaving", need.signature, guard, len(self.preemption.claimed)
+            if not self.is_known_infeasible(leaving):
+                outcome = self._claim_leaving(job_class, number, need, guard)
+                if outcome is not None:
+                    return outcome
+                self.remember_infeasible(leaving)
+        if self._may_preempt_at_all(job_class, need, guard):
+            outcome = self._preempt(job_class, number, need, guard)
+            if outcome is not None:
+                return outcome
+            self.remember_infeasible(_preempt_mark(job_class.key, need, guard))
+        if self.has_reservations_left:
+            return self.reserve(job_class, number, need, guard)
+        return self.block(job_class, entry)
+
+    def _turned_down(self, need: Need, guard: Guard | None) -> Reason | None:
+        """The word of the guard when it alone is against the best place."""
+        booking = None if guard is None else find(self.draft, need, self.ceilings)
+        if guard is None or booking is None:
+            return None
+        return Reason(self.guards.reason(), guard.why_not(booking) or "every place with room is reserved for others")
+
+    def _takes_back_below_maximum(self, job_class: JobClass, number: int, need: Need, denial: Denial) -> int | None:
+        """Make room for a job whose siblings have borrowed up to the maximum of a queue above them all.
+
+        There may be free cards enough: it is the maximum that stands between the queue and its guarantee.
+        """
+        key, amount = job_class.key, job_class.wanted
+        if denial.code is not ReasonCode.QUEUE_MAX or not self.quotas.is_within_guarantee(key.queue, amount):
+            return None
+        guard = self._guard(job_class)
+        reason = Reason(denial.code, denial.text, denial.facts)
+        outcome = self._claim_leaving(job_class, number, need, guard, reason)
+        if outcome is not None:
+            return outcome
+        if not self._may_preempt_at_all(job_class, need, guard):
+            return None
+        return self._preempt(job_class, number, need, guard, reason)
+
+    def _may_preempt_at_all(self, job_class: JobClass, need: Need, guard: Guard | None) -> bool:
+        key = job_class.key
+        if self.settings.preempt.mode == "off" or self.is_known_infeasible(_preempt_mark(key, need, guard)):
+            return False
+        names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+        by_qos = any((qos := self.settings.qos.get(name)) is not None and qos.preempts for name in names)
+        return by_qos or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted))
+
+    def _schedule_inside(self, job_class: JobClass, number: int, need: Need, name: str) -> int:
+        """A job that asked for a reservation of the calendar runs inside it or not at all."""
+        key, entry = job_class.key, job_class.jobs[number]
+        end_at = self.now + job_class.limit_s
+        text = self.inside.why_not(name, key, end_at, self.now)
+        if text is not None:
+            return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
+        guard = self._guard(job_class)
+        inside = self.inside.draft(name, self.now, end_at)
+        lacking = license_wait(self, inside, need)
+        if lacking is not None:
+            return self.block(job_class, entry, lacking)
+        booking = find(inside, need, self.ceilings, guard=guard)
+        if booking is None or not self.timeline.leaves_licenses(booking.licenses, self.relied_end_of(key)):
+            text = f"waits for others inside reservation {name}"
+            return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
+        self.start(job_class, number, booking)
+        return STARTED
+
+    # --- suspended jobs -------------------------------------------------------------------------
+
+    def resume_before(self, head: JobClass | None) -> None:
+        """Let suspended jobs go on, but for those that the next job in the queue could suspend again."""
+        for one in list(self._suspended):
+            if head is not None and self.preemption.may_preempt(head.key, one.first):
+                continue
+            booking = _taken_up_again(one)
+            if not self.draft.has_room(booking):
+                continue
+            cores = Resources(cpus=one.first.suspended_cpus)
+            if self._is_behind(one, cores, head) or self._is_limited(one, cores):
+                continue
+            if self.timeline.admits(booking, inf):
+                self._resume(one.first, booking, cores)
+                self.resumes = (*self.resumes, Resume(one.first.job_id))
+                self._suspended.remove(one)
+
+    def _resume(self, first: Allocation, booking: Booking, cores: Resources) -> None:
+        self.draft.take(booking)
+        self.quotas.add(first.queue, first.user, first.qos, cores, jobs=0)
+        running = RunningJob(first.job_id, self.now, inf, booking)
+        self.timeline.start(running)
+
+        def undo() -> None:
+            self.quotas.remove(first.queue, first.user, first.qos, cores, jobs=0)
+            if self.draft is self.planner.draft:
+                self.draft.give_back(booking)
+                if running in (end[3] for end in self.planner.timeline.ends):
+                    self.planner.timeline.remove(running)
+
+        self.placements.epoch += 1
+        self._undo = (*self._undo, undo)
+
+    def _is_behind(self, one: Held, cores: Resources, head: JobClass | None) -> bool:
+        """Whether the queue of the next job in line goes before that of a suspended job."""
+        if head is None or not self.quotas.is_capacity:
+            return False
+        theirs = self.quotas.rank(head.key.queue, head.wanted)
+        return theirs < self.quotas.rank(one.first.queue, one.amount + cores)
+
+    def _is_limited(self, one: Held, cores: Resources) -> bool:
+        """Whether a limit of its queue or QOS keeps a suspended job from going on."""
+        first = one.first
+        self.quotas.remove(first.queue, first.user, first.qos, one.amount)
+        denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
+        self.quotas.add(first.queue, first.user, first.qos, one.amount)
+        return denial is not None
+
+
+def _taken_up_again(one: Held) -> Booking:
+    """The cores that a suspended job has given up; all else it holds still."""
+    booking = one.bookings[0]
+    return Booking(booking.node, booking.uid, round(one.first.suspended_cpus * 1000), 0, ())
+
+
+def _preempt_mark(key: ClassKey, need: Need, guard: Guard | None) -> object:
+    return "preempt", need.signature, key.queue, key.qos, key.inherited, guard
+
+
+def _preempting(preemption: Preemption, job_id: int, name_of: Callable[[int], str]) -> Reason | None:
+    """Why it still waits: others are being stopped for it."""
+    mine = sorted(one.job_id for one in preemption.chosen.values() if one.for_job == job_id)
+    if not mine:
+        return None
+    names = [name_of(job_id) for job_id in mine]
+    text = f"{name_some('job', names)} {'make' if len(mine) > 1 else 'makes'} room for it"
+    return Reason(ReasonCode.PREEMPTING, text, {"preempted": names})

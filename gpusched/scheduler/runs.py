@@ -1,0 +1,164 @@
+"""A running job with all that it holds, as the planner keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import (
+    Placement,
+)
+from gpusched.model.value import replace
+from gpusched.policy.draft import Booking
+from gpusched.policy.preemption import Held
+from gpusched.policy.sharing.usage import footprint
+from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShareEntity
+from gpusched.scheduler.queue import JobClass
+from gpusched.scheduler.timeline import RunningJob
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.state import PlannerState
+
+
+class Run:
+    """A running job with all that it holds."""
+
+    __slots__ = (
+        *("_allocations", "_amount", "_held", "_planner", "entity", "is_guessed", "is_suspended", "job_class"),
+        *("limit_at", "placement", "predicted_at", "rate", "running"),
+    )
+
+    def __init__(self, planner: PlannerState, running: RunningJob, limit_at: float) -> None:
+        self._planner = planner
+        self.running = running
+        self.limit_at = limit_at
+        """When it is ended at the latest."""
+        self.predicted_at: float | None = None
+        """When it is planned to end, where that is not its limit; once that is past, its limit counts."""
+        self.job_class: JobClass | None = None
+        self.placement: Placement | None = None
+        self.entity: FairShareEntity | None = None
+        self.rate: Amounts = NO_AMOUNTS
+        """What its user is charged for, a second."""
+        self.is_suspended = False
+        self.is_guessed = False
+        """Whether it was not planned by its limit, whatever is predicted by now."""
+        self._allocations: tuple[Allocation, ...] | None = None
+        self._amount: Resources | None = None
+        self._held: Held | None = None
+
+    @property
+    def first(self) -> Allocation:
+        """What it holds on its first node."""
+        return self.allocations[0]
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.job_class.key.user if self.job_class is not None else self.first.user
+
+    @property
+    def queue(self) -> str:
+        """That it is in."""
+        return self.job_class.key.queue if self.job_class is not None else self.first.queue
+
+    @property
+    def qos(self) -> str:
+        """Of its job."""
+        return self.job_class.key.qos if self.job_class is not None else self.first.qos
+
+    @property
+    def array_id(self) -> int | None:
+        """Of its array, where that counts its tasks."""
+        if self.job_class is None:
+            return self.first.array_id
+        throttle = self.job_class.key.throttle
+        return None if throttle is None else throttle[0]
+
+    @property
+    def amount(self) -> Resources:
+        """What it takes from others."""
+        if self._amount is None:
+            self._amount = footprint(self._planner.layout, self.running.booking)
+        return self._amount
+
+    @property
+    def held(self) -> Held:
+        """As those see it who may take its place."""
+        if self._held is None:
+            booking = self.running.booking
+            pieces: tuple[Booking, ...] = (booking,)
+            if booking.others:
+                pieces = (replace(booking, others=()), *booking.others)
+            self._held = Held(self.first, pieces, self.amount)
+        return self._held
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """What it holds on each of its nodes."""
+        if self._allocations is None:
+            self._allocations = tuple(self._made())
+        return self._allocations
+
+    def tell(self, allocations: tuple[Allocation, ...]) -> None:
+        """What it holds, as others know it."""
+        self._allocations, self._held, self._amount = allocations, None, None
+
+    def predict(self, end_at: float | None) -> None:
+        """It is planned to end then, where that is not its limit."""
+        self.predicted_at = end_at
+        if self._allocations is not None:
+            self.tell(tuple(replace(held, predicted_end_at=end_at) for held in self._allocations))
+
+    def _made(self) -> Iterator[Allocation]:
+        assert self.job_class is not None
+        assert self.placement is not None
+        key, running = self.job_class.key, self.running
+        grace_s = self._planner.settings.life.grace_s
+        for place in (self.placement, *self.placement.others):
+            yield Allocation(
+                job_id=running.job_id,
+                uid=key.uid,
+                node=place.node,
+                gpus=place.gpus,
+                cpus=place.cpus,
+                mem_mib=place.mem_mib,
+                start_at=running.start_at,
+                expected_end_at=None if self.limit_at == inf else self.limit_at,
+                predicted_end_at=self.predicted_at,
+                user=key.user,
+                account=key.account,
+                queue=key.queue,
+                qos=key.qos,
+                resources=place.resources,
+                licenses=place.licenses,
+                is_exclusive=place.is_exclusive,
+                reservation=key.reservation,
+                can_requeue=key.can_requeue,
+                can_suspend=key.can_suspend,
+                array_id=None if key.throttle is None else key.throttle[0],
+                grace_s=grace_s,
+                request=key.request,
+            )
+
+
+def is_as_planned(planned: Allocation, held: Allocation) -> bool:
+    """Whether a run holds what a plan thought it would, until then."""
+    return (
+        planned.node == held.node
+        and planned.gpus == held.gpus
+        and planned.cpus == held.cpus
+        and planned.mem_mib == held.mem_mib
+        and planned.resources == held.resources
+        and planned.licenses == held.licenses
+        and planned.is_exclusive == held.is_exclusive
+        and planned.start_at == held.start_at
+        and planned.expected_end_at == held.expected_end_at
+        and planned.predicted_end_at == held.predicted_end_at
+        and (planned.user, planned.account, planned.queue, planned.qos)
+        == (held.user, held.account, held.queue, held.qos)
+        and planned.array_id == held.array_id
+    )
