@@ -602,7 +602,7 @@ class PlannerState:
     @property
     def is_idle(self) -> bool:
         """Whether there is nobody to plan for."""
-        return not (len(self.queue) or any(one.is_suspended for one in self.runs.values()))
+        return not (len(self.queue) or self._tentative or any(one.is_suspended for one in self.runs.values()))
 
     def move_to(self, now: float) -> None:
         """Count the time that has passed, for whoever asks for ranks."""

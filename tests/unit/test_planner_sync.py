@@ -196,6 +196,17 @@ def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     check_planner(lab)
 
 
+def test_a_planner_with_a_start_that_is_not_carried_out_is_not_idle() -> None:
+    lab = Lab(gpus=1)
+    lab.turn()
+    lab.clock.advance(4)
+    lab.scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
+    lab.scheduler.tick()
+    planner = lab.scheduler.planner()
+    assert [start.job_id for start in planner.plan(lab.clock.now()).starts] == [1]
+    assert not planner.is_idle
+
+
 def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
     lab, _, pending = waiting_lab()
     scheduler = lab.scheduler
