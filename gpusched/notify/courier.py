@@ -14,7 +14,6 @@ lock on that file, so that no new sender begins before the old one has come to i
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -49,8 +48,8 @@ _SILENT_S = 1.0
 _MOST_READS = 64
 _ENDING_S = 0.05
 """For a process that has closed its end to be gone."""
-_LEAST_PIPE_BYTES, _MOST_BYTES = 1 << 16, 1 << 20
-"""Of one batch: what a pipe holds, so that nobody waits for its reader."""
+_MOST_BYTES = 1 << 20
+"""Of one batch."""
 _MOST_RECEIPTS = 1 << 20
 """Bytes of them that are looked at, the last ones: the daemon waits meanwhile."""
 _MOST_TOLD = 1000
@@ -216,7 +215,7 @@ class Courier:
         if root not in path:
             path.append(root)
         orders = self._orders(waiting)
-        taken = _full_pipe(b"".join(orders.values()))
+        taken = _file_of(b"".join(orders.values()))
         heard, said = os.pipe()
         try:
             self._child = subprocess.Popen(
@@ -353,21 +352,17 @@ def order_of(alert: Alert, tries: Mapping[str, int]) -> bytes:
     return json.dumps(order).encode() + b"\n"
 
 
-def _full_pipe(data: bytes) -> int:
-    """The end to read of a pipe that holds just this. Raises: OSError when it cannot hold so much."""
-    taken, given = os.pipe()
+def _file_of(data: bytes) -> int:
+    """A file in memory with this, to be read from its beginning. Not a pipe, of which a user's share may be used up."""
+    fd = os.memfd_create("alerts")
     try:
-        if len(data) > _LEAST_PIPE_BYTES:
-            fcntl.fcntl(given, fcntl.F_SETPIPE_SZ, len(data))
-        os.set_blocking(given, False)
-        if os.write(given, data) < len(data):
-            raise OSError(errno.EMSGSIZE, f"a pipe does not hold {len(data)} bytes")
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
-        os.close(taken)
+        os.close(fd)
         raise
-    finally:
-        os.close(given)
-    return taken
+    return fd
 
 
 def _read(fd: int) -> Iterable[tuple[str, str]]:

@@ -328,6 +328,20 @@ def test_more_than_a_batch_holds_goes_with_the_next_ones_and_blocks_nobody(
     assert len(web.messages) == len(big)
 
 
+def test_a_batch_goes_out_where_a_users_share_of_pipe_memory_is_used_up(
+    desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, what: int, *_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(fcntl, "fcntl", full)
+    desk.waiting = {str(n): replace(alert(str(n)), facts=(("name", "y" * 8000),)) for n in range(10)}
+    desk.hand()
+    assert desk.courier.trouble is None
+    desk.wait_done(*desk.waiting)
+    assert len(web.messages) == 10
+
+
 def test_a_sender_that_does_not_end_is_ended(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
