@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from gpusched.model.job import Request
 from gpusched.model.settings import STRATEGIES, PlacementSettings, Settings
 from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.finder import Finder
 from gpusched.policy.placement import Need, find, options
 from gpusched.policy.wanted import Wanted, insistence
+from gpusched.simulate.packing import Finder
 from gpusched.testing import gpu_view, node
 
 REQUESTS = [

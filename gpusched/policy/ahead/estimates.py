@@ -14,8 +14,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Plan, Prediction, Snapshot
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.ahead import swift
-from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit
+from gpusched.policy.ahead.future import Arrival, Future, Length, by_limit, play_starts_and_ends
 from gpusched.policy.ahead.place import in_order
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.planner import decide
@@ -108,7 +107,7 @@ def _play(
 ) -> tuple[dict[int, float], Plan | None]:
     """When these start if runs last so long, and the plan of the present where one was made."""
     if not arrivals and extensions == NO_EXTENSIONS:
-        found = swift.play(snapshot, settings, length, wanted, SWIFTER * max_cycles)
+        found = play_starts_and_ends(snapshot, settings, length, wanted, SWIFTER * max_cycles)
         if found is not None:
             return found, None
     future = Future(snapshot, settings, length, arrivals, extensions)
