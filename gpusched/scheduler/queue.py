@@ -413,10 +413,6 @@ class PendingQueue:
         if not count and not job_class.jobs and self._by_key.get(job_class.key) is job_class:
             del self._by_key[job_class.key]
 
-    def remember(self, job_class: JobClass) -> None:
-        """One of these runs that was never pending here."""
-        self.others += not job_class.is_cores_only
-
     def forget(self, job_class: JobClass) -> None:
         """One of these is neither pending nor running any more."""
         self.others -= not job_class.is_cores_only

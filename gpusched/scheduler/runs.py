@@ -27,7 +27,7 @@ class Run:
     """A running job with all that it holds."""
 
     __slots__ = (
-        *("_allocations", "_amount", "_held", "_planner", "entity", "is_guessed", "is_suspended", "job_class"),
+        *("_allocations", "_amount", "_held", "_planner", "entity", "is_suspended", "job_class"),
         *("limit_at", "placement", "predicted_at", "rate", "running"),
     )
 
@@ -44,8 +44,6 @@ class Run:
         self.rate: Amounts = NO_AMOUNTS
         """What its user is charged for, a second."""
         self.is_suspended = False
-        self.is_guessed = False
-        """Whether it was not planned by its limit, whatever is predicted by now."""
         self._allocations: tuple[Allocation, ...] | None = None
         self._amount: Resources | None = None
         self._held: Held | None = None

@@ -318,12 +318,6 @@ class PlannerState:
         if event.job_id in self.runs:
             self.run_ended(event.job_id, is_charged=event.is_charged)
 
-    def expect(self, job_id: int, end_at: float) -> None:
-        """A running job that was planned by a prediction is expected to end then; infinite: nobody knows when."""
-        one = self.runs[job_id]
-        if one.is_guessed:
-            self._expect(one, end_at)
-
     def _expect(self, one: Run, end_at: float) -> None:
         one.predict(None if end_at == inf else end_at)
         self._plan_end(one, one.limit_at if end_at <= self._now else min(end_at, one.limit_at))
@@ -435,7 +429,6 @@ class PlannerState:
         running = RunningJob(first.job_id, first.start_at, end_of(first, now), booking)
         run = Run(self, running, limit_at)
         run.predicted_at = predicted_at
-        run.is_guessed = predicted_at is not None or limit_at == inf
         run.is_suspended = first.is_suspended
         run.tell(allocations)
         self.runs[first.job_id] = run
@@ -573,7 +566,6 @@ class PlannerState:
         self.timeline.add(running)
         run = self.runs[entry[1]] = Run(self, running, now + job_class.limit_s)
         run.job_class, run.placement = job_class, start.placement
-        run.is_guessed = not job_class.is_limited or job_class.key.plan_s is not None
         if running.end_at < run.limit_at:
             run.predicted_at = running.end_at
         if self.counts_quotas or self.ranking.tracks_held or job_class.key.throttle is not None:

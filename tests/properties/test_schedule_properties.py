@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpusched.model.job import Request
 from gpusched.model.settings import AccountSettings, PlacementSettings, PrioritySettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
+from gpusched.scheduler.events import RunExpected
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.queue import JobClass
 from gpusched.testing import NOW, gpu_view, node
@@ -143,7 +144,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
             waiting.remove(gone)
         guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
         for job_id in guessed:
-            planner.expect(job_id, dice.choice([now + 3.0, float("inf")]))
+            planner.apply(RunExpected(job_id, dice.choice([now + 3.0, float("inf")])))
         for job_class in own.values():
             if dice.random() < 0.2:
                 planner.predict(job_class, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
