@@ -19,7 +19,7 @@ from gpusched.model.alerts import Alert
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
 from gpusched.notify.batch import FILE, Report
-from gpusched.notify.courier import Courier
+from gpusched.notify.courier import Courier, may_settle
 from gpusched.policy.life.admin_alerting import MOST_IN_QUIET, News, admin_alert
 from gpusched.ports import Changes, JobFilter
 
@@ -200,9 +200,9 @@ class Dispatcher:
         """Add to the changes what a report makes of its alert; nothing where the table says so already."""
         key = report["key"]
         alert = current.get(key)
-        if alert is None or report.get("target") in alert.settled:
-            return
         is_done = bool(report.get("done"))
+        if alert is None or not (is_done or may_settle(alert, report.get("target", ""))):
+            return
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:
             after = self._scheduler.alerts.settled(alert, settled, self._scheduler.world, is_done=is_done)

@@ -8,7 +8,7 @@
     choice      which of the two launchers a daemon uses
     isolation   what the kernel can keep runs to on this machine; `processors` are those it has
     guard       keeps who is in no job off the GPUs
-    codec       the model's tickets, orders and events as supervisors speak them
+    orders      the lines of a run's order file, and which orders it still lacks
     remains     finds and kills what a dead supervisor left behind
     janitor     clears up after ended runs, in quiet moments
     simulated   an engine without processes, for tests and the simulator

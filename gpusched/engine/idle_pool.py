@@ -1,9 +1,9 @@
-"""Supervisors whose run is over and that wait a moment for another: how they are counted, and handed a ticket.
+"""Idle supervisors, whose run is over and which wait a moment for another: how they are counted and get a ticket.
 
-A fork of Python, the copying of the pages that it then touches and its end cost more processor time than all else
-that is done for a short job. Idle supervisors put a token each, their pid, into a pipe. The daemon takes one and then
-puts a ticket into the queue from which they all read; so does the fork server, for tickets that found nobody idle
-when they were sent. A supervisor that is tired of waiting takes its own token out, and so is not counted on any more.
+Forking Python, copying the pages that the fork then touches and ending it cost more processor time than everything
+else done for a short job. Each idle supervisor puts a token, its pid, into a pipe. The daemon takes one out and then
+puts a ticket into the queue that all of them read; so does the fork server, for tickets sent while none was idle. A
+supervisor whose wait times out takes its own token out, so that nobody counts on it any more.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class IdlePool:
             return 0
 
     def withdraw(self, own: int) -> bool:
-        """Take one's own pid out; False when somebody has done so already: a ticket is coming."""
+        """Take one's own pid out; False when it was taken already: a ticket is coming."""
         first = 0
         while pid := self.take():
             if pid == own:

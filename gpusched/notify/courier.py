@@ -50,8 +50,11 @@ _ENDING_S = 0.05
 """For a process that has closed its end to be gone."""
 _MOST_BYTES = 1 << 20
 """Of one batch."""
+_LONGEST_RECEIPT = 1 << 12
 _MOST_RECEIPTS = 1 << 20
 """Bytes of them that are looked at, the last ones: the daemon waits meanwhile."""
+MOST_SETTLED = 1000
+"""Targets of one alert that are recorded; no user has as many."""
 _MOST_TOLD = 1000
 """Receipts that are believed at once; there are as many as an alert has targets, times alerts under way."""
 _BOOT = (
@@ -193,7 +196,7 @@ class Courier:
                 # Its user can write into it as long as they like: at the cost of their own quota.
                 os.fchown(fd, self._uid, -1)
             told = list(dict.fromkeys((key, target) for key, target in _read(fd) if key in waiting))
-            told = [(key, target) for key, target in told if target not in waiting[key].settled][-_MOST_TOLD:]
+            told = [(key, target) for key, target in told if may_settle(waiting[key], target)][-_MOST_TOLD:]
             if told:
                 return [{"key": key, "target": target, "outcome": "told", "tries": 1} for key, target in told]
             os.ftruncate(fd, 0)
@@ -337,6 +340,11 @@ class _Children:
         cls.ending = [one for one in (*cls.ending, child) if one.poll() is None]
 
 
+def may_settle(alert: Alert, target: str) -> bool:
+    """Whether this is news of an alert. Its user can claim any number of targets, and each would stay in its row."""
+    return target not in alert.settled and len(alert.settled) < MOST_SETTLED
+
+
 def order_of(alert: Alert, tries: Mapping[str, int]) -> bytes:
     """An alert as the sender reads it."""
     order = {
@@ -373,6 +381,8 @@ def _read(fd: int) -> Iterable[tuple[str, str]]:
     start = max(0, os.fstat(fd).st_size - _MOST_RECEIPTS)
     _, *lines = (b"\n" * (not start) + os.pread(fd, _MOST_RECEIPTS, start)).split(b"\n")
     for line in lines:
+        if len(line) > _LONGEST_RECEIPT:
+            continue
         try:
             key, target = json.loads(line)
         except (ValueError, TypeError, RecursionError):

@@ -234,6 +234,19 @@ def test_a_receipt_stands_for_a_message_whose_sender_died_before_it_could_say_so
     assert (desk.folder / "told").read_text() == ""
 
 
+def test_receipts_that_no_sender_writes_are_left_out(
+    desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "MOST_SETTLED", 2)
+    lines = [["1", "x" * 10_000], ["2", "c"]]
+    (desk.folder / "told").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    desk.waiting = {"1": alert("1"), "2": replace(alert("2"), settled=("a", "b"))}
+    desk.hand()
+    assert desk.reports == []
+    desk.wait_done("1", "2")
+    assert len(web.messages) == 2
+
+
 def test_what_a_killed_sender_was_sending_comes_to_its_end_and_is_sent_once(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")

@@ -12,6 +12,7 @@ from gpusched.daemon.tick import STEPS
 from gpusched.model.alerts import Alert
 from gpusched.model.job import Alerting
 from gpusched.model.settings import AlertSettings
+from gpusched.notify import courier
 from gpusched.ports import Changes
 
 END = Alerting(("end",))
@@ -134,6 +135,19 @@ def test_a_report_that_cannot_be_taken_in_keeps_back_no_other(monkeypatch: pytes
     for _ in range(2):
         desk.dispatcher.reconcile()
     assert alerts.rows == {}
+
+
+def test_targets_without_end_that_a_user_claims_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier, "MOST_SETTLED", 3)
+    desk = Desk()
+    desk.end_jobs()
+    claimed = [{"key": "1.1 end", "target": f"t{n}", "outcome": "told", "tries": 1} for n in range(5)]
+    monkeypatch.setattr(desk.make(ANN.uid, AlertSettings()), "poll", lambda: claimed)
+    for _ in range(2):
+        desk.dispatcher.reconcile()
+    assert desk.lab.scheduler.alerts.rows["1.1 end"].settled == ("t0", "t1", "t2")
+    stories = [event.text for event in desk.lab.store.events(1)]
+    assert sum(text.startswith("told t") for text in stories) == 3
 
 
 def test_a_memory_that_cannot_follow_the_table_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
