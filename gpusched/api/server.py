@@ -21,7 +21,6 @@ from gpusched.api.pace import MAX_BODY, PACE, too_many
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
 from gpusched.daemon.access import Hidden, is_admin, is_root
-from gpusched.daemon.checks import SETTINGS_HINT
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")
@@ -94,7 +93,7 @@ async def _warn(request: web.Request, response: web.StreamResponse) -> None:
     problem = service.scheduler.settings_problem()
     caller = known_caller(request)
     if problem is not None and caller is not None and is_admin(caller, service.settings):
-        response.headers[WARNING] = quote(f"{problem}; {SETTINGS_HINT}"[:MOST_WARNING])
+        response.headers[WARNING] = quote("; ".join(problem)[:MOST_WARNING])
 
 
 @web.middleware

@@ -21,7 +21,6 @@ from gpusched.policy.sharing.usage import capacity_of
 MOST_COMPARED = 20_000
 """Active jobs with which the job table is still read for a check, within a second: nothing else is done meanwhile."""
 _MOST_TOLD = 5
-SETTINGS_HINT = "mend the config file (gpusched config check says all of it), then: sudo systemctl reload gpusched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def _settings(scheduler: Scheduler) -> Check:
     problem = scheduler.settings_problem()
     if problem is None:
         return Check("settings", True, "those of the config file, as it was read last")
-    return Check("settings", False, problem, SETTINGS_HINT)
+    return Check("settings", False, *problem)
 
 
 def _access(scheduler: Scheduler) -> Check:

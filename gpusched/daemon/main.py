@@ -173,7 +173,7 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
             settings = file.fall_back(error)
             begun = _begin(settings, manager)
         if file.problem is not None:
-            log.error("%s", file.problem)
+            log.error("%s; %s", *file.problem)
         _serve(settings, begun, file, report, manager)
     finally:
         lock.release()

@@ -21,15 +21,17 @@ from .reloading import check_promises
 
 log = getLogger("gpusched.daemon")
 
+_RELOAD = "then: sudo systemctl reload gpusched"
+_HINT = f"mend the config file (gpusched config check says all of it), {_RELOAD}"
 RUNNING_PER_USER = 1000
 """Of a scheduler for all: whoever asks for no core could otherwise have a hundred thousand supervisors of root's."""
 
 
 class SettingsFile:
-    """Reads the config file; `problem` says why the settings in force are not those of the file."""
+    """Reads the config file; `problem` says why the settings in force are not those of the file, and what to do."""
 
     def __init__(self) -> None:
-        self.problem: str | None = None
+        self.problem: tuple[str, str] | None = None
         self._accepted = os.path.join(paths.state_dir(), "config.accepted.toml")
 
     def read(self) -> Loaded:
@@ -54,7 +56,9 @@ class SettingsFile:
             raise error
         settings, at = found
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-        self.problem = f"{error.message}; until that is mended the settings of {used} hold"
+        # What is right in itself and does not fit this machine, no look at the file would show.
+        hint = f"{error.hint}; {_RELOAD}" if isinstance(error, NotReady) and error.hint else _HINT
+        self.problem = f"{error.message}; until that is mended the settings of {used} hold", hint
         return settings
 
     def accept(self, settings: Settings) -> None:

@@ -134,8 +134,8 @@ class Scheduler:
         """Called when runs have ended whose GPUs a reading can show clean that begins now; has one taken."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings when they were read again."""
-        self.settings_problem: Callable[[], str | None] = lambda: None
-        """Why the settings in force are not those of the config file; None when they are."""
+        self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
+        """Why the settings in force are not those of the config file, and what to do; None when they are."""
         self._clock = clock
         self._boot_id = boot_id
         self._step = step
