@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.resources import Resources
-from gpusched.model.snapshot import (
-    Placement,
-)
+from gpusched.model.snapshot import ClassKey, Placement
 from gpusched.model.value import replace
 from gpusched.policy.draft import Booking
 from gpusched.policy.preemption import Held
@@ -114,33 +112,41 @@ class Run:
     def _made(self) -> Iterator[Allocation]:
         assert self.job_class is not None
         assert self.placement is not None
-        key, running = self.job_class.key, self.running
+        running = self.running
+        limit_at = None if self.limit_at == inf else self.limit_at
         grace_s = self._planner.settings.life.grace_s
         for place in (self.placement, *self.placement.others):
-            yield Allocation(
-                job_id=running.job_id,
-                uid=key.uid,
-                node=place.node,
-                gpus=place.gpus,
-                cpus=place.cpus,
-                mem_mib=place.mem_mib,
-                start_at=running.start_at,
-                expected_end_at=None if self.limit_at == inf else self.limit_at,
-                predicted_end_at=self.predicted_at,
-                user=key.user,
-                account=key.account,
-                queue=key.queue,
-                qos=key.qos,
-                resources=place.resources,
-                licenses=place.licenses,
-                is_exclusive=place.is_exclusive,
-                reservation=key.reservation,
-                can_requeue=key.can_requeue,
-                can_suspend=key.can_suspend,
-                array_id=None if key.throttle is None else key.throttle[0],
-                grace_s=grace_s,
-                request=key.request,
-            )
+            held = held_by(self.job_class.key, running.job_id, place, running.start_at, limit_at, grace_s)
+            yield held if self.predicted_at is None else replace(held, predicted_end_at=self.predicted_at)
+
+
+def held_by(
+    key: ClassKey, job_id: int, place: Placement, start_at: float, limit_at: float | None, grace_s: float
+) -> Allocation:
+    """What a job of this class holds on one node. Args: limit_at: when its time limit is over, if it has one."""
+    return Allocation(
+        job_id=job_id,
+        uid=key.uid,
+        node=place.node,
+        gpus=place.gpus,
+        cpus=place.cpus,
+        mem_mib=place.mem_mib,
+        start_at=start_at,
+        expected_end_at=limit_at,
+        user=key.user,
+        account=key.account,
+        queue=key.queue,
+        qos=key.qos,
+        resources=place.resources,
+        licenses=place.licenses,
+        is_exclusive=place.is_exclusive,
+        reservation=key.reservation,
+        can_requeue=key.can_requeue,
+        can_suspend=key.can_suspend,
+        array_id=None if key.throttle is None else key.throttle[0],
+        grace_s=grace_s,
+        request=key.request,
+    )
 
 
 def is_as_planned(planned: Allocation, held: Allocation) -> bool:

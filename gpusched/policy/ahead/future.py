@@ -36,6 +36,7 @@ from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.life.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
 from gpusched.policy.sharing.usage import charged, footprint
 from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.runs import held_by
 
 TOGETHER = 0.01
 """Ends within this part of the time that lies between them and the present are taken together."""
@@ -191,33 +192,9 @@ class Future:
         length = self._length(job.id, key.time_limit_s, 0.0)
         end_at = None if length is None else self.now + length
         limit_at = None if key.time_limit_s is None else self.now + key.time_limit_s
-        pieces = tuple(self._hold(key, job.id, piece, limit_at) for piece in (place, *place.others))
+        grace_s = self._settings.life.grace_s
+        pieces = tuple(held_by(key, job.id, piece, self.now, limit_at, grace_s) for piece in (place, *place.others))
         return _Running(pieces, end_at, key, job.queued_at)
-
-    def _hold(self, key: ClassKey, job_id: int, place: Placement, limit_at: float | None) -> Allocation:
-        return Allocation(
-            job_id=job_id,
-            uid=key.uid,
-            node=place.node,
-            gpus=place.gpus,
-            cpus=place.cpus,
-            mem_mib=place.mem_mib,
-            start_at=self.now,
-            expected_end_at=limit_at,
-            user=key.user,
-            account=key.account,
-            queue=key.queue,
-            qos=key.qos,
-            resources=place.resources,
-            licenses=place.licenses,
-            is_exclusive=place.is_exclusive,
-            reservation=key.reservation,
-            can_requeue=key.can_requeue,
-            can_suspend=key.can_suspend,
-            array_id=None if key.throttle is None else key.throttle[0],
-            grace_s=self._settings.life.grace_s,
-            request=key.request,
-        )
 
     def _preempt(self, preempt: Preempt) -> None:
         run = self._running.get(preempt.job_id)
