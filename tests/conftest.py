@@ -29,6 +29,16 @@ settings.load_profile("gpusched")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+
+@pytest.fixture(autouse=True)
+def _forget_what_daemons_warned_of() -> Iterator[None]:
+    """A command prints the warnings of its daemon at its end; those of one test are none of the next one's."""
+    yield
+    client = sys.modules.get("gpusched.client")
+    if client is not None:
+        client.warnings.clear()
+
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and every command that a test types would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

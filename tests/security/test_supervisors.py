@@ -110,7 +110,7 @@ def ticket(folder: Path, **more: Any) -> dict[str, Any]:
         "stderr_path": None,
         "append": False,
         "checkpoint_dir": None,
-        "log_max_bytes": None,
+        "log_max_mib": None,
         "log_keep": 0,
         "pam": False,
         **more,
