@@ -45,12 +45,15 @@ class PlannerSync:
         is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
         if planner is None or is_other:
             return self._remake(world, whole(outline.now, outline.nodes), settings, extensions)
+        # What has changed is told once: a planner that fails halfway is made anew.
+        self._planner = None
         planner.apply(events.NodesChanged(outline.nodes))
         planner.apply(events.WindowsChanged(outline.windows))
         self._tell_runs(planner, world)
         for mark in world.take_charged():
             planner.apply(events.UsageCharged(world.usage[mark]))
         self._tell_pending(planner, world)
+        self._planner = planner
         return planner
 
     def forget(self) -> None:

@@ -219,3 +219,24 @@ def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
     assert scheduler.plan is plan
     assert scheduler.planner().snapshot(lab.clock.now()) == before
     check_planner(lab)
+
+
+def test_a_planner_that_fails_to_take_in_what_has_changed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had changed was forgotten with the error, and the planner went on without it."""
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=500))
+    lab.submit(request=request(gpus=1))
+    lab.turn(1)
+    scheduler, apply = lab.scheduler, Planner.apply
+
+    def broken(self: Planner, event: events.Event) -> None:
+        if isinstance(event, events.JobQueued):
+            raise RuntimeError("broken")
+        apply(self, event)
+
+    monkeypatch.setattr(scheduler, "_plan", lambda turn: False)
+    lab.submit(request=request(gpus=1))
+    monkeypatch.setattr(Planner, "apply", broken)
+    with pytest.raises(RuntimeError):
+        scheduler.planner()
+    monkeypatch.setattr(Planner, "apply", apply)
+    assert len(scheduler.planner().queue) == 1
