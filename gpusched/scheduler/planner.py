@@ -120,7 +120,7 @@ class Planner(PlannerState):
             if one.job_class is not None:
                 made.job_class = classes.get(one.job_class, one.job_class)
         twin.tasks = self.tasks.copy()
-        twin._usage = self._usage.copy()
+        twin._usage, twin._absent, twin._recounted = self._usage.copy(), self._absent.copy(), self._recounted.copy()
         twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
         twin._tentative, twin._undo, twin._planned, twin._confirmed = [], [], [], set()
         twin._cycle = twin._steps = None
@@ -183,15 +183,6 @@ class Planner(PlannerState):
         if self._undo:
             self._close()
         return starts
-
-    def carry_out(self, plan: Plan) -> None:
-        """Take all starts of the last plan for carried out."""
-        if len(plan.starts) != len(self._tentative):
-            raise BrokenInvariant("a plan was to be carried out that is not the last one")
-        if self._tentative:
-            self.version += 1
-        self._tentative.clear()
-        self._close()
 
     def _plan(self, now: float) -> tuple[Sequence[Start], Cycle | None]:
         """The starts of a cycle, and the cycle, where it was one."""

@@ -1,4 +1,4 @@
-"""What the planner knows: machines, running jobs, pending jobs what was used, and the events that change it."""
+"""What the planner knows: machines, running jobs, pending jobs, use, and the events that change it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from gpusched.policy.ceilings import Ceilings, ceilings_of
 from gpusched.policy.draft import Booking, Draft, Layout
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import capacity_of, footprint, usage_now
+from gpusched.policy.sharing.usage import capacity_of, usage_now
 from gpusched.policy.wanted import insistence, micros_asked
 from gpusched.scheduler import events
-from gpusched.scheduler.backfill import Cycle
 from gpusched.scheduler.cluster_state import PlacementCache
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, State, amounts_of
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
@@ -278,11 +277,9 @@ class PlannerState:
         self._changes()
         if job_id in self.queue:
             self.queue.forget(self.queue.remove(job_id))
-        if job_id in self.runs:
-            self._release(job_id, is_charged=True)
-        self._hold(event.allocations, self._now)
+        self._run_changed(event)
 
-    def _run_changed(self, event: events.RunChanged) -> None:
+    def _run_changed(self, event: events.RunStarted | events.RunChanged) -> None:
         self._changes()
         job_id = event.allocations[0].job_id
         if job_id in self.runs:
@@ -574,20 +571,18 @@ class PlannerState:
         if self.fairshare.counts_use:
             entity = run.entity = job_class.entity
             state = self.fairshare.state_of(entity)
-            run.rate = self._rate(job_class, booking)
+            run.rate = self._rate(job_class, run)
             self.fairshare.begin(entity, run.rate, now)
         self._tentative.append((entry, run, state))
         self.placements.epoch += 1
         return running
 
-    def _rate(self, job_class: JobClass, booking: Booking) -> Amounts:
+    def _rate(self, job_class: JobClass, run: Run) -> Amounts:
         """What its user is charged for, a second; where all cards are alike, the same in all places."""
         rate = job_class.rate
         if rate is None:
-            qos = self.settings.qos.get(job_class.key.qos)
-            held = footprint(self.layout, booking)
-            rate = amounts_of(held if qos is None else held.times(max(0.0, qos.usage_factor)))
-            if self._is_alike and not booking.is_exclusive:
+            rate = self._charged_rate(run)
+            if self._is_alike and not run.running.booking.is_exclusive:
                 job_class.rate = rate
         return rate
 

@@ -14,7 +14,7 @@ from gpusched.model.value import replace
 from gpusched.policy.ahead.changes import format_limit
 from gpusched.policy.ahead.trial import BUDGET
 from gpusched.policy.ahead.whatif import Alternative, alternatives
-from gpusched.scheduler.planner import decide
+from gpusched.scheduler.planner import Planner, decide
 from gpusched.testing import NOW, gpu_view, node, share
 
 TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})
@@ -214,16 +214,14 @@ def test_nothing_is_proposed_that_would_not_be_admitted() -> None:
 
 
 def test_the_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpusched.policy.ahead.trial as trial
-
-    plans = 0
+    plans, plan = 0, Planner.plan
 
     def counted(*args: Any) -> Any:
         nonlocal plans
         plans += 1
-        return decide(*args)
+        return plan(*args)
 
-    monkeypatch.setattr(trial, "decide", counted)
+    monkeypatch.setattr(Planner, "plan", counted)
     many = {name: QueueSettings(name) for name in (f"q{number}" for number in range(40))}
     wish = wants(1, 8, gpu_type="a100", cpus=16.0, mem_mib=64 * 1024, min_vram_mib=1024, limit=90_000)
     scenario = Scenario([mixed()], [wish], [running(9, "n1:0")], settings=replace(Settings(), queue=many))

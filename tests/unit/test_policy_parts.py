@@ -7,8 +7,9 @@ from math import inf
 import pytest
 
 from gpusched.model.job import GpuShare
+from gpusched.model.resources import Resources
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.model.snapshot import Placement
+from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.units import plural
 from gpusched.model.value import replace
 from gpusched.policy.amounts import micros_of, squeeze
@@ -17,6 +18,7 @@ from gpusched.policy.factors import age_factor, nice_factor, short_factor, whole
 from gpusched.policy.invariants import check_invariants
 from gpusched.policy.placement import Need, find, fits, options
 from gpusched.policy.shortage import about, name_some
+from gpusched.scheduler.events import UsageCharged
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
@@ -437,3 +439,17 @@ def test_names_are_listed_and_cut():
 
 def test_one_is_not_many():
     assert (plural(1, "GPU"), plural(2, "GPU"), plural(0.5, "CPU")) == ("1 GPU", "2 GPUs", "0.5 CPUs")
+
+
+# --- forks of a planner -------------------------------------------------------------------------------
+
+
+def test_a_fork_works_out_use_by_itself():
+    """It cleared the list of users whose use the planner it was made from had yet to work out."""
+    world = snapshot(waiting=[job(1, user="ann"), job(2, user="bob", uid=1001)])
+    made = Planner.from_snapshot(world, SETTINGS)
+    made.plan(NOW)
+    made.apply(UsageCharged(Usage("", "ann", Resources(gpus=1000.0, cpus=1000.0), NOW)))
+    made.fork().plan(NOW + 1000)
+    made.move_to(NOW + 1000)
+    assert {one.user: one.used.cpus > 0 for one in made.fairshare.used()} == {"ann": True, "bob": False}

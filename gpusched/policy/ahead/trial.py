@@ -1,4 +1,4 @@
-"""Trying changes of one waiting job: each is planned by `decide`, and the number of plans is bounded."""
+"""Trying changes of one pending job: each is planned by a fork of the planner, and the number of plans is bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.model.value import replace
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.scheduler.planner import decide
+from gpusched.scheduler.events import JobQueued
+from gpusched.scheduler.planner import Planner
 
 BUDGET = 25
 """Plans that one question may cost, beside that of the present."""
@@ -38,7 +39,8 @@ class Trial:
     key: ClassKey
     job: PendingJob
     allowed: Callable[[ClassKey], bool]
-    extensions: Extensions = NO_EXTENSIONS
+    planner: Planner
+    """That knows the snapshot."""
     left: int = BUDGET + 1
     known: dict[ClassKey, float | None] = field(default_factory=dict)
     later: list[tuple[Change, float]] = field(default_factory=list)
@@ -61,7 +63,9 @@ class Trial:
                 rest = tuple(one for one in waiting.jobs if one.id != job_id)
                 classes = list(snapshot.pending)
                 classes[at : at + 1] = [PendingClass(waiting.key, rest, waiting.total - 1)] if rest else []
-                return cls(replace(snapshot, pending=tuple(classes)), settings, waiting.key, job, allowed, extensions)
+                without = replace(snapshot, pending=tuple(classes))
+                planner = Planner.from_snapshot(without, settings, extensions)
+                return cls(without, settings, waiting.key, job, allowed, planner)
         return None
 
     def start_of(self, key: ClassKey) -> float | None:
@@ -71,7 +75,9 @@ class Trial:
         if self.left <= 0:
             return None
         self.left -= 1
-        plan = decide(self._with(key), self.settings, self.extensions)
+        tried = self.planner.fork()
+        tried.apply(JobQueued(key, self.job))
+        plan = tried.plan(self.snapshot.now)
         found: float | None = None
         if any(start.job_id == self.job.id for start in plan.starts):
             found = self.snapshot.now
@@ -94,15 +100,6 @@ class Trial:
                 yield window.start_at
             elif window.name == self.key.reservation:
                 yield window.end_at
-
-    def _with(self, key: ClassKey) -> Snapshot:
-        classes = {waiting.key: waiting for waiting in self.snapshot.pending}
-        there = classes.get(key)
-        jobs = (self.job,) if there is None else (*there.jobs, self.job)
-        total = 1 if there is None else there.total + 1
-        classes[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
-        ordered = sorted(classes.values(), key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
-        return replace(self.snapshot, pending=tuple(ordered))
 
     def helps(self, one: Change) -> bool:
         """Whether the job starts now with this; what only makes it sooner is remembered."""
