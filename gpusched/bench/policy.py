@@ -7,7 +7,7 @@ over the classes and cards in the same interpreter, the least any such cycle mus
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
 from gpusched.bench.harness import show
@@ -21,9 +21,10 @@ from gpusched.model.settings import (
     QueueSettings,
     Settings,
 )
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.scheduler.events import Event, JobQueued, RunEnded, RunStarted
 from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.runs import held_by
 
 NODES, GPUS_PER_NODE = 8, 8
 NOW = 1_000_000.0
@@ -165,34 +166,17 @@ class Lab:
             self.planner.apply(event)
         plan = self.planner.plan(self.now)
         for start in plan.starts:
-            self.planner.apply(RunStarted(tuple(held_by(self.key_of[start.job_id], start, self.now))))
+            key, places = self.key_of[start.job_id], (start.placement, *start.placement.others)
+            end_at = None if key.time_limit_s is None else self.now + key.time_limit_s
+            grace_s = self.planner.settings.life.grace_s
+            held = (held_by(key, start.job_id, place, self.now, end_at, grace_s) for place in places)
+            self.planner.apply(RunStarted(tuple(held)))
         took_ms = (time.process_time() - began) * 1e3
         self.running.update(start.job_id for start in plan.starts)
         for preempted in plan.preempts:
             self.planner.apply(RunEnded(preempted.job_id))
             self.running.remove(preempted.job_id)
         return took_ms
-
-
-def held_by(key: ClassKey, start: Start, now: float) -> Iterator[Allocation]:
-    """What a run that starts now holds on each of its nodes."""
-    end_at = None if key.time_limit_s is None else now + key.time_limit_s
-    for place in (start.placement, *start.placement.others):
-        yield Allocation(
-            start.job_id,
-            key.uid,
-            place.node,
-            place.gpus,
-            place.cpus,
-            place.mem_mib,
-            now,
-            end_at,
-            user=key.user,
-            account=key.account,
-            queue=key.queue,
-            qos=key.qos,
-            request=key.request,
-        )
 
 
 def steady(jobs: int, classes: int, settings: Settings, what: str, repeats: int = 60) -> None:
