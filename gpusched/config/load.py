@@ -12,14 +12,16 @@ from gpusched.config.known import COUNTS, PLUGINS, SETTINGS, TABLE_SETTINGS
 from gpusched.config.mistakes import Place, SettingsError, unknown_setting
 from gpusched.config.reading import CONFIG_VARIABLE, Reader
 from gpusched.errors import UsageError
-from gpusched.model.settings import Settings
+from gpusched.model.presets import FAIR, PRESETS, under_preset
+from gpusched.model.settings import AUTO, Settings
 from gpusched.model.value import Value
 
 FAKE_GPUS_VARIABLE = "GPUSCHED_FAKE_GPUS"
 
 
 class Loaded(Value):
-    """Settings, and for every path where the value came from: `default`, a file and its line, a variable, an option."""
+    """Settings, and for every path where the value came from: `default`, a preset, a file and its line, a variable, an
+    option."""
 
     settings: Settings
     origin: Mapping[str, str] = field(default_factory=dict)
@@ -48,11 +50,16 @@ class Loaded(Value):
 
 
 def load_settings(
-    path: str | None, environment: Mapping[str, str], overrides: Mapping[str, Any] = MappingProxyType({})
+    path: str | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    chosen: str = FAIR,
 ) -> Loaded:
-    """Settings of one daemon: default, then file, then environment, then `overrides` by path (`gpu.ids`).
+    """Settings of one daemon: default, then preset, then file, then environment, then `overrides` by path (`gpu.ids`).
 
     The file is the one that GPUSCHED_CONFIG names, which must exist, else `path`, which need not.
+    Args: chosen: the preset that is in force where the file says `auto`.
     Raises: SettingsError for a file, name or value that cannot be used, or for settings that contradict
     each other; with file, line and the nearest name that can be used.
     """
@@ -60,7 +67,16 @@ def load_settings(
     problems = reader.problems()
     if problems:
         raise SettingsError(problems)
-    return Loaded(reader.build(), MappingProxyType(reader.origin))
+    settings, origin = reader.build(), reader.origin
+    named = settings.priority.preset
+    in_force = chosen if named == AUTO else named
+    if named == AUTO:
+        settings = under_preset(settings, in_force)
+    from_preset = f"preset {in_force}" + (f", chosen by {AUTO}" if named == AUTO else "")
+    for key in PRESETS[in_force]:
+        if key not in settings.stated:
+            origin[f"priority.{key}"] = from_preset
+    return Loaded(settings, MappingProxyType(origin))
 
 
 def problems_in(path: str | None, environment: Mapping[str, str]) -> list[UsageError]:

@@ -20,6 +20,7 @@ from gpusched.config.mistakes import (
     wrong,
 )
 from gpusched.errors import UsageError
+from gpusched.model.presets import preset
 from gpusched.model.rules import Text
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
@@ -198,15 +199,18 @@ class Reader:
         return Place(f"file {self._file}" if self._file else "the settings", next(filter(None, lines), None))
 
     def build(self) -> Settings:
-        """All that was gathered, and the defaults for the rest."""
+        """All that was gathered, and the defaults for the rest: in [priority] those of the preset."""
         parts: dict[str, dict[str, Any]] = {}
         for path, value in self.values.items():
             section, _, name = path.partition(".")
             parts.setdefault(section, {})[name] = value
         made: dict[str, Any] = {section: kind(**parts.get(section, {})) for section, kind in PLAIN_SECTIONS.items()}
+        stated = parts.get("priority", {})
+        made["priority"] = preset(made["priority"].preset, stated)
         for section, kind in TABLES.items():
             made[section] = {name: kind(name, **values) for name, values in self._tables[section].items()}
-        return Settings(**made, license=self._counts, plugins=self._plugins)
+        names = tuple(sorted(stated.keys() - {"preset"}))
+        return Settings(**made, license=self._counts, plugins=self._plugins, stated=names)
 
 
 def _is_module(name: object) -> bool:

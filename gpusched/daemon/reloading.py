@@ -99,6 +99,9 @@ def _differing(one: Settings, other: Settings) -> list[str]:
     """Paths of settings with two values: `daemon.poll_s`, `queue.vision`, `plugins.load`."""
     paths: list[str] = []
     for section in fields(Settings):
+        if section.name == "stated":
+            # What is stated and says what the preset says changes nothing.
+            continue
         before, after = getattr(one, section.name), getattr(other, section.name)
         if isinstance(before, tuple):
             paths += [f"{section.name}.load"] if before != after else []

@@ -42,6 +42,9 @@ from gpusched.model.rules import (
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 from gpusched.model.value import Value
 
+AUTO = "auto"
+PRESET_NAMES = ("fair", "throughput", "fifo", "slurm", AUTO)
+
 BACKFILL_ORDERS = ("line", "shortest")
 
 BACKFILL_BY = ("limit", "prediction")
@@ -56,6 +59,9 @@ SPARING_STRATEGIES = frozenset({"pack", "outlook"})
 class PrioritySettings(Value):
     """How waiting jobs are ordered: priority = sum of weight x factor, each factor in [0, 1]."""
 
+    preset: Annotated[str, OneOf(PRESET_NAMES)] = "fair"
+    """Defaults of the settings below that the file does not state: `fair`, `throughput`, `fifo`, `slurm`, or `auto`,
+    under which the daemon chooses one of the four, see [presets](../howto/presets.md)."""
     order: Annotated[str, OneOf(ORDERS)] = "multifactor"
     """Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `spf`, `saf`, `drf`
     or `fairshare`. In all but the first two a job that has waited max_wait_s goes first, so that none starves."""
@@ -652,3 +658,5 @@ class Settings(Value):
     """`[account.NAME]`; none configured means one account of each name that is used, with equal shares."""
     plugins: tuple[str, ...] = ()
     """`[plugins] load`: modules to load beside those of entry points."""
+    stated: tuple[str, ...] = ()
+    """Settings of [priority] that the administrator has stated, by name: no preset changes them."""

@@ -2,6 +2,7 @@
 
 fcfs, sjf+easy, ...   the rules of the literature, see `rules`
 default               gpusched as it comes, or with the settings of a file
+fair, throughput, ... gpusched as it comes, under another preset
 present               with the settings that the daemon of this machine reads
 """
 
@@ -15,7 +16,8 @@ from gpusched import paths
 from gpusched.config import load_settings
 from gpusched.config.reading import CONFIG_VARIABLE
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.settings import Settings
+from gpusched.model.presets import PRESETS, preset
+from gpusched.model.settings import AUTO, Settings
 from gpusched.model.value import Value, replace
 from gpusched.simulate import predicting
 from gpusched.simulate.daemon_run import may_preempt
@@ -70,6 +72,13 @@ def _named(name: str, config: Path | None) -> Policy:
         return _of_daemon(name, load_settings(None, {CONFIG_VARIABLE: str(config)}).settings)
     if name == PRESENT:
         return _of_daemon(name, load_settings(paths.config_file(), os.environ).settings)
+    if name in PRESETS:
+        return _of_daemon(name, Settings(priority=preset(name)))
+    if name == AUTO:
+        raise UsageError(
+            f"the preset {AUTO} is whichever of the others serves best, and no policy of its own",
+            f"--policy {','.join(PRESETS)}",
+        )
     rules = rules_of(name)
     return Policy(name, rules.settings(), rules.orders_by_run_time)
 

@@ -17,6 +17,7 @@ from gpusched import quickjson
 from gpusched.errors import BrokenInvariant, GpuschedError, NotFound
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import GpuShare
+from gpusched.model.presets import PRESETS, under_preset
 from gpusched.model.recording import BadRecording, Recording, decode
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason
@@ -89,10 +90,12 @@ def _too_large(path: str) -> BadRecording:
 
 
 def under(settings: Settings, name: str) -> Settings:
-    """These settings with order, backfill and placement by a name of the literature; the rest stays.
+    """These settings with order, backfill and placement by a name of the literature, or under a preset.
 
-    Raises: UsageError for a name that is not known.
+    The rest stays. Raises: UsageError for a name that is not known.
     """
+    if name in PRESETS:
+        return under_preset(settings, name)
     made = rules_of(name).settings()
     priority = replace(
         settings.priority,

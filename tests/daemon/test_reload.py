@@ -83,3 +83,15 @@ def test_a_hangup_reloads_and_says_so_in_the_log(daemon: Daemon) -> None:
     daemon.process.send_signal(signal.SIGHUP)
     wait_until(lambda: "wheels" in log_of(daemon), what="the complaint in the log")
     assert daemon.call("GET", "/v1/cluster")["nodes"][0]["cpus"] == 3
+
+
+def test_another_preset_is_taken_over_and_what_the_file_states_stays(daemon: Daemon) -> None:
+    configure(daemon, '[priority]\npreset = "slurm"\nweight_age = 5\n')
+    changed = daemon.call("POST", "/v1/reload", {})["changed"]
+    assert {"priority.preset", "priority.weight_age", "priority.weight_fairshare"} <= set(changed)
+    configure(daemon, '[priority]\npreset = "slurm"\nweight_age = 5\nweight_fairshare = 10000\n')
+    assert daemon.call("POST", "/v1/reload", {})["changed"] == []
+    configure(daemon, '[priority]\npreset = "fifo"\nweight_age = 5\n')
+    changed = daemon.call("POST", "/v1/reload", {})["changed"]
+    assert {"priority.preset", "priority.order"} <= set(changed)
+    assert "priority.weight_age" not in changed

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from gpusched.config import describe_settings, load_settings, problems_in
 from gpusched.config.known import SETTINGS, TABLE_SETTINGS, Setting
+from gpusched.model.presets import FAIR, PRESETS, preset
 from gpusched.model.rules import Amounts, Cells, Folder, Numbers, OneOf, Range, SomeOf, Text, Texts
-from gpusched.model.settings import Settings
+from gpusched.model.settings import AUTO, Settings
+from gpusched.model.value import replace
 
 WORDS = st.text("abcxyz019_.-", min_size=1, max_size=6)
 TEXTS = st.text(st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -196,9 +198,13 @@ def test_what_is_written_is_loaded_with_its_line_and_the_rest_is_default(lines: 
         assert loaded_value(loaded.settings, line.path) == line.value, line.path
         assert loaded.origin[".".join(line.path)] == f"file {path}, line {at[line.path]}"
     said = {".".join(line.path) for line in lines}
+    name = loaded.settings.priority.preset
+    by_preset = PRESETS[FAIR if name == AUTO else name]
     for known, value, origin in loaded.values():
-        assert (origin == "default") == (known not in said), (known, value, origin)
-    untouched = Settings()
+        is_of_preset = known not in said and known.removeprefix("priority.") in by_preset
+        assert (origin == "default") == (known not in said and not is_of_preset), (known, value, origin)
+        assert origin.startswith("preset ") == is_of_preset
+    untouched = replace(Settings(), priority=preset(name))
     for info in describe_settings():
         path_of = tuple(info.path.split("."))
         if info.path not in said:
