@@ -78,7 +78,7 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
         "start": range_json(found, estimates.calibration(), service.scheduler.now()),
         "alternatives": [alternative_json(one) for one in alternatives],
         "accuracy": accuracy_json(estimates.accuracy(), estimates.calibration()),
-        "predictions": prediction_json(service.scheduler.history.measure, service.scheduler.settings),
+        "predictions": prediction_json(service.scheduler.history.measure(job.user), service.scheduler.settings),
     }
 
 
@@ -122,7 +122,7 @@ async def starts(request: web.Request) -> web.Response:
     return respond(
         starts=[row for _, _, row in rows],
         accuracy=accuracy_json(scheduler.estimates.accuracy(), calibration),
-        predictions=prediction_json(scheduler.history.measure, scheduler.settings),
+        predictions=prediction_json(scheduler.history.measure(), scheduler.settings),
     )
 
 

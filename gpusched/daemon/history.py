@@ -12,7 +12,7 @@ from math import inf
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Prediction, VramSeen
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
@@ -20,6 +20,7 @@ from gpusched.predict import vram
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import SAMPLES, Family, family, planned_s, predict
 from gpusched.predict.judging import Judge, Measure, Said
+from gpusched.predict.overruns import Ended, Overruns, at_least
 from gpusched.predict.past import Guess, Past, by_all_alike, by_last_two
 
 MOST_JOBS = 5000
@@ -45,12 +46,15 @@ class History:
         """VRAM of each card that runs used, by family, oldest first."""
         self._past = Past()
         self._judge = Judge()
+        self._overruns = Overruns()
         self._said: dict[int, int] = {}
         """What running jobs with a time limit were guessed to run, as they started."""
         self._learned: set[str] = set()
         """Runs learned in the turn that is under way: after a commit that fails it is repeated."""
         self._news: dict[Family, None] = {}
         """Families of which something was learned since the last look."""
+        self._turned: dict[str, None] = {}
+        """Users for whom limits are gone by since the last look, or are no longer."""
         self._looked_at = -inf
         self._unread: range | None = None
         """Jobs whose past is not read yet; None before the first look into the table."""
@@ -74,15 +78,19 @@ class History:
         return not self._unread
 
     def _read(self, ids: frozenset[int]) -> None:
-        jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=frozenset({JobState.COMPLETED})))}
+        jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=_TELLING))}
         older: dict[Family, list[float]] = {}
-        ended: list[tuple[Job, float]] = []
+        ended: list[tuple[Job, float, bool]] = []
         peaks: dict[Family, list[int]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
             run_s = _run_s(run)
-            if run_s is not None:
-                older.setdefault(family(jobs[run.job_id]), []).append(run_s)
-                ended.append((jobs[run.job_id], run_s))
+            if run_s is None:
+                continue
+            is_cut = _is_cut(run)
+            ended.append((jobs[run.job_id], run_s, is_cut))
+            if is_cut:
+                continue
+            older.setdefault(family(jobs[run.job_id]), []).append(run_s)
             if (peak_mib := vram.peak_of(run)) is not None:
                 peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
         self._look_back(ended)
@@ -93,7 +101,10 @@ class History:
             self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-vram.RUNS :]
 
     def learn(self, job: Job, run: Run) -> None:
-        """Take in a run that has ended, once; what failed or was stopped says nothing of how long it takes."""
+        """Take in a run that has ended, once; what failed or was stopped says nothing of how long it takes.
+
+        One that was ended at its limit says how good the limit was, and that jobs like it may take longer.
+        """
         if run.id in self._learned:
             return
         self._learned.add(run.id)
@@ -106,10 +117,15 @@ class History:
             if said_s is None:
                 # It started before this daemon did.
                 said_s = self._guess(job, limit_s).plan_s
-            self._judge.add(Said(said_s, limit_s, run_s))
-        self._past.learn(_marks(job), run_s)
-        kind = family(job)
+            if self._judge.add(job.user, Said(said_s, limit_s, run_s)):
+                self._turned[job.user] = None
+        kind, is_cut = family(job), _is_cut(run)
         self._news[kind] = None
+        self._past.learn(_marks(job)[: _CUT if is_cut else None], run_s)
+        if not (is_cut and _goes_on(job)):
+            self._overruns.learn(kind, job.user, Ended(run_s, limit_s, is_cut))
+        if is_cut:
+            return
         before = self._run_times_s.pop(kind, ())
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
         if len(self._run_times_s) > MOST_FAMILIES:
@@ -125,11 +141,15 @@ class History:
         """The ends that were learned last are in the table: none of them comes again."""
         self._learned.clear()
 
-    def news(self, as_of: float) -> Collection[Family]:
-        """Families of which something was learned since this was last asked; nothing twice as of the same instant."""
+    def news(self, as_of: float) -> tuple[Collection[Family], Collection[str]]:
+        """Families of which something was learned since this was last asked, and users whose limits count otherwise.
+
+        Nothing twice as of the same instant.
+        """
         if not self._news or as_of == self._looked_at:
-            return ()
-        found, self._news, self._looked_at = self._news, {}, as_of
+            return (), ()
+        found = self._news, self._turned
+        self._news, self._turned, self._looked_at = {}, {}, as_of
         return found
 
     def vram_seen(self, job: Job) -> VramSeen | None:
@@ -143,36 +163,43 @@ class History:
             self._said[job.id] = self._guess(job, limit_s).plan_s
 
     def guess(self, job: Job) -> Guess | None:
-        """How long a job will run; None where nothing is known, or limits have been the better guesses so far.
+        """How long a job will run; None where nothing is known, or its user's limits have been the better guesses.
 
+        The order expects it to take no shorter than what runs like it that were ended at their limits make likely.
         Where there is no limit even strangers' runs say more than nothing: who is new is not last in line for that.
         """
         limit_s = job.spec.time_limit_s
         if limit_s is not None:
-            return self._guess(job, limit_s) if self._judge.measure.is_better else None
+            guess = self._guess(job, limit_s) if self._judge.is_better(job.user) else None
+            return at_least(guess, limit_s, self._overruns.least_s(family(job), job.user, limit_s))
         guess = by_last_two(self._past, _marks(job), None)
         usual_s = planned_s(self.predict(job))
         return guess if guess is None or usual_s is None else replace(guess, plan_s=usual_s)
 
-    @property
-    def measure(self) -> Measure:
-        """How good guesses and limits have been."""
-        return self._judge.measure
+    def measure(self, user: str | None = None) -> Measure:
+        """How good guesses and limits have been, for jobs of this user; None: for everybody's."""
+        return self._judge.measure(user)
 
     def _guess(self, job: Job, limit_s: int) -> Guess:
         return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or Guess(limit_s, limit_s)
 
-    def _look_back(self, ended: Sequence[tuple[Job, float]]) -> None:
-        """Take in what ended before all that is known, oldest first; each is judged by those before it."""
-        past, said = Past(), []
-        for job, run_s in ended:
+    def _look_back(self, ended: Sequence[tuple[Job, float, bool]]) -> None:
+        """Take in what ended before all that is known, oldest first; each is judged by those before it.
+
+        Args: ended: with how long each run moved, and whether it was ended at its limit.
+        """
+        past, said, overruns = Past(), [], []
+        for job, run_s, is_cut in ended:
             marks, limit_s = _marks(job), job.spec.time_limit_s
             if limit_s is not None:
                 guess = by_all_alike(past, marks[:_OWN], limit_s) or Guess(limit_s, limit_s)
-                said.append(Said(guess.plan_s, limit_s, run_s))
-            past.learn(marks, run_s)
+                said.append((job.user, Said(guess.plan_s, limit_s, run_s)))
+            past.learn(marks[: _CUT if is_cut else None], run_s)
+            if not (is_cut and _goes_on(job)):
+                overruns.append((family(job), job.user, Ended(run_s, limit_s, is_cut)))
         self._judge.add_older(said)
-        for mark in dict.fromkeys(mark for job, _ in ended for mark in _marks(job)):
+        self._overruns.learn_older(overruns)
+        for mark in dict.fromkeys(mark for job, _, _ in ended for mark in _marks(job)):
             for run_times_s in past.known((mark,)):
                 self._past.learn_older((mark,), run_times_s)
 
@@ -202,9 +229,26 @@ _OWN = 3
 """So many marks are of the same user: beside a limit that says more than what strangers do."""
 
 
+_CUT = 1
+"""So many marks learn of a run that was ended at its limit: those with the same limit, which hold as much as long."""
+
+_TELLING = frozenset({JobState.COMPLETED, JobState.TIMEOUT})
+"""Ends of runs that say something of how long jobs take."""
+
+
+def _is_cut(run: Run) -> bool:
+    """Whether a run was ended at its time limit."""
+    return run.outcome is JobState.TIMEOUT and run.reason is ReasonCode.TIME_LIMIT
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether it asked to be run again at its limit, as jobs do that go on from a checkpoint."""
+    return "timeout" in job.spec.retry.retry_on
+
+
 def _run_s(run: Run) -> float | None:
-    """How long a run moved; None for one that did not end well."""
-    if run.outcome is not JobState.COMPLETED or run.start_at is None or run.end_at is None:
+    """How long a run moved; None for one that neither ended well nor was ended at its limit."""
+    if not (run.outcome is JobState.COMPLETED or _is_cut(run)) or run.start_at is None or run.end_at is None:
         return None
     return max(0.0, run.end_at - run.start_at - run.suspended_s)
 

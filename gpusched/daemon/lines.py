@@ -70,6 +70,10 @@ class Lines:
         """The classes in which those with this mark wait, each with one of them."""
         return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
 
+    def marks(self) -> list[Hashable]:
+        """The marks that jobs in line share with those predicted as they are."""
+        return list(self._alike)
+
     def unforeseen(self) -> list[Hashable]:
         """The marks of those of whom nothing was known, and who gave no limit either."""
         return [

@@ -576,7 +576,7 @@ class Scheduler:
         self._culprit = None
         if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
             self._look_again = True
-        if self.world.rethink(self.history.news(ranked_at(turn.now, self.settings))):
+        if self.world.rethink(*self.history.news(ranked_at(turn.now, self.settings))):
             self._look_again = True
         settle_dependencies(turn)
         end_what_is_too_late(turn)

@@ -7,7 +7,7 @@ a commit fails or somebody else wrote to the table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched.model.calendar import CalendarEntry
@@ -265,8 +265,8 @@ class World:
         tasks = self.arrays.line(job.id) if job.is_array else None
         self._lines.add(job, key, tasks, self.rules.alike(job))
 
-    def rethink(self, families: Iterable[Family]) -> bool:
-        """Plan jobs of these families that are in line by what is known of them by now; whether that moved any.
+    def rethink(self, families: Iterable[Family], users: Collection[str] = ()) -> bool:
+        """Plan jobs of these families and users that are in line by what is known by now; whether that moved any.
 
         Those of whom nothing was known are among them: of them the run of a stranger says something.
         It costs one guess for each class they wait in, and only those are moved of whom something else is thought.
@@ -275,6 +275,10 @@ class World:
         changed: dict[Hashable, None] = dict.fromkeys(families)
         if changed:
             changed |= dict.fromkeys(self._lines.unforeseen())
+        if users:
+            changed |= dict.fromkeys(
+                one for one in self._lines.marks() if isinstance(one, Family) and one.user in users
+            )
         for one in changed:
             for key, job_id in self._lines.classes_alike(one):
                 predicted_s, plan_s = self.rules.learned(self.jobs[job_id])

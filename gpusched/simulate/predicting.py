@@ -12,6 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.predict.judging import Judge, Said
+from gpusched.predict.overruns import Ended, Overruns, at_least
 from gpusched.predict.past import METHODS, Guess, Past
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
@@ -21,7 +22,11 @@ EXACT = "exact"
 """Every job is known to run as long as it will."""
 
 OWN = "own"
-"""As the daemon: `similar` for jobs without a limit; for others `mixed`, while that has been better than limits."""
+"""As the daemon: `similar` for jobs without a limit; for others `mixed`, while that has been better than their user's
+limits, and no shorter than runs that were ended at their limits make likely."""
+
+CUT = "timeout"
+"""How a job ended that ran to its limit, in the words of a trace."""
 
 NAMES = (*METHODS, OWN, EXACT)
 
@@ -41,7 +46,7 @@ def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
 class _Group:
     """Jobs that are one class without predictions, and what is predicted of them."""
 
-    __slots__ = ("guess", "job", "job_class", "limit_s", "marks", "user", "waiting")
+    __slots__ = ("guess", "job", "job_class", "kind", "limit_s", "marks", "user", "waiting")
 
     def __init__(self, job_class: JobClass, job: TraceJob, marks: tuple[Hashable, ...], limit_s: int | None) -> None:
         self.job_class = job_class
@@ -50,6 +55,8 @@ class _Group:
         self.user = _whose(job)
         self.marks = marks
         """From those of jobs very much like it to those of everybody's."""
+        self.kind = self.user, job.name, job.procs, job.gpus
+        """Its family, as far as a trace tells."""
         self.limit_s = limit_s
         self.guess: Guess | None = None
         self.waiting = 0
@@ -73,6 +80,7 @@ class Foresight:
         self._method = None if name == EXACT else METHODS[own if name == OWN else name]
         self._judge = Judge() if name == OWN and self.has_limits else None
         """Of whether guesses are gone by; None: they are."""
+        self._overruns = Overruns()
         self._said_s: dict[int, int] = {}
         """What running jobs were guessed to run as they started, where that is judged."""
         self._known: dict[Hashable, _Group] = {}
@@ -104,9 +112,12 @@ class Foresight:
         """How long these will run, judged by those that have ended; None where that is not gone by."""
         if self._method is None:
             return Guess(group.job.run_s, group.job.run_s)
-        if self._judge is not None and not self._judge.is_better:
-            return None
-        return self._method(self._past, group.marks, group.limit_s)
+        if self._judge is None or group.limit_s is None:
+            return self._method(self._past, group.marks, group.limit_s)
+        is_better = self._judge.is_better(group.user)
+        guess = self._method(self._past, group.marks, group.limit_s) if is_better else None
+        least_s = self._overruns.least_s(group.kind, group.user, group.limit_s)
+        return at_least(guess, group.limit_s, least_s)
 
     def arrived(self, number: int) -> JobClass:
         """The class of a job that arrives; by what it is guessed to run, all that wait with it are."""
@@ -139,7 +150,9 @@ class Foresight:
         job, group = self._jobs[number], self._group_of(number)
         self._groups[number] = None
         if self._judge is not None:
-            self._judge.add(Said(self._said_s.pop(number), job.estimate_s, job.run_s))
+            self._judge.add(group.user, Said(self._said_s.pop(number), job.estimate_s, job.run_s))
+            ended = Ended(job.run_s, job.estimate_s, job.outcome == CUT and job.run_s >= job.estimate_s)
+            self._overruns.learn(group.kind, group.user, ended)
         if self._method is not None:
             self._past.learn(group.marks, job.run_s)
             self._changed[group.user] = None

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from lab import ROOT, Lab
+from lab import BOB, ROOT, Lab
 
 from gpusched.daemon import estimating
 from gpusched.daemon import history as history_module
@@ -15,6 +15,7 @@ from gpusched.daemon.history import KEPT, MOST_FAMILIES, Estimates, History
 from gpusched.daemon.outlook import Outlook
 from gpusched.engine.simulated import Outcome
 from gpusched.model.calendar import Estimate
+from gpusched.model.job import RetryRule
 from gpusched.model.settings import PrioritySettings, QueueSettings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState, RunState
@@ -76,7 +77,7 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
         # Without a limit it is planned with what nine in ten kept to.
         free = scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None)))
         assert free == Guess(planned_s(predict([100.0] * LEAST)), in_steps(100, None))
-        measure = scheduler.history.measure
+        measure = scheduler.history.measure()
         assert (measure.runs, round(measure.limit_factor)) == (LEAST, 36)
         assert measure.guess_factor < 1.3
 
@@ -86,6 +87,97 @@ def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
     lab.scheduler.history.load()
     ended(lab, LEAST, time_limit_s=100)
     assert lab.scheduler.history.guess(job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)) is None
+
+
+def test_the_limits_of_one_user_are_not_judged_by_those_of_another() -> None:
+    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab.scheduler.history.load()
+    ended(lab, LEAST, time_limit_s=3600)
+    ended(lab, LEAST, time_limit_s=100, caller=BOB)
+    anns = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        assert scheduler.history.guess(anns) is not None
+        assert scheduler.history.guess(replace(anns, user="bob")) is None
+        assert scheduler.history.measure("bob").limit_factor == pytest.approx(1)
+        # Everybody's count for a user who has run too little.
+        assert scheduler.history.measure("cid") == scheduler.history.measure()
+
+
+def test_who_waits_is_thought_of_anew_when_limits_of_the_user_are_no_longer_gone_by() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab.scheduler.history.load()
+    ended(lab, 1, time_limit_s=3600, launch=launch("other.sh", env_sha="e"))
+    ended(lab, LEAST - 2, time_limit_s=3600)
+    last = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    waits = lab.submit(launch=launch("other.sh", env_sha="e"), request=request(gpus=1), time_limit_s=3600)
+    lab.turn(1)
+    assert lab.scheduler.world.jobs[last].state is JobState.RUNNING
+    blocker = lab.submit(launch=launch("third.sh", env_sha="e"), request=request(gpus=1), nice=-100, caller=ROOT)
+    key = lab.scheduler.world.class_of(waits)
+    assert key is not None
+    assert key.predicted_s is None
+    lab.turn(101)
+    lab.turn(1)
+    lab.turn(1)
+    assert lab.scheduler.world.jobs[blocker].state is JobState.RUNNING
+    lab.turn(61)
+    key = lab.scheduler.world.class_of(waits)
+    assert key is not None
+    assert key.predicted_s is not None
+    assert key.predicted_s < 3600
+
+
+def cut_short(lab: Lab, times: int, **parts: Any) -> None:
+    """So many runs of the family, each ended at its limit of a minute."""
+    lab.outcome = Outcome(runs_s=7200)
+    for _ in range(times):
+        lab.submit(**{"launch": TRAIN, "request": request(gpus=1), "time_limit_s": 60, **parts})
+        for passes_s in (61, 1, 1):
+            lab.turn(passes_s)
+    assert not lab.scheduler.world.jobs
+
+
+def test_runs_ended_at_their_limit_say_that_those_like_them_take_longer_also_after_a_restart() -> None:
+    lab = Lab(gpus=1)
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=60)
+    assert lab.scheduler.history.guess(one) is None
+    cut_short(lab, 5)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        guess = scheduler.history.guess(one)
+        # What holds others up is its limit still, which it is ended at; its place is that of 6 minutes.
+        assert guess is not None
+        assert guess.plan_s == 60
+        assert guess.expected_s == pytest.approx(6 * 60, rel=0.06)
+        assert scheduler.history.guess(replace(one, user="bob")) is None
+        # Their limits were exact, as far as others are concerned.
+        assert scheduler.history.measure().limit_factor == pytest.approx(1, abs=0.05)
+
+
+def test_jobs_that_go_on_after_their_limit_have_stated_it_right() -> None:
+    lab = Lab(gpus=1)
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=60)
+    cut_short(lab, 5, retry=RetryRule(retry_on=("timeout",)))
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        assert scheduler.history.guess(one) is None
+
+
+def test_a_job_that_waits_goes_by_runs_like_it_that_are_ended_at_their_limits() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=7200), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab.scheduler.history.load()
+    ids = [lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=60) for _ in range(4)]
+    found = []
+    while lab.scheduler.world.jobs[ids[-1]].state is not JobState.RUNNING:
+        if (key := lab.scheduler.world.class_of(ids[-1])) is not None:
+            found.append((key.predicted_s, key.planned_s))
+        lab.turn(10)
+    assert found[0] == (None, 60)
+    assert found[-1][0] == pytest.approx(4 * 60, rel=0.06)
+    assert {planned_s for _, planned_s in found} == {60}
 
 
 def first_waiting_key(lab: Lab) -> ClassKey:

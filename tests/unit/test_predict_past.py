@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.predict import judging
-from gpusched.predict.judging import KEPT, LEAST, Judge, Said
 from gpusched.predict.past import METHODS, MOST_MARKS, Guess, Past, in_steps
 
 MARKS = (("ann", 3600), ("ann",))
@@ -78,38 +76,3 @@ def test_what_was_read_later_but_ended_before_counts_as_older():
 def test_a_step_is_no_further_than_a_twentieth(length_s):
     # Beside that of the step, the error of a whole number of seconds.
     assert abs(in_steps(length_s, None) - max(1.0, length_s)) <= max(1.0, length_s) / 20 + 0.5
-
-
-def test_guesses_are_gone_by_only_when_they_were_better():
-    judge = Judge()
-    assert not judge.measure.is_better
-    judge.add(*[Said(200, 1000, 100)] * (LEAST - 1))
-    assert not judge.measure.is_better
-    judge.add(Said(200, 1000, 100))
-    assert judge.measure.is_better
-    assert (judge.measure.guess_factor, judge.measure.limit_factor) == (pytest.approx(2), pytest.approx(10))
-    judge.add(*[Said(10_000, 100, 100)] * KEPT)
-    assert not judge.measure.is_better
-    assert judge.measure.runs == KEPT
-
-
-def test_what_was_read_of_the_past_does_not_push_out_the_present():
-    judge = Judge()
-    judge.add(*[Said(100, 100, 100)] * KEPT)
-    judge.add_older([Said(1, 100, 100)] * 10)
-    assert judge.measure.guess_factor == 1
-
-
-def test_one_more_run_costs_the_judge_its_own_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = Judge()
-    judge.add(*(Said(100.0, 3600.0, 50.0 + run) for run in range(KEPT)))
-    asked: list[float] = []
-
-    def log(value: float) -> float:
-        asked.append(value)
-        return 0.0
-
-    monkeypatch.setattr(judging, "log", log)
-    judge.add(Said(100.0, 3600.0, 50.0))
-    assert len(asked) == 2
-    assert judge.measure.runs == KEPT

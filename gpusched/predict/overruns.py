@@ -1,0 +1,108 @@
+"""Limits that were too short: how long jobs take that are ended at their limit, for the order alone.
+
+A run that is ended at its limit does not say how long it would have taken, only that it would have taken longer: its
+length is censored. The mean length of jobs like it is then estimated by the time that all of them ran, over the number
+of those that ended by themselves, which is the estimate of greatest likelihood where runs end at a constant rate. The
+limit of the job in question counts as one more that ran so long and ended:
+
+    (limit + run times of all) / (1 + those that ended by themselves)
+
+So a job that is stated to take 10 minutes, is ended, and is stated to take 10 minutes again, is expected to take 20,
+then 30, up to `KEPT` times its limit, until one ends by itself and says how long they really take. A limit `BELIEVED`
+times as long as what was cut short is new information: that no longer counts against it.
+
+A command that has no runs yet is judged by its user's others, in multiples of their limits, where more of these were
+ended at their limits than ended by themselves: a new name for the same script changes nothing.
+
+Source: Epstein and Sobel, Life Testing (1953).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from gpusched.model.value import Value
+from gpusched.predict.past import Guess, in_steps
+
+KEPT = 50
+"""The newest runs of a family, and of a user, that count."""
+
+MOST_MARKS = 5000
+"""Families and users that have had no run for longest are forgotten beyond these."""
+
+BELIEVED = 2
+"""A limit so many times as long as what was cut short is believed."""
+
+
+class Ended(Value):
+    """A run with a time limit that has ended, in seconds; `is_cut`: at its limit, with nothing to go on from."""
+
+    run_s: float
+    limit_s: int | None
+    is_cut: bool
+
+    @property
+    def multiple(self) -> float:
+        """Of its limit."""
+        return self.run_s / self.limit_s if self.limit_s else 0.0
+
+
+class Overruns:
+    """The newest ends under each family of jobs and each user."""
+
+    def __init__(self) -> None:
+        self._families: dict[Hashable, tuple[Ended, ...]] = {}
+        self._users: dict[str, tuple[Ended, ...]] = {}
+
+    def learn(self, kind: Hashable, user: str, ended: Ended) -> None:
+        """A job of this family and user has ended by itself, or was ended at its limit."""
+        self._families[kind] = (*self._families.pop(kind, ()), ended)[-KEPT:]
+        if len(self._families) > MOST_MARKS:
+            del self._families[next(iter(self._families))]
+        if ended.limit_s is not None:
+            self._users[user] = (*self._users.pop(user, ()), ended)[-KEPT:]
+            if len(self._users) > MOST_MARKS:
+                del self._users[next(iter(self._users))]
+
+    def learn_older(self, ended: Iterable[tuple[Hashable, str, Ended]]) -> None:
+        """Jobs of these families and users had ended before all that is known; oldest first."""
+        families: dict[Hashable, list[Ended]] = {}
+        users: dict[str, list[Ended]] = {}
+        for kind, user, one in ended:
+            families.setdefault(kind, []).append(one)
+            if one.limit_s is not None:
+                users.setdefault(user, []).append(one)
+        for kind, older in families.items():
+            self._families[kind] = (*older, *self._families.get(kind, ()))[-KEPT:]
+        for user, older in users.items():
+            self._users[user] = (*older, *self._users.get(user, ()))[-KEPT:]
+
+    def count(self, kind: Hashable, user: str, limit_s: int) -> int:
+        """How many of the newest runs, of the family or else of the user, speak against this limit."""
+        return sum(one.is_cut for one in self._against(kind, user, limit_s))
+
+    def least_s(self, kind: Hashable, user: str, limit_s: int) -> int | None:
+        """What a job with this limit is expected to take at least; None where nothing speaks against its limit."""
+        known = self._against(kind, user, limit_s)
+        if not known:
+            return None
+        ended = 1 + sum(not one.is_cut for one in known)
+        if kind in self._families:
+            return in_steps((limit_s + sum(one.run_s for one in known)) / ended, None)
+        return in_steps(limit_s * (1 + sum(one.multiple for one in known)) / ended, None)
+
+    def _against(self, kind: Hashable, user: str, limit_s: int) -> list[Ended]:
+        """The runs that count for such a job, where any of them speaks against its limit."""
+        family = self._families.get(kind)
+        if family is not None:
+            known = [one for one in family if not one.is_cut or limit_s < BELIEVED * one.run_s]
+            return known if any(one.is_cut for one in known) else []
+        theirs = self._users.get(user, ())
+        return list(theirs) if 2 * sum(one.is_cut for one in theirs) > len(theirs) else []
+
+
+def at_least(guess: Guess | None, limit_s: int, least_s: int | None) -> Guess | None:
+    """What is gone by where a job is expected to take at least so long; None: its limit. Planned is as before."""
+    if least_s is None or least_s <= (limit_s if guess is None else guess.expected_s):
+        return guess
+    return Guess(limit_s if guess is None else guess.plan_s, least_s)

@@ -1,0 +1,202 @@
+"""How good the time limits of each user have been, and what runs that were ended at theirs say of jobs like them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.predict import judging, overruns
+from gpusched.predict.judging import KEPT, KEPT_OF_USER, LEAST, MOST_USERS, Judge, Said
+from gpusched.predict.overruns import Ended, Overruns, at_least
+from gpusched.predict.past import Guess
+
+GOOD_GUESS, GOOD_LIMIT = Said(100, 1000, 100), Said(1000, 100, 100)
+TRAIN, MINUTE = ("ann", "train.py", 1), 60
+
+
+def close_to(length_s):
+    return pytest.approx(length_s, rel=0.06)
+
+
+# --- guesses and limits --------------------------------------------------------------------------
+
+
+def test_guesses_win_only_once_they_were_better():
+    judge = Judge()
+    assert not judge.is_better("ann")
+    judge.add("ann", *[Said(200, 1000, 100)] * (LEAST - 1))
+    assert not judge.is_better("ann")
+    assert judge.add("ann", Said(200, 1000, 100)), "something else is gone by from now on"
+    found = judge.measure("ann")
+    assert found.is_better
+    assert found.is_own
+    assert (found.guess_factor, found.limit_factor) == (pytest.approx(2), pytest.approx(10))
+    judge.add("ann", *[Said(10_000, 100, 100)] * KEPT)
+    assert not judge.is_better("ann")
+    assert judge.measure("ann").runs == KEPT_OF_USER
+    assert judge.measure().runs == KEPT
+
+
+def test_each_user_is_judged_by_their_own_runs():
+    judge = Judge()
+    judge.add("ann", *[GOOD_GUESS] * KEPT)
+    judge.add("bob", *[GOOD_LIMIT] * LEAST)
+    assert judge.is_better("ann")
+    assert not judge.is_better("bob")
+    assert judge.measure().is_better
+
+
+def test_a_user_with_few_runs_is_judged_as_everybody():
+    judge = Judge()
+    judge.add("ann", *[GOOD_GUESS] * KEPT)
+    judge.add("bob", *[GOOD_LIMIT] * (LEAST - 1))
+    assert judge.is_better("bob")
+    assert judge.measure("bob") == judge.measure() == judge.measure("who has run nothing")
+    assert judge.add("bob", GOOD_LIMIT)
+    assert not judge.is_better("bob")
+
+
+def test_runs_read_from_the_past_do_not_push_out_the_present():
+    judge = Judge()
+    judge.add("ann", *[Said(100, 100, 100)] * KEPT)
+    judge.add_older([("ann", Said(1, 100, 100))] * 10)
+    assert judge.measure().guess_factor == judge.measure("ann").guess_factor == 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(1, 9)), max_size=60), st.integers(0, 60)
+)
+def test_the_order_in_which_the_past_is_read_makes_no_difference(runs, cut):
+    ended = [(user, Said(guess_s, limit_s, 5)) for user, guess_s, limit_s in runs]
+    at_once, in_parts = Judge(), Judge()
+    for user, one in ended:
+        at_once.add(user, one)
+    for user, one in ended[cut:]:
+        in_parts.add(user, one)
+    in_parts.add_older(ended[:cut])
+    for user in (*"abc", None):
+        assert at_once.measure(user) == in_parts.measure(user)
+
+
+def test_users_without_a_run_for_longest_are_forgotten():
+    judge = Judge()
+    judge.add("ann", *[GOOD_LIMIT] * LEAST)
+    for number in range(MOST_USERS):
+        judge.add(f"user{number}", GOOD_GUESS)
+    assert not judge.measure("ann").is_own
+    assert len(judge._users) == MOST_USERS
+    judge.add_older([("ann", GOOD_GUESS)])
+    assert len(judge._users) == MOST_USERS
+
+
+def test_one_more_run_costs_the_judge_its_own_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge()
+    judge.add("ann", *(Said(100.0, 3600.0, 50.0 + run) for run in range(KEPT)))
+    asked: list[float] = []
+
+    def log(value: float) -> float:
+        asked.append(value)
+        return 0.0
+
+    monkeypatch.setattr(judging, "log", log)
+    judge.add("ann", Said(100.0, 3600.0, 50.0))
+    assert len(asked) == 2
+    assert judge.measure().runs == KEPT
+
+
+# --- limits that were too short ------------------------------------------------------------------
+
+
+def cut_at(limit_s):
+    return Ended(limit_s, limit_s, is_cut=True)
+
+
+def ran(run_s, limit_s=None):
+    return Ended(run_s, limit_s, is_cut=False)
+
+
+def known(*ends, kind=TRAIN, user="ann"):
+    found = Overruns()
+    for one in ends:
+        found.learn(kind, user, one)
+    return found
+
+
+def test_runs_that_end_by_themselves_say_nothing_against_a_limit():
+    assert Overruns().least_s(TRAIN, "ann", 600) is None
+    assert known(*[ran(500, 600)] * 20).least_s(TRAIN, "ann", 600) is None
+    assert known(*[ran(9000)] * 20).least_s(TRAIN, "ann", 600) is None
+
+
+@pytest.mark.parametrize("times", [1, 2, 11])
+def test_a_false_limit_that_is_stated_again_is_expected_to_take_all_that_it_took(times):
+    found = known(*[cut_at(10 * MINUTE)] * times)
+    assert found.least_s(TRAIN, "ann", 10 * MINUTE) == close_to((1 + times) * 10 * MINUTE)
+    assert found.count(TRAIN, "ann", 10 * MINUTE) == times
+
+
+def test_a_run_that_ends_by_itself_says_how_long_they_really_take():
+    found = known(*[cut_at(600)] * 11, ran(7200))
+    assert found.least_s(TRAIN, "ann", 600) == close_to((600 + 11 * 600 + 7200) / 2)
+    for _ in range(overruns.KEPT):
+        found.learn(TRAIN, "ann", ran(300, 600))
+    assert found.least_s(TRAIN, "ann", 600) is None
+
+
+def test_one_run_among_many_that_reached_its_limit_changes_little():
+    found = known(*[ran(600, 3600)] * 19, cut_at(3600))
+    assert found.least_s(TRAIN, "ann", 3600) == close_to((19 * 600 + 2 * 3600) / 20)
+
+
+def test_a_limit_twice_as_long_is_believed():
+    found = known(*[cut_at(600)] * 30)
+    assert found.least_s(TRAIN, "ann", 1199) is not None
+    assert found.least_s(TRAIN, "ann", 1200) is None
+
+
+def test_a_new_name_for_the_same_script_changes_nothing():
+    found = Overruns()
+    for number in range(5):
+        found.learn(("ann", f"{number}.py", 1), "ann", cut_at(600))
+    assert found.least_s(("ann", "6.py", 1), "ann", 600) == close_to(6 * 600)
+    assert found.least_s(("bob", "6.py", 1), "bob", 600) is None
+    for _ in range(5):
+        found.learn(("ann", "other.py", 1), "ann", ran(300, 600))
+    assert found.least_s(("ann", "6.py", 1), "ann", 600) is None, "most of the limits stated were right"
+
+
+def test_other_commands_do_not_suffer_once_they_have_a_run_of_their_own():
+    found = known(*[cut_at(600)] * 30)
+    found.learn(("ann", "eval.py", 1), "ann", ran(300, 600))
+    assert found.least_s(("ann", "eval.py", 1), "ann", 600) is None
+
+
+def test_families_without_a_run_for_longest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(overruns, "MOST_MARKS", 3)
+    found = Overruns()
+    for number in range(5):
+        found.learn(number, f"u{number}", cut_at(60))
+    assert [found.least_s(number, f"u{number}", 60) for number in range(5)][:2] == [None, None]
+    assert found.least_s(4, "u4", 60) == close_to(120)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 900), st.booleans()), max_size=70), st.integers(0, 70))
+def test_the_order_in_which_overruns_are_read_makes_no_difference(runs, cut):
+    ended = [(kind, "ann", Ended(run_s, 900, is_cut)) for kind, run_s, is_cut in runs]
+    at_once, in_parts = Overruns(), Overruns()
+    for one in ended:
+        at_once.learn(*one)
+    for one in ended[cut:]:
+        in_parts.learn(*one)
+    in_parts.learn_older(ended[:cut])
+    for kind in "abc":
+        assert at_once.least_s(kind, "ann", 600) == in_parts.least_s(kind, "ann", 600)
+
+
+def test_overruns_move_what_is_expected_and_never_what_is_planned():
+    assert at_least(None, 600, None) is None
+    assert at_least(None, 600, 500) is None
+    assert at_least(None, 600, 3600) == Guess(600, 3600)
+    assert at_least(Guess(90, 40), 600, 3600) == Guess(90, 3600)
+    assert at_least(Guess(90, 4000), 600, 3600) == Guess(90, 4000)
