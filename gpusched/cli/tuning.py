@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpusched.model.settings import PrioritySettings, Settings
     from gpusched.simulate.objective import Objective, Score
     from gpusched.simulate.outcome import Outcome
+    from gpusched.simulate.significance import Verdict
     from gpusched.simulate.trace import TraceJob
 
 TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"
@@ -39,7 +40,9 @@ def tune(
             help="A measure to make small, and others with a limit: 'wait_p95 of small, slowdown_mean of wide <= 20'.",
         ),
     ] = "",
-    tries: Annotated[int, typer.Option("--tries", metavar="N", help="How many settings are tried.")] = 40,
+    tries: Annotated[
+        int, typer.Option("--tries", metavar="N", help="How many settings are tried, beside the presets.")
+    ] = 40,
     hold_out: Annotated[
         float, typer.Option("--hold-out", metavar="PART", help="Part of the jobs, the last ones, to report on.")
     ] = 0.3,
@@ -69,7 +72,9 @@ def tune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")] = False,
 ) -> None:
-    """Search the weights of [priority] for a goal on the first part of a trace, and report on the rest.
+    """Search [priority] for a goal on the first part of a trace, presets first, and report on the rest.
+
+    Exit code 0 when what was found is better on the rest beyond chance, 1 when what is in force should stay.
 
     example: gpusched tune kth_sp2.swf.gz --rows 0:3000 --goal 'slowdown_mean of width<=4, wait_p95 of wide <= 12h'
     """
@@ -124,13 +129,20 @@ class _Report:
     today: PrioritySettings
     searched: Mapping[str, Score]
     held_out: Mapping[str, Score]
+    verdict: Verdict
+    """Of what was found against today's, over parts of the jobs held out."""
 
     @property
-    def is_better(self) -> bool:
-        """Whether what was found is worth a change: on jobs that the search has not seen."""
+    def seems_better(self) -> bool:
+        """Whether it has served the goal better on jobs that the search has not seen."""
         from gpusched.simulate.tuning import is_better
 
         return is_better(self.held_out[FOUND], self.held_out[TODAY])
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is worth a change: better, and not by chance."""
+        return self.seems_better and self.verdict.is_significant
 
 
 def _tune(
@@ -139,7 +151,7 @@ def _tune(
     from gpusched.cli import schedules
     from gpusched.cli.simulation import prepare
     from gpusched.simulate.rules import rules_of
-    from gpusched.simulate.tuning import Search, split
+    from gpusched.simulate.tuning import Search, beyond_chance, split
 
     simulation = prepare(asked)
     (present,) = simulation.policies
@@ -156,24 +168,28 @@ def _tune(
             TODAY: goal.score(counted(settings, first)),
             FOUND: score,
         }
-        held_out = {
-            TODAY: goal.score(counted(settings, later)),
-            PLAIN: goal.score(counted(plain, later)),
-            FOUND: goal.score(counted(replace(settings, priority=priority), later)),
+        outcomes = {
+            TODAY: counted(settings, later),
+            PLAIN: counted(plain, later),
+            FOUND: counted(replace(settings, priority=priority), later),
         }
+        held_out = {name: goal.score(outcome) for name, outcome in outcomes.items()}
+        verdict = beyond_chance(goal, outcomes[TODAY], outcomes[FOUND])
     sizes = len(first), len(later)
-    report = _Report(goal, tries, seed, sizes, priority, settings.priority, searched, held_out)
+    report = _Report(goal, tries, seed, sizes, priority, settings.priority, searched, held_out, verdict)
     written = file is not None and report.is_better
     if file is not None and written:
         _write(file, report, simulation)
     if as_json:
         _print_document(report, simulation, str(file) if written else None)
-        return
-    _print(report)
-    if file is not None:
-        text = f"wrote {file}; check it with GPUSCHED_CONFIG={file} gpusched config check"
-        output.note("gpusched", text if written else f"{file} was not written")
-    schedules.print_remarks(simulation.trace)
+    else:
+        _print(report)
+        if file is not None:
+            text = f"wrote {file}; check it with GPUSCHED_CONFIG={file} gpusched config check"
+            output.note("gpusched", text if written else f"{file} was not written")
+        schedules.print_remarks(simulation.trace)
+    if not report.is_better:
+        raise typer.Exit(1)
 
 
 class _Counted:
@@ -247,7 +263,9 @@ def _verdict(report: _Report) -> str:
     if report.priority == report.today:
         text = "Keep what you have: nothing that was tried is better, even on the jobs of the search."
     elif report.is_better:
-        text = f"Better than today's on the jobs held out: {told(found)}."
+        text = f"Better than today's on the jobs held out: {told(found)}; {report.verdict}."
+    elif report.seems_better:
+        text = f"Keep what you have: what was found may be better by chance alone: {told(found)}; {report.verdict}."
     else:
         text = f"Keep what you have: on the jobs held out what was found is not better: {told(found)}."
     if broken:
@@ -300,8 +318,16 @@ def _print_document(report: _Report, simulation: Simulation, written: str | None
             "seed": report.seed,
             "jobs": {"searched": report.jobs[0], "held_out": report.jobs[1]},
             "changes": changes_of(report.priority, report.today),
+            "preset": report.priority.preset,
             "searched": {name: told(score) for name, score in report.searched.items()},
             "held_out": {name: told(score) for name, score in report.held_out.items()},
+            "significance": {
+                "parts": report.verdict.parts,
+                "better": report.verdict.better,
+                "worse": report.verdict.worse,
+                "p": report.verdict.p,
+                "significant": report.verdict.is_significant,
+            },
             "advice": "change" if report.is_better else "keep",
             "said": _verdict(report),
             "written": written,

@@ -117,6 +117,11 @@ class Objective:
                 return term.group
         return None
 
+    def excess(self, outcome: Outcome) -> float:
+        """By what part limits are exceeded, all together; those of groups without a job here are kept."""
+        kept = [term for term in self.limits if any(map(_member(term.group), outcome.jobs))]
+        return sum(max(0.0, term.value(outcome) / term.limit - 1.0) for term in kept if term.limit is not None)
+
     def score(self, outcome: Outcome) -> Score:
         """What a schedule is worth by it."""
         limited = tuple(term.value(outcome) for term in self.limits)

@@ -1,5 +1,6 @@
-"""Searches [priority] for what serves a goal best: settings drawn at random, then small steps from the best of them.
+"""Searches [priority] for what serves a goal best: presets, settings drawn at random, then small steps from the best.
 
+presets   each of them, on all jobs
 drawn     evenly over the ranges, weights by their logarithm, since few of many settings matter and a grid would try
           the others again and again (Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012)
 halved    all are tried on the first ninth of the jobs, the best third of them on the first third, the best third of
@@ -8,7 +9,8 @@ halved    all are tried on the first ninth of the jobs, the best third of them o
 refined   one or two settings of the best are changed, by less and less
 
 What is in force today is tried as well, so that what is found is never worse than that on the jobs of the search.
-Whether it is better on others only other jobs can say.
+Whether it is better on others only other jobs can say, and whether that is more than chance only several parts of them
+(`significance`).
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from random import Random
 from typing import Any
 
 from gpusched.errors import Refused, UsageError
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.presets import FAIR, PRESETS, preset
+from gpusched.model.settings import AUTO, PrioritySettings, Settings
 from gpusched.model.value import fields, replace
+from gpusched.simulate import significance
 from gpusched.simulate.metrics import width
 from gpusched.simulate.objective import Objective, Score
 from gpusched.simulate.outcome import Outcome
@@ -110,7 +114,19 @@ def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
         made.append(Scale("weight_queue", 10, 1e5, True))
     if len({qos.factor for qos in settings.qos.values()}) > 1:
         made.append(Scale("weight_qos", 10, 1e5, True))
-    return (*made, Pick("backfill_depth", (1, 2, 4, 8, 16)), Pick("backfill_order", ("line", "shortest")))
+    return (*made, *_OF_ALL_ORDERS)
+
+
+_OF_ALL_ORDERS: tuple[Knob, ...] = (
+    Pick("backfill_depth", (1, 2, 4, 8, 16)),
+    Pick("backfill_order", ("line", "shortest")),
+)
+_OF_OTHER_ORDERS: tuple[Knob, ...] = (
+    *_OF_ALL_ORDERS,
+    Pick("backfill_by", ("limit", "prediction")),
+    Scale("max_wait_s", 3600, 60 * _DAY_S),
+)
+"""What matters where weights do not."""
 
 
 def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[list[TraceJob], list[TraceJob]]:
@@ -153,6 +169,9 @@ class Search:
     seed: int = 0
     _random: Random = field(init=False)
     _knobs: tuple[Knob, ...] = field(init=False)
+    _base: PrioritySettings = field(init=False)
+    """Today's, under the name of one preset: nothing that is found can be a choice that is made every night."""
+    _presets: list[PrioritySettings] = field(init=False)
     _seen: set[PrioritySettings] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +179,10 @@ class Search:
             raise UsageError(f"--tries {self.tries} tries nothing", "--tries 40")
         self._random = Random(self.seed)
         self._knobs = knobs_of(self.jobs, self.settings)
-        self._seen = {self.settings.priority}
+        today = self.settings.priority
+        self._base = replace(today, preset=FAIR) if today.preset == AUTO else today
+        self._presets = [one for one in map(preset, PRESETS) if one != self._base]
+        self._seen = {self._base, *self._presets}
 
     @property
     def steps(self) -> int:
@@ -182,8 +204,9 @@ class Search:
         return found
 
     def cost(self) -> int:
-        """How many jobs are replayed in all, today's settings included."""
-        return sum(settings * jobs for settings, jobs in self.rounds()) + (self.steps + 1) * len(self.jobs)
+        """How many jobs are replayed in all, under today's settings and the presets too."""
+        whole = 1 + len(self._presets) + self.steps
+        return sum(settings * jobs for settings, jobs in self.rounds()) + whole * len(self.jobs)
 
     def find(self) -> tuple[PrioritySettings, Score]:
         """The best settings for these jobs, and what they are worth there.
@@ -192,6 +215,10 @@ class Search:
         """
         best = self.settings.priority
         score = self._score(best, self.jobs)
+        for one in self._presets:
+            found = self._score(one, self.jobs)
+            if found.rank < score.rank:
+                best, score = one, found
         left = [*self._drawn()]
         for _, count in self.rounds():
             # Equal ones stay in the order in which they were drawn.
@@ -216,7 +243,9 @@ class Search:
 
     def _drawn(self) -> Iterator[PrioritySettings]:
         def draw() -> PrioritySettings:
-            return self._changed(self.settings.priority, {one.name: one.draw(self._random) for one in self._knobs})
+            # In the other orders of the whole weights do nothing, nor does depth where nobody passes.
+            drawn: dict[str, Any] = {one.name: one.draw(self._random) for one in self._knobs}
+            return replace(self._base, **{"order": "multifactor", "backfill": True, **drawn})
 
         for _ in range(self.tries - self.steps):
             made = self._new(draw)
@@ -224,17 +253,15 @@ class Search:
                 yield made
 
     def _near(self, best: PrioritySettings, far: float) -> PrioritySettings | None:
+        start = self._base if best.preset == AUTO else best
+        knobs = self._knobs if best.order == "multifactor" else _OF_OTHER_ORDERS
+
         def step() -> PrioritySettings:
-            chosen = self._random.sample(self._knobs, self._random.choice((1, 2)))
-            return self._changed(
-                best, {one.name: one.step(self._random, getattr(best, one.name), far) for one in chosen}
-            )
+            chosen = self._random.sample(knobs, self._random.choice((1, 2)))
+            changed: dict[str, Any] = {one.name: one.step(self._random, getattr(best, one.name), far) for one in chosen}
+            return replace(start, **{"backfill": True, **changed})
 
         return self._new(step)
-
-    def _changed(self, priority: PrioritySettings, values: dict[str, Any]) -> PrioritySettings:
-        # In the other orders of the whole weights do nothing, nor does depth where nobody passes.
-        return replace(priority, **{"order": "multifactor", "backfill": True, **values})
 
     def _new(self, make: Callable[[], PrioritySettings]) -> PrioritySettings | None:
         """One that was not tried yet; None when none is found."""
@@ -254,8 +281,8 @@ class Search:
         changes = changes_of(best, self.settings.priority)
         near = ", ".join(f"{name} = {toml(value)}" for name, value in changes.items()) or "those of today"
         return Refused(
-            f"none of {self.tries} settings tried, nor those of today, keeps the goal: the nearest misses {missed}, "
-            f"with {near}",
+            f"none of {self.tries} settings tried, no preset and not those of today keep the goal: the nearest misses "
+            f"{missed}, with {near}",
             "allow more, or try more: --tries",
         )
 
@@ -265,6 +292,16 @@ def is_better(after: Score, before: Score) -> bool:
     if after.rank[0] != before.rank[0]:
         return after.rank[0] < before.rank[0]
     return after.value < before.value * (1 - MARGIN)
+
+
+def beyond_chance(goal: Objective, before: Outcome, after: Outcome) -> significance.Verdict:
+    """Whether `after` serves the goal better in enough parts of the trace; limits first, where they are not kept alike.
+
+    Args: before, after: schedules of the same jobs.
+    """
+    if goal.score(after).rank[0] != goal.score(before).rank[0]:
+        return significance.compare(before, after, goal.excess, lambda job: any(term.has(job) for term in goal.limits))
+    return significance.compare(before, after, goal.target.value, goal.target.has)
 
 
 def changes_of(priority: PrioritySettings, other: PrioritySettings) -> dict[str, Any]:
@@ -278,7 +315,8 @@ def changes_of(priority: PrioritySettings, other: PrioritySettings) -> dict[str,
 
 def section_of(priority: PrioritySettings) -> str:
     """The section [priority] of a config file that makes these settings, whatever it said before."""
-    lines = [f"{name} = {toml(value)}\n" for name, value in changes_of(priority, PrioritySettings()).items()]
+    changes = {"preset": priority.preset, **changes_of(priority, preset(priority.preset))}
+    lines = [f"{name} = {toml(value)}\n" for name, value in changes.items()]
     return "".join(["[priority]\n", *lines])
 
 

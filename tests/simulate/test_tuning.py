@@ -11,6 +11,7 @@ from history_builders import Lab
 
 from gpusched.cli.admin import main
 from gpusched.config import load_settings
+from gpusched.model.presets import PRESETS, preset
 from gpusched.model.settings import PrioritySettings, QueueSettings, Settings
 from gpusched.model.value import replace
 from gpusched.simulate import planner_run
@@ -71,6 +72,9 @@ def test_settings_are_steps_from_the_best_once_some_are_known():
 
     made = Search(jobs, objective_of("wait_mean of small"), Settings(), run, 12, 3)
     made.find()
+    # Today's, which are those of the preset fair, and the other presets; then what is drawn, then steps.
+    assert seen[:4] == [preset(name) for name in PRESETS]
+    seen[1:4] = []
     assert len(seen) == 13
     assert len(set(seen)) == 13
     names = [one.name for one in knobs_of(jobs, Settings())]
@@ -87,7 +91,7 @@ def test_most_settings_are_tried_on_a_few_jobs_and_few_on_all():
     made = search(jobs, "wait_mean of small", tries=40)
     assert made.rounds() == [(27, 266), (9, 800), (3, 2400)]
     assert made.steps == 13
-    assert made.cost() == 27 * 266 + 9 * 800 + 3 * 2400 + 14 * 2400
+    assert made.cost() == 27 * 266 + 9 * 800 + 3 * 2400 + (1 + 3 + 13) * 2400
     late = [replace(job, queue="b" if number > 1000 else "a") for number, job in enumerate(jobs)]
     assert search(late, "wait_mean of queue=b", tries=40).rounds() == [(27, 2400)]
     assert search(jobs, "wait_mean", tries=1).rounds() == [(1, 2400)]
@@ -168,14 +172,14 @@ def table(path, jobs):
 
 @pytest.fixture
 def alike(tmp_path):
-    table(tmp_path / "alike.csv", blocks(14, small_s=150))
+    table(tmp_path / "alike.csv", blocks(40, small_s=150))
     return "alike.csv"
 
 
 @pytest.fixture
 def two_halves(tmp_path):
     """Small jobs are short at first, and very long later, and nobody says so: there they should not go first."""
-    jobs = [*blocks(7, small_s=150), *blocks(7, small_s=2500, first_at=28_000)]
+    jobs = [*blocks(20, small_s=150), *blocks(20, small_s=2500, first_at=80_000)]
     lines = [
         f"{number} {job.submit_s} -1 {job.run_s} {job.gpus} -1 -1 {job.gpus} 3000 -1 1 1 1 -1 1 -1 -1 -1\n"
         for number, job in enumerate(jobs, start=1)
@@ -197,7 +201,7 @@ def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, 
     assert typed("config", "check")[0] == 0
     # What is written does as it says.
     monkeypatch.delenv("GPUSCHED_CONFIG")
-    code, out, _ = typed("simulate", alike, "--nodes", "1x4", "--rows", "42:42", "--config", "try.toml", "--json")
+    code, out, _ = typed("simulate", alike, "--nodes", "1x4", "--rows", "120:120", "--config", "try.toml", "--json")
     (today, new) = json.loads(out)["policies"]
     assert new["wait_s"]["mean"] < today["wait_s"]["mean"]
 
@@ -205,7 +209,7 @@ def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, 
 def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two_halves, tmp_path):
     words = (two_halves, "--goal", "wait_mean", *GOAL[4:], "--write", "try.toml")
     code, out, err = typed("tune", *words)
-    assert code == 0
+    assert code == 1
     assert "Keep what you have: on the jobs held out what was found is not better" in out
     assert "try.toml was not written" in err
     assert not (tmp_path / "try.toml").exists()
@@ -219,7 +223,7 @@ def test_a_limit_that_is_not_kept_on_jobs_held_out_is_named(typed, two_halves):
     # The first half keeps it however it is ordered; in the second wide jobs wait for long when small ones go first.
     words = (two_halves, "--goal", "wait_mean of small, wait_most of width>=4 <= 30m", *GOAL[4:])
     code, out, _ = typed("tune", *words)
-    assert code == 0
+    assert code == 1
     verdict = next(line for line in out.splitlines() if line.startswith("Keep what you have"))
     assert "wait_mean of small 3:19 instead of 6:39" in verdict
     assert "Not kept there: wait_most of width>=4 <= 30:00." in verdict
@@ -245,18 +249,20 @@ def test_the_same_seed_finds_the_same(typed, alike):
 def test_the_document(typed, alike):
     made = json.loads(typed("tune", alike, *GOAL, "--json")[1])
     assert made["goal"] == "wait_mean of small, wait_most <= 2:00:00"
-    assert made["jobs"] == {"searched": 42, "held_out": 42}
+    assert made["jobs"] == {"searched": 120, "held_out": 120}
     assert list(made["held_out"]) == ["today", "fcfs+easy", "found"]
     (limit,) = made["held_out"]["found"]["limits"]
     assert (limit["term"], limit["limit"], limit["kept"]) == ("wait_most", 7200.0, True)
     assert made["advice"] == "change"
+    assert made["preset"] in PRESETS
+    assert made["significance"] == {"parts": 8, "better": 8, "worse": 0, "p": 1 / 256, "significant": True}
 
 
 def test_todays_settings_are_those_of_the_file(typed, alike, tmp_path):
     best = "[priority]\nweight_age = 0\nweight_size = 100000\nfavor_small = true\n"
     (tmp_path / "best.toml").write_text(best)
     code, out, _ = typed("tune", alike, *GOAL, "--config", "best.toml")
-    assert code == 0
+    assert code == 1
     assert "Keep what you have: nothing that was tried is better" in out
     assert "[priority]" not in out
 
@@ -277,7 +283,7 @@ def test_the_history_of_this_machine(typed, tmp_path):
     code, out, err = typed(
         "tune", "--from-history", "--goal", "wait_mean", "--tries", "1", "--json", "--hold-out", "0.4"
     )
-    assert (code, err) == (0, "")
+    assert (code, err) == (1, "")
     made = json.loads(out)
     assert made["jobs"] == {"searched": 36, "held_out": 24}
     assert made["held_out"]["today"]["value"] == 0
@@ -290,16 +296,19 @@ def test_the_history_of_this_machine(typed, tmp_path):
         ((), "nothing says what the settings are to be good for"),
         (("--goal", "wait_p90"), "'wait_p90' is no measure of a goal"),
         (("--goal", "wait_p95 of tiny"), "'tiny' is no group of jobs"),
-        (("--goal", "wait_mean of wide"), "none of the 59 jobs to search on is of the group 'wide'"),
+        (("--goal", "wait_mean of wide"), "none of the 168 jobs to search on is of the group 'wide'"),
         (("--goal", "wait_mean", "--tries", "0"), "--tries 0 tries nothing"),
         (("--goal", "wait_mean", "--hold-out", "1"), "--hold-out 1 is no part of all jobs"),
         (("--goal", "wait_mean", "--hold-out", "nan"), "--hold-out nan is no part of all jobs"),
-        (("--goal", "wait_mean", "--hold-out", "0.1"), "of 84 jobs --hold-out 0.1 leaves 8 to report on, and 20 are"),
+        (
+            ("--goal", "wait_mean", "--hold-out", "0.05"),
+            "of 240 jobs --hold-out 0.05 leaves 12 to report on, and 20 are",
+        ),
         (("--goal", "wait_mean", "--write", "alike.csv"), "alike.csv is there already"),
         (("--goal", "wait_mean", "--write", "no/where.toml"), "there is no folder for no/where.toml"),
         (
             ("--goal", "wait_mean of small, wait_mean of width>=4 <= 1s", "--tries", "3"),
-            "none of 3 settings tried, nor those of today, keeps the goal: the nearest misses wait_mean of width>=4 <=",
+            "none of 3 settings tried, no preset and not those of today keep the goal: the nearest misses wait_mean of",
         ),
         (("--goal", "wait_mean", "--config", "none.toml"), "there is no config file none.toml"),
         (("--goal", "wait_mean", "--since", "3d"), "--since is of --from-history"),
@@ -325,8 +334,59 @@ def test_how_far_it_is_never_goes_back_and_comes_to_its_end(tmp_path, monkeypatc
 
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(schedules, "progress", progress)
-    table(tmp_path / "alike.csv", blocks(14, small_s=150))
+    table(tmp_path / "alike.csv", blocks(30, small_s=150))
     command.tune(trace=str(tmp_path / "alike.csv"), nodes="1x4", goal="wait_mean", tries=6, hold_out=0.5)
     assert told == sorted(told)
-    # Today's and six others on the first half, today's there once more for the report, three on the second.
-    assert told[-1] == (8 * 42 + 3 * 42, 8 * 42 + 3 * 42)
+    # Today's, three presets and six others on the first half, today's there once more for the report, three on the
+    # second.
+    assert told[-1] == (11 * 90 + 3 * 90, 11 * 90 + 3 * 90)
+
+
+# --- presets, and what is chance ------------------------------------------------------------------
+
+
+def test_a_preset_that_is_best_is_found_and_written_by_its_name():
+    jobs = blocks(10, small_s=150)
+    worst = Settings(priority=PrioritySettings(weight_age=0, weight_size=1e5, weight_short=0, weight_whole=1e5))
+
+    def run(settings, jobs):
+        is_preset = settings.priority == preset("throughput")
+        return planner_run.run(jobs, NODES, Settings(priority=preset("throughput")) if is_preset else worst)
+
+    found, _ = Search(jobs, objective_of("wait_mean of small"), worst, run, 3, 1).find()
+    assert section_of(found) == '[priority]\npreset = "throughput"\n'
+
+
+def test_steps_from_a_preset_of_another_order_keep_that_order():
+    jobs = blocks(10, small_s=150)
+    seen = []
+
+    def run(settings, jobs):
+        seen.append(settings.priority)
+        outcome = planner_run.run(jobs, NODES, settings)
+        # Only its order makes a schedule good here.
+        return outcome if settings.priority.order == "spf" else planner_run.run(jobs, NODES, Settings())
+
+    Search(jobs, objective_of("wait_mean of small"), Settings(), run, 30, 1).find()
+    steps = seen[-10:]
+    assert {one.order for one in steps} == {"spf"}
+    assert len(set(steps)) == 10
+
+
+def test_a_gain_in_one_part_alone_is_said_to_be_chance(typed, tmp_path):
+    # Wide jobs queue up once in the held-out half; else nobody waits, whatever goes first.
+    calm = [TraceJob(str(number), number * 4000, 100, 100, gpus=1) for number in range(300)]
+    busy = [replace(job, id=f"b{job.id}", submit_s=job.submit_s + 900_000) for job in blocks(6, small_s=150)]
+    early = [replace(job, id=f"a{job.id}") for job in blocks(40, small_s=150)]
+    table(tmp_path / "once.csv", sorted([*calm, *busy, *early], key=lambda job: job.submit_s))
+    words = ("tune", "once.csv", "--goal", "wait_mean of small", "--nodes", "1x4", "--tries", "3", "--hold-out", "0.3")
+    code, out, _ = typed(*words, "--write", "try.toml")
+    assert code == 1
+    verdict = next(line for line in out.splitlines() if line.startswith("Keep what you have"))
+    assert "may be better by chance alone: wait_mean of small " in verdict
+    assert not (tmp_path / "try.toml").exists()
+    made = json.loads(typed(*words, "--json")[1])
+    assert made["held_out"]["found"]["value"] < made["held_out"]["today"]["value"] * 0.9
+    assert made["advice"] == "keep"
+    assert made["significance"]["significant"] is False
+    assert made["significance"]["p"] >= 0.05

@@ -1,0 +1,120 @@
+"""Whether one schedule is better than another beyond chance: a sign-flip test over contiguous parts of a trace.
+
+Jobs influence each other: one long job can make a hundred others wait. So not jobs are compared but parts of the trace,
+each with equally many jobs that were submitted one after the other, long enough that what happens in one says little
+of the next (batch means: Law, Simulation Modeling and Analysis, section 9.5). Both policies replay the whole trace, and
+for each part there is one difference. If neither is better, each difference could as well have had the other sign. The
+p-value is the share of all 2^n ways to put signs whose mean is at least as large as the one that was found (Fisher,
+The Design of Experiments, 1935, section 21; Good, Permutation, Parametric and Bootstrap Tests of Hypotheses, 2005).
+All of them are looked at, so that nothing is random.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+
+from gpusched.model.units import plural
+from gpusched.simulate.outcome import Outcome
+from gpusched.simulate.trace import TraceJob
+
+PARTS = 12
+LEAST_PARTS = 6
+"""With fewer, a gain in every part would still be chance once three policies have been compared: 3 in 2^5."""
+LEAST_IN_PART = 10
+ALPHA = 0.05
+"""What chance does as well less often than this is significant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a comparison over parts of a trace."""
+
+    parts: int
+    """How many there were; 0 when there are too few jobs for any."""
+    better: int
+    """In how many of them it was better."""
+    worse: int
+    p: float
+    """How often chance alone would have done at least as well, 0 to 1; corrected for the number of comparisons."""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether it is better, and beyond chance."""
+        return self.p < ALPHA
+
+    def __str__(self) -> str:
+        if not self.parts:
+            return f"too few jobs to tell it from chance (in {LEAST_PARTS} parts, {LEAST_IN_PART} in each)"
+        if self.p >= 0.5:
+            often = "chance does as well in every second try"
+        else:
+            often = f"chance does as well in 1 of {round(1 / self.p):,} tries"
+        equal = self.parts - self.better - self.worse
+        where = f"{self.better} and worse in {self.worse}" if equal else f"{self.better}"
+        return f"better in {where} of {plural(self.parts, 'part')}, {often}"
+
+
+def compare(
+    before: Outcome,
+    after: Outcome,
+    loss: Callable[[Outcome], float],
+    is_counted: Callable[[TraceJob], bool] = lambda job: True,
+    comparisons: int = 1,
+) -> Verdict:
+    """Whether `after` has less of the loss than `before`, two schedules of the same jobs.
+
+    Args:
+        loss: what a schedule of some of the jobs is worth, at least one of which is counted; smaller is better.
+        is_counted: which jobs the loss looks at. Parts have equally many of them.
+        comparisons: of how many policies this is the best; the p-value is that many times as large (Bonferroni).
+    """
+    order = sorted(range(len(before.jobs)), key=lambda number: before.jobs[number].submit_s)
+    counted = [place for place, number in enumerate(order) if is_counted(before.jobs[number])]
+    count = min(PARTS, len(counted) // LEAST_IN_PART)
+    if count < LEAST_PARTS:
+        return Verdict(0, 0, 0, 1.0)
+    starts = [0, *(counted[len(counted) * part // count] for part in range(1, count)), len(order)]
+    gains = []
+    for first, last in pairwise(starts):
+        numbers = order[first:last]
+        gains.append(loss(part_of(before, numbers)) - loss(part_of(after, numbers)))
+    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    return Verdict(count, better, worse, min(1.0, comparisons * sign_flip_p(gains)))
+
+
+def part_of(outcome: Outcome, numbers: Sequence[int]) -> Outcome:
+    """The schedule of some of its jobs, as it was with all of them."""
+    ends_s = outcome.ends_s
+    return Outcome(
+        [outcome.jobs[number] for number in numbers],
+        [outcome.start_s[number] for number in numbers],
+        outcome.cycles,
+        None if ends_s is None else [ends_s[number] for number in numbers],
+    )
+
+
+def sign_flip_p(gains: Sequence[float]) -> float:
+    """How many of all ways to put signs before these differences have a sum at least as large as theirs, 0 to 1.
+
+    Exact, in two halves of which all sums are listed: 24 differences take some thousand steps.
+    """
+    scale = max(map(abs, gains), default=0.0)
+    if not scale:
+        return 1.0
+    # Equal sums come out of different orders of adding with other last digits.
+    wanted = fsum(gains) - 1e-9 * scale * len(gains)
+    half = len(gains) // 2
+    first, second = _sums(gains[:half]), sorted(_sums(gains[half:]))
+    found = sum(len(second) - bisect_left(second, wanted - one) for one in first)
+    return found / (len(first) * len(second))
+
+
+def _sums(gains: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for gain in gains:
+        sums = [one + sign for one in sums for sign in (gain, -gain)]
+    return sums
