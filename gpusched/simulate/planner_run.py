@@ -125,7 +125,7 @@ class _Keys:
         """Its key, the same for equal jobs."""
         return ClassKey(
             uid=1000 + self._users.setdefault(job.user, len(self._users)),
-            account="",
+            account=job.account,
             queue=job.queue or "default",
             nice=0,
             time_limit_s=job.estimate_s,

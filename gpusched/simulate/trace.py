@@ -61,11 +61,13 @@ class TraceJob(Value):
     """Seconds and end of each run that ended by itself, first to last, where that is known; none: one, of `run_s`."""
     deadline_s: int | None = None
     """When it was to be over at the latest."""
+    account: str = ""
+    """Whose shares it uses; empty: no account's."""
 
     @property
     def mark(self) -> tuple[object, ...]:
         """Whose it is and what it asks for, but for how long: equal for jobs that are alike."""
-        return self.user, self.queue, self.gpus, self.procs, self.cpus, self.mem_mib, self.gpu_fraction
+        return self.user, self.account, self.queue, self.gpus, self.procs, self.cpus, self.mem_mib, self.gpu_fraction
 
 
 @dataclass(slots=True)

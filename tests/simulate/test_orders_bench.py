@@ -1,0 +1,122 @@
+"""What `python -m gpusched.bench.orders` makes of cases: figures, ratios to the references, goals, and its cache."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gpusched.bench import orders
+from gpusched.bench.orders import EASY, GREEDY, Cache, Figures, Plan, Ratios, averaged, measure, ratios, summaries
+from gpusched.model.value import replace
+from gpusched.simulate.cases import Case
+from gpusched.simulate.cluster import nodes_of
+from gpusched.simulate.policies import policies_of
+from gpusched.simulate.trace import TraceJob
+
+JOBS = tuple(
+    TraceJob(str(number), 120 * number, 600 + 97 * number % 1000, 600 + 97 * number % 1000, gpus=1 + number % 8)
+    for number in range(80)
+)
+CASE = Case("made up", JOBS, nodes_of("1x8"))
+
+
+def figures(completion, wide=None, longest=10_000.0, fairness=None):
+    return Figures(completion, wide, longest, fairness)
+
+
+def a_plan(folder=None, names=("fair",), replays=1, case=CASE):
+    policies = [*policies_of([EASY, GREEDY], is_exact=True), *policies_of(names)]
+    return Plan([case], policies, replays, Cache(folder))
+
+
+def test_completion_goes_by_the_better_reference_and_waits_by_easy():
+    found = {
+        EASY: figures(2000.0, wide=1000.0, longest=4000.0),
+        GREEDY: figures(1000.0, wide=9000.0, longest=9000.0),
+        "fair": figures(1500.0, wide=2000.0, longest=6000.0, fairness=0.5),
+    }
+    assert ratios("c", "fair", found) == Ratios("c", "fair", 1.5, 2.0, 1.5, 0.5)
+
+
+def test_a_ratio_to_less_than_ten_minutes_is_left_out():
+    found = {EASY: figures(599.0, wide=None, longest=599.0), GREEDY: figures(700.0), "fair": figures(9.0, 9.0, 9.0)}
+    assert ratios("c", "fair", found) == Ratios("c", "fair", None, None, None, None)
+
+
+def test_a_summary_has_the_worst_case_and_the_geometric_mean():
+    rows = [Ratios("a", "fair", 0.5, None, 1.0, None), Ratios("b", "fair", 2.0, None, 4.0, None)]
+    completion, longest = summaries(rows)
+    assert (completion.worst, completion.worst_case, completion.cases) == (2.0, "b", 2)
+    assert completion.typical == pytest.approx(1.0)
+    assert longest.typical == pytest.approx(2.0)
+    assert not completion.holds
+    assert orders.Summary("completion", 1.45, "a", 0.88, 3).holds
+    assert not orders.Summary("completion", 1.45, "a", 0.89, 3).holds
+
+
+def test_replays_are_averaged_figure_by_figure():
+    made = averaged([figures(1.0, None, 5.0, 0.5), figures(3.0, 4.0, 7.0, None)])
+    assert made == Figures(2.0, 4.0, 6.0, 0.5)
+
+
+def test_each_case_is_replayed_as_recorded_and_then_disturbed():
+    (_, once), (_, twice) = *measure(a_plan()), *measure(a_plan(replays=2))
+    assert list(once) == [EASY, GREEDY, "fair"]
+    assert once != twice
+    assert orders.figures_of(JOBS, CASE, policies_of([EASY])[0]) == once[EASY]
+
+
+def test_the_references_know_run_times_whatever_limits_users_gave():
+    limited = replace(CASE, jobs=tuple(replace(job, estimate_s=9 * job.run_s) for job in JOBS))
+    ((_, exact),), ((_, found),) = measure(a_plan()), measure(a_plan(case=limited))
+    assert {name: exact[name] for name in (EASY, GREEDY)} == {name: found[name] for name in (EASY, GREEDY)}
+    assert exact["fair"] != found["fair"]
+    assert orders.digest(JOBS) != orders.digest(limited.jobs)
+
+
+def test_what_was_measured_once_is_not_simulated_again(tmp_path, monkeypatch):
+    (before,) = measure(a_plan(tmp_path))
+    asked = []
+
+    def measured(jobs, case, policy):
+        asked.append(policy.name)
+        return figures(0.0)
+
+    monkeypatch.setattr(orders, "figures_of", measured)
+    assert list(measure(a_plan(tmp_path))) == [before]
+    assert asked == []
+    # Another version of the code may decide otherwise; the references are what they are.
+    monkeypatch.setattr(orders, "_code", lambda: "changed")
+    list(measure(a_plan(tmp_path)))
+    assert asked == ["fair"]
+    list(measure(a_plan(tmp_path, ["throughput"], replays=2)))
+    assert asked == ["fair", "throughput", EASY, GREEDY, "throughput"]
+
+
+def test_the_command_measures_traces_in_parallel_as_one_after_the_other(tmp_path):
+    trace = tmp_path / "lab.csv"
+    rows = [f"{job.id},{job.submit_s},{job.run_s},{job.gpus}" for job in JOBS]
+    trace.write_text("\n".join(["job_id,submit_s,duration_s,num_gpus", *rows, ""]))
+    shown = []
+    for parallel in "1", "2":
+        out = tmp_path / f"{parallel}.json"
+        command = [sys.executable, "-W", "ignore", "-m", "gpusched.bench.orders", str(trace), "--nodes", "1x8"]
+        more = ["--replays", "2", "--parallel", parallel, "--json", str(out), "--only", "lab", "--policy", "fair,fifo"]
+        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        assert done.returncode in (0, 1), done.stderr
+        assert done.stdout.count("lab @1x8") >= 2
+        shown.append((done.returncode, done.stdout, json.loads(out.read_text())))
+    assert shown[0] == shown[1]
+    assert set(shown[0][2]["figures"]["lab @1x8"]) == {EASY, GREEDY, "fair", "fifo"}
+
+
+def test_the_command_refuses_a_policy_that_is_not_known_in_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-m", "gpusched.bench.orders", "--policy", "nope"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "nope" in done.stderr
+    assert "Traceback" not in done.stderr
