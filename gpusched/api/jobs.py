@@ -142,7 +142,7 @@ async def submit(request: web.Request) -> web.Response:
             with_task_ids(body.get("spec"), viewer),
             body.get("batch"),
             service.settings,
-            caller.user,
+            caller,
             service.requests,
         )
     left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
@@ -201,7 +201,7 @@ def _key_again(body: dict[str, Any]) -> str:
 
 def _forecast(viewer: Viewer, outlook: Forecast) -> dict[str, Any]:
     found = forecast_json(outlook)
-    found["text"] = viewer.text(found["text"])
+    found["text"], found["hint"] = viewer.text(found["text"]), viewer.text(found["hint"])
     found["facts"] = viewer.facts(found["facts"])
     for alternative in found["alternatives"]:
         alternative["text"] = viewer.text(alternative["text"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import isinf
 from typing import Any
 
@@ -12,18 +12,20 @@ from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.service import number, states_of, words
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon.access import Caller, is_admin, is_private
+from gpusched.daemon.admitting import account_by_default, own_accounts
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
 from gpusched.model.resources import Resources
-from gpusched.model.settings import Settings
+from gpusched.model.settings import EVERYBODY, Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.policy.draft import Layout
 from gpusched.policy.preemption import held_by_job
 from gpusched.policy.sharing.accounts import AccountTree, Standing
+from gpusched.policy.sharing.membership import are_restricted
 from gpusched.policy.sharing.queues import QueueNode, implied, plant
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.usage import capacity_of, usage_now
@@ -141,12 +143,19 @@ async def accounts(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     service, caller = viewer.service, viewer.caller
     rows = account_rows(service.scheduler)
+    own = own_accounts(caller, service.settings)
     if is_private("accounts", caller, service.settings) or is_private("usage", caller, service.settings):
-        rows = _on_the_way_to(caller.user, rows)
+        rows = _on_the_way_to(caller.user, own, rows)
     name = request.query.get("name")
     if name is not None:
         rows = _below_account(rows, name)
-    return respond(accounts=rows, half_life_s=service.settings.priority.half_life_s)
+    return respond(
+        accounts=rows,
+        half_life_s=service.settings.priority.half_life_s,
+        user=caller.user,
+        own_accounts=own,
+        default_account=account_by_default(caller, service.settings),
+    )
 
 
 def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
@@ -155,7 +164,16 @@ def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
     layout = Layout(snapshot.nodes, settings)
     seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
     tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
-    return [_standing_json(one) for one in tree.standings()]
+    return [{**_standing_json(one), **_members_json(one, settings)} for one in tree.standings()]
+
+
+def _members_json(one: Standing, settings: Settings) -> dict[str, Any]:
+    """Whom an account lists, everybody as `*`; null of a user, and of what is no account of the config."""
+    account = settings.account.get(one.account) if one.user is None else None
+    if account is None:
+        return {"users": None, "groups": None}
+    users = sorted(account.users) if are_restricted(settings.account) else [EVERYBODY]
+    return {"users": users, "groups": list(account.groups)}
 
 
 def _standing_json(one: Standing) -> dict[str, Any]:
@@ -177,19 +195,19 @@ def _standing_json(one: Standing) -> dict[str, Any]:
     }
 
 
-def _on_the_way_to(user: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A user's own rows and the accounts above them, without what others have used in these."""
+def _on_the_way_to(user: str, own: Collection[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A user's own rows and accounts and the accounts above them, without what others have used in these."""
     kept: dict[int, dict[str, Any]] = {}
     above: list[int] = []
     for at, row in enumerate(rows):
         del above[row["depth"] :]
         above.append(at)
-        if row["user"] == user:
+        if row["user"] == user or (row["user"] is None and row["account"] in own):
             kept.update({place: rows[place] for place in above})
-    return [row if row["user"] == user else {**row, **_NO_USAGE} for _, row in sorted(kept.items())]
+    return [row if row["user"] == user else {**row, **_HIDDEN} for _, row in sorted(kept.items())]
 
 
-_NO_USAGE = dict.fromkeys(
+_HIDDEN = dict.fromkeys(
     (
         "gpu_hours",
         "vram_gib_hours",
@@ -199,6 +217,8 @@ _NO_USAGE = dict.fromkeys(
         "effective_usage",
         "level_fs",
         "fairshare",
+        "users",
+        "groups",
     )
 )
 

@@ -265,8 +265,8 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/accounts",
         policy.accounts,
-        "The tree of accounts: shares, decayed usage and fair-share factors.",
-        "accounts, half_life_s",
+        "The tree of accounts: members, shares, decayed usage and fair-share factors; and which are the caller's.",
+        "accounts, half_life_s, user, own_accounts, default_account",
         query={"name": "this account and all below it"},
     ),
     Route(

@@ -12,6 +12,7 @@ from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
 from gpusched.api.service import Service, service_of
 from gpusched.daemon.access import Act, Caller, Hidden, check, hides, is_admin, is_operator, is_private, may
+from gpusched.daemon.admitting import own_accounts
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.job import Job, JobEvent, Run
@@ -226,7 +227,7 @@ class Viewer:
         """Whether a reservation of the calendar is for the caller: by name, or by an account; maintenance for all."""
         if entry.is_maintenance or self.caller.user in entry.users:
             return True
-        accounts = {name for name, one in self._settings.account.items() if self.caller.user in one.users}
+        accounts = own_accounts(self.caller, self._settings)
         jobs = self.service.scheduler.world.jobs.values()
         return any(
             name in accounts or any(job.uid == self.caller.uid and job.spec.account == name for job in jobs)

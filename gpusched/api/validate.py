@@ -26,6 +26,7 @@ from gpusched.api.schema import (
     UPDATE_FIELDS,
     Field,
 )
+from gpusched.daemon.access import Caller
 from gpusched.daemon.admitting import completed
 from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
@@ -168,7 +169,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def read_submission(
-    spec_json: Any, batch: Any, settings: Settings, user: str, request_cache: dict[Request, Request]
+    spec_json: Any, batch: Any, settings: Settings, owner: Caller, request_cache: dict[Request, Request]
 ) -> Submission:
     """Check one submission: a spec, or a spec that many shell lines share. Raises: UsageError, Refused."""
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
@@ -194,7 +195,7 @@ def read_submission(
         values.setdefault("argv", ["/bin/sh"])
     env, excluded = sift_environment(values.get("env", {}), values.get("env_named", ()), settings)
     values["env"] = env
-    base = completed(read_spec(values, settings, payloads), user, settings)
+    base = completed(read_spec(values, settings, payloads), owner, settings)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:

@@ -488,25 +488,32 @@ def config_show(as_json: Json = False) -> None:
 def config_check(as_json: Json = False) -> None:
     """Read the config file and your notify.toml, and say all that is wrong with them, with file and line.
 
-    Exit code 2 when a file is wrong, 1 when it promises queues what the machines do not have.
+    Exit code 2 when a file is wrong, 1 when it promises queues what the machines do not have. Warnings, such as of an
+    account without members, leave it at 0.
     """
     from gpusched.cli.notifying import problems_in_targets
-    from gpusched.cli.promises import broken_promises
+    from gpusched.cli.promises import broken_promises, membership_warnings
     from gpusched.config import load_settings, problems_in
 
     where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
     problems: list[UserError] = [*problems_in(paths.config_file(), os.environ)]
+    warnings: list[UserError] = []
     if not problems:
-        problems += broken_promises(load_settings(paths.config_file(), os.environ))
+        loaded = load_settings(paths.config_file(), os.environ)
+        problems += broken_promises(loaded)
+        warnings += membership_warnings(loaded)
     problems += problems_in_targets()
     if as_json:
         found = [{"message": problem.message, "hint": problem.hint} for problem in problems]
-        output.print_json({"file": where, "exists": os.path.exists(where), "problems": found})
+        noted = [{"message": warning.message, "hint": warning.hint} for warning in warnings]
+        output.print_json({"file": where, "exists": os.path.exists(where), "problems": found, "warnings": noted})
     else:
         for at, problem in enumerate(problems):
             # Where to look is said once for all that follow one another, not below each line.
             is_last = at + 1 == len(problems) or problems[at + 1].hint != problem.hint
             output.fail("gpusched", problem if is_last else type(problem)(problem.message))
+        for warning in warnings:
+            output.note("gpusched", f"warning: {warning.message}; {warning.hint}")
     if problems:
         raise typer.Exit(problems[0].exit_code)
     if not as_json:

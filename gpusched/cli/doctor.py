@@ -28,7 +28,7 @@ from gpusched.client import connect
 from gpusched.config import load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError
 from gpusched.gpu.choose import choose, nvidia_signs
-from gpusched.model.units import format_size_mib
+from gpusched.model.units import format_size_mib, plural
 
 Check = dict[str, Any]
 
@@ -49,7 +49,8 @@ def examine() -> list[Check]:
         own = (*own, service) if os.geteuid() == 0 else (_left_to_root, service)
     of_daemon, source = _of_daemon(is_system)
     driver = (_simulated,) if source == "simulated" else (_nvml_module, nvml, _persistence)
-    steps: tuple[Callable[[], Check], ...] = (_versions, _config, _targets, *own, control_groups, clock, *driver)
+    first = (_versions, _config, _accounts, _targets)
+    steps: tuple[Callable[[], Check], ...] = (*first, *own, control_groups, clock, *driver)
     return [*(step() for step in steps), *of_daemon]
 
 
@@ -106,6 +107,21 @@ def _config() -> Check:
         return check("config", False, error.message, error.hint)
     where = paths.config_file()
     return check("config", True, f"{where} is fine" if os.path.exists(where) else "no config file; the defaults hold")
+
+
+def _accounts() -> Check:
+    from gpusched.cli.promises import membership_warnings
+
+    try:
+        loaded = load_settings(paths.config_file(), os.environ)
+    except GpuschedError:
+        return check("accounts", True, "not looked at: the config file is wrong")
+    if not loaded.settings.account:
+        return check("accounts", True, "none is configured: each user's use counts for that user")
+    warnings = membership_warnings(loaded)
+    if warnings:
+        return advice("accounts", False, "; ".join(warning.message for warning in warnings), warnings[0].hint)
+    return check("accounts", True, f"{plural(len(loaded.settings.account), 'account')}, each with members")
 
 
 def _targets() -> Check:

@@ -63,7 +63,7 @@ def body(words: list[str]) -> int:
     if odd:
         raise UsageError(f"options of reserve do not go with {action}", "see: gctl --help")
     chosen = [name for name in (*_FILTERS, "yes") if name in values]
-    if chosen and action not in ("hold", "release"):
+    if chosen and action not in ("hold", "release") and not (action == "account" and chosen == ["me"]):
         raise UsageError(f"filters go with hold and release, not with {action}", "see: gctl --help")
     if "hold" in values and action != "requeue":
         raise UsageError(f"--hold goes with requeue, not with {action}", "to hold pending jobs: gctl hold 41")
@@ -181,6 +181,8 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
         output.note("gctl", "the settings have not changed")
     for path in answer["needs_restart"]:
         output.note("gctl", f"{printable(path)} counts after a restart: {paths.restart_command()}")
+    for text in answer.get("notes", ()):
+        output.note("gctl", printable(text))
     return 0
 
 

@@ -242,4 +242,6 @@ def _print_forecast(answer: dict[str, Any], values: Values) -> int:
         if found["vram"] is not None:
             lines.append("; ".join(filter(None, (found["vram"]["text"], found["vram"]["proposal"]))))
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+        if found["hint"]:
+            output.note("gsub", f"hint: {printable(found['hint'])}")
     return 1 if found["verdict"] == "refused" else 0

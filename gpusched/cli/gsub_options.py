@@ -147,7 +147,7 @@ def gsub_table() -> Table:
                 metavar="NAME",
                 read=text("account"),
                 section=when,
-                help="account of the config the usage goes to; default: the one that names you, else your user name",
+                help="account the usage goes to; default: the only one that lists you; see gctl account --me",
             ),
             Option(
                 "--nice",

@@ -357,7 +357,7 @@ def _hold_options() -> list[Option]:
             completes=STATES,
             help="in these states; default: hold pending jobs, release held ones",
         ),
-        Option("--me", sets={"me": True}, section=which, help="mine"),
+        Option("--me", sets={"me": True}, section=which, help="mine; account --me: those that I may submit to"),
         Option("--all", sets={"all": True}, section=which, help="all of mine"),
         Option("-y", "--yes", sets={"yes": True}, section=which, help="do not ask before more than one job"),
     ]

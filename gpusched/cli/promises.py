@@ -1,12 +1,14 @@
-"""What a config file promises its queues, against the machines: for `gpusched config check`."""
+"""What a config file says of queues and accounts, against the machines and their users: for `gpusched config check`."""
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpusched.client import connect
 from gpusched.config import Loaded
+from gpusched.daemon.access import is_group
 from gpusched.errors import DaemonUnreachable, Refused
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.resources import Resources
@@ -14,6 +16,7 @@ from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.value import fields, replace
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
+from gpusched.policy.sharing.membership import membership_findings, unknown_members
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 
@@ -31,6 +34,21 @@ def broken_promises(loaded: Loaded) -> list[Refused]:
         return []
     hint = "promise less, or see what there is with: ginfo"
     return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text in _found(settings, _nodes())]
+
+
+def membership_warnings(loaded: Loaded) -> list[Refused]:
+    """Accounts that are open by default or that nobody may use, and members that this machine does not know."""
+    settings = loaded.settings
+    found = (*membership_findings(settings), *unknown_members(settings, _is_user, is_group))
+    return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in found]
+
+
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, OSError):
+        return False
+    return True
 
 
 def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[str, str]]:

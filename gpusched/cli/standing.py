@@ -45,13 +45,21 @@ def priorities_view(client: Client, asked: str, values: Values) -> str | dict[st
     return "".join(f"{line}\n" for line in shown)
 
 
+_MEMBERS = 4
+"""Members that the table names before it says how many more there are."""
 _USED = (("gpu_hours", ".2f"), ("core_hours", ".2f"), ("usage_s", ".0f"), ("effective_usage", ".4f"))
 
 
 def show_accounts(client: Client, names: list[str], values: Values) -> None:
     """`gctl account`: the tree with its shares, what was used of them, and the factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
-    rows = answer["accounts"]
+    own, rows = answer["own_accounts"], answer["accounts"]
+    if values.get("me"):
+        rows = answer["accounts"] = [
+            {**row, "depth": int(row["user"] is not None)}
+            for row in rows
+            if row["account"] in own and row["user"] in (None, answer["user"])
+        ]
     if values.get("json"):
         output.print_json(answer)
         return
@@ -68,6 +76,7 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
             *("-" if row[key] is None else f"{row[key]:{form}}" for key, form in _USED),
             _level(row),
             "" if row["fairshare"] is None else f"{row['fairshare']:.4f}",
+            _members(row),
         )
         for row in rows
     ]
@@ -82,8 +91,28 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
         "EFFECTIVE_USAGE",
         "LEVEL_FS",
         "FAIRSHARE",
+        "MEMBERS",
     )
-    tables.print_table(titles, lines, right=frozenset(range(2, len(titles))))
+    tables.print_table(titles, lines, right=frozenset(range(2, len(titles) - 1)))
+    output.note("gctl", _own(own, answer["default_account"]))
+
+
+def _members(row: dict[str, Any]) -> str:
+    """Whom an account lists: users, groups as `@lab`, `*` for everybody; `-` for nobody."""
+    if row["users"] is None:
+        return ""
+    if "*" in row["users"]:
+        return "*"
+    names = [*row["users"], *(f"@{group}" for group in row["groups"])]
+    more = f" +{len(names) - _MEMBERS}" if len(names) > _MEMBERS else ""
+    return printable(",".join(names[:_MEMBERS]) + more, 40) if names else "-"
+
+
+def _own(own: list[str], default: str | None) -> str:
+    if not own:
+        return "you are a member of no account; ask an admin to add you to one"
+    names = ", ".join(f"{printable(name)} (default)" if name == default else printable(name) for name in own)
+    return f"you may submit to: {names}"
 
 
 def _level(row: dict[str, Any]) -> str:

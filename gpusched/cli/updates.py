@@ -23,7 +23,7 @@ ACTIONS = {
     "undrain": "let work back: gctl undrain 3",
     "reserve": "keep GPUs for some people, once or again and again; without a name: list: gctl reserve",
     "unreserve": "take a reservation out: gctl unreserve course",
-    "account": "show the tree of accounts, its shares and use: gctl account vision",
+    "account": "show the tree of accounts, its members, shares and use: gctl account vision",
     "queue": "show what queues are guaranteed, hold, borrow and lend: gctl queue vision",
     "reload": "read the config file again: gctl reload",
 }

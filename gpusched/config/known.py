@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any
 
-from gpusched.model.rules import Rule
-from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.rules import Members, Rule
+from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.value import Value, fields
 
 TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[AccountSettings]] = MappingProxyType(
@@ -44,7 +44,7 @@ class Setting:
 
     info: SettingInfo
     base: object
-    """bool, int, float, str, tuple (of texts), NUMBERS (a tuple of them) or Mapping (of numbers)."""
+    """bool, int, float, str, tuple (of texts), NUMBERS (a tuple of them), Mapping (of numbers) or MEMBERS."""
     rule: Rule | None
 
     def read(self, value: Any) -> Any:
@@ -55,6 +55,9 @@ class Setting:
 NUMBERS = "numbers"
 """In place of a type: a tuple of whole numbers."""
 
+MEMBERS = "members"
+"""In place of a type: users with their shares, also written as a list of names or as `*`."""
+
 _KINDS: dict[object, str] = {
     bool: "true or false",
     int: "whole number",
@@ -63,6 +66,7 @@ _KINDS: dict[object, str] = {
     tuple: "list of texts",
     NUMBERS: "list of whole numbers",
     Mapping: "table of names and numbers",
+    MEMBERS: 'list of names, table of names and shares, or "*"',
 }
 
 
@@ -76,8 +80,8 @@ def _read(section: str, kind: type[Value]) -> dict[str, Setting]:
         hint, rule = item.type, None
         if typing.get_origin(hint) is Annotated:
             hint, rule = typing.get_args(hint)
-        base = _base_of(hint)
-        default = {} if base is Mapping else item.default
+        base = MEMBERS if isinstance(rule, Members) else _base_of(hint)
+        default = {} if base in (Mapping, MEMBERS) else item.default
         found[item.name] = Setting(SettingInfo(path, _KINDS[base], default, str(rule or "")), base, rule)
     return found
 
@@ -157,6 +161,14 @@ def _to_amounts(value: Any) -> dict[str, float] | None:
     return dict(value)
 
 
+def _to_members(value: Any) -> dict[str, float] | None:
+    if value == EVERYBODY:
+        return {EVERYBODY: 1.0}
+    if isinstance(value, (list, tuple)):
+        return dict.fromkeys(value, 1.0) if all(isinstance(part, str) for part in value) else None
+    return _to_amounts(value)
+
+
 _CONVERTERS: dict[object, Callable[[Any], Any]] = {
     bool: _to_bool,
     int: _to_int,
@@ -165,4 +177,5 @@ _CONVERTERS: dict[object, Callable[[Any], Any]] = {
     tuple: _to_texts,
     NUMBERS: _to_numbers,
     Mapping: _to_amounts,
+    MEMBERS: _to_members,
 }

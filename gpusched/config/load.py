@@ -27,10 +27,13 @@ class Loaded(Value):
     origin: Mapping[str, str] = field(default_factory=dict)
 
     def place_of(self, path: str) -> str:
-        """Where this was written, or the first of what was written beside it (in the same table); else `default`."""
-        beside = path.rpartition(".")[0] + "."
+        """Where this was written, or the first of what was written beside it (in the same table), or the table itself;
+        else `default`."""
+        table = path.rpartition(".")[0]
+        beside = f"{table}."
         written = [self.origin.get(path, "default")]
         written += [origin for known, origin in self.origin.items() if known.startswith(beside)]
+        written.append(self.origin.get(table, "default"))
         return next((origin for origin in written if origin != "default"), "default")
 
     def values(self) -> Iterator[tuple[str, Any, str]]:

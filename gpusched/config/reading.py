@@ -119,6 +119,7 @@ class Reader:
     def _read_table(self, section: str, name: str, table: Mapping[str, Any]) -> None:
         known = TABLE_SETTINGS[section]
         values = self._tables[section][name] = {}
+        self.origin[f"{section}.{name}"] = str(self._place(section, name))
         for key, value in table.items():
             path, place = f"{section}.{name}.{key}", self._place(section, name, key)
             found = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -80,9 +81,7 @@ def is_admin(caller: Caller, settings: Settings) -> bool:
     group = settings.access.admin_group
     if group is None:
         return False
-    if group not in caller.groups:
-        caller.groups[group] = is_member(caller.uid, group)
-    return caller.groups[group]
+    return bool(groups_of(caller, (group,)))
 
 
 def is_member(uid: int, group: str) -> bool:
@@ -92,6 +91,14 @@ def is_member(uid: int, group: str) -> bool:
         return grp.getgrnam(group).gr_gid in os.getgrouplist(user.pw_name, user.pw_gid)
     except (KeyError, OSError):
         return False
+
+
+def groups_of(caller: Caller, groups: Collection[str]) -> frozenset[str]:
+    """Those of these Unix groups that the user is in at this moment; what was looked up once holds for the request."""
+    for group in groups:
+        if group not in caller.groups:
+            caller.groups[group] = is_member(caller.uid, group)
+    return frozenset(group for group in groups if caller.groups[group])
 
 
 def is_group(name: str) -> bool:

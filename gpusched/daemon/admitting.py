@@ -14,16 +14,17 @@ from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.life.dependencies import Never, evaluate, find_cycle, parse_dependency
 from gpusched.policy.life.lifecycle import ends_unsatisfied
-from gpusched.policy.sharing.admission import default_account, foreign_account, qos_of, time_limit, why_refused
+from gpusched.policy.sharing.admission import qos_of, time_limit, why_refused
 from gpusched.policy.sharing.alone import slice_refusal
+from gpusched.policy.sharing.membership import account_refusal, accounts_of, default_account, groups_listed
 
-from .access import Caller, admins, is_admin, operates
+from .access import Caller, admins, groups_of, is_admin, operates
 from .turn import Turn
 
 
-def completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
+def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     """The submission with its account, QOS and time limit filled in, so that nobody need look at settings again."""
-    account = spec.account or default_account(user, settings) or user
+    account = spec.account or account_by_default(owner, settings) or owner.user
     qos = qos_of(spec, settings)
     limit_s = time_limit(spec, settings)
     if (account, qos, limit_s) == (spec.account, spec.qos, spec.time_limit_s):
@@ -31,7 +32,7 @@ def completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
     return replace(spec, account=account, qos=qos, time_limit_s=limit_s)
 
 
-def complete_all(specs: Sequence[JobSpec], user: str, settings: Settings) -> list[JobSpec]:
+def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) -> list[JobSpec]:
     """Each submission `completed`; what is filled in is worked out once for all that say the same."""
     known: dict[tuple[object, ...], JobSpec] = {}
     done = []
@@ -39,7 +40,7 @@ def complete_all(specs: Sequence[JobSpec], user: str, settings: Settings) -> lis
         mark = (spec.account, spec.queue, spec.qos, spec.time_limit_s)
         made = known.get(mark)
         if made is None:
-            made = known[mark] = completed(spec, user, settings)
+            made = known[mark] = completed(spec, owner, settings)
         filled = (made.account, made.qos, made.time_limit_s)
         if filled == (spec.account, spec.qos, spec.time_limit_s):
             done.append(spec)
@@ -48,13 +49,29 @@ def complete_all(specs: Sequence[JobSpec], user: str, settings: Settings) -> lis
     return done
 
 
+def account_by_default(owner: Caller, settings: Settings) -> str | None:
+    """The account of a job of theirs that names none; None where it must name one."""
+    if not settings.account:
+        return owner.user
+    return default_account(owner.user, _groups(owner, settings), settings)
+
+
+def own_accounts(owner: Caller, settings: Settings) -> list[str]:
+    """Accounts that this user may submit to; without configured ones that of their own name."""
+    return accounts_of(owner.user, _groups(owner, settings), settings) if settings.account else [owner.user]
+
+
+def _groups(owner: Caller, settings: Settings) -> frozenset[str]:
+    return groups_of(owner, groups_listed(settings))
+
+
 def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
     """What to say of queues that jobs name where none is configured: a typo would otherwise pass for one."""
     named = set() if settings.queue else {*queues} - {settings.default.queue}
     return [f"no queues are configured, so queue {printable(name, 60)} is only a name" for name in sorted(named)]
 
 
-def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
+def check_submission(specs: Sequence[JobSpec], owner: Caller, turn: Turn) -> None:
     """Refuse completed submissions of one user. Raises: Refused."""
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
@@ -64,10 +81,10 @@ def check_submission(specs: Sequence[JobSpec], user: str, turn: Turn) -> None:
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_size(alike, turn)
-        check_account(alike[0], user, turn)
-        check_admitted(alike[0], user, turn, sum(map(jobs_in, alike)))
+        check_account(alike[0], owner, turn)
+        check_admitted(alike[0], owner.user, turn, sum(map(jobs_in, alike)))
         check_can_fit(alike[0], turn)
-        check_reservation(alike[0], user, turn)
+        check_reservation(alike[0], owner.user, turn)
         check_deadline(alike[0], max(turn.now, alike[0].begin_at or turn.now))
     for dependency in {spec.dependency for spec in specs if spec.dependency}:
         check_dependency(dependency, turn)
@@ -103,8 +120,8 @@ def check_size(specs: Sequence[JobSpec], turn: Turn) -> None:
             )
 
 
-def check_update(before: Job, after: Job, turn: Turn) -> None:
-    """Refuse a change of a job that has not ended. Raises: Refused."""
+def check_update(before: Job, after: Job, owner: Caller, turn: Turn) -> None:
+    """Refuse a change of a job of this owner that has not ended. Raises: Refused."""
     old, new = before.spec, after.spec
     problem = new.request.contradiction()
     if problem:
@@ -112,7 +129,7 @@ def check_update(before: Job, after: Job, turn: Turn) -> None:
     if new.request != old.request:
         check_can_fit(new, turn)
     if new.account != old.account:
-        check_account(new, after.user, turn)
+        check_account(new, owner, turn)
     if _asks(new) != _asks(old):
         jobs = turn.world.arrays.left(before)
         with turn.world.active.with_more(old, before.user, -jobs):
@@ -163,9 +180,9 @@ def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
         raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
 
 
-def check_account(spec: JobSpec, user: str, turn: Turn) -> None:
-    """Refuse an account that is not the user's where none is configured."""
-    found = foreign_account(spec.account, user, turn.settings)
+def check_account(spec: JobSpec, owner: Caller, turn: Turn) -> None:
+    """Refuse an account that the owner of the job is no member of, whoever asks for it."""
+    found = account_refusal(spec.account, owner.user, _groups(owner, turn.settings), turn.settings)
     if found is not None:
         raise Refused(found.text, found.hint)
 

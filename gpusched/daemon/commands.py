@@ -165,8 +165,8 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     check_room(len(command.specs), command.caller, turn)
     for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
         check_nice(nice, queue, command.caller, settings)
-    specs = complete_all(command.specs, command.caller.user, settings)
-    check_submission(specs, command.caller.user, turn)
+    specs = complete_all(command.specs, command.caller, settings)
+    check_submission(specs, command.caller, turn)
     # One of each kind: a batch has thousands of lines with the same dependency.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
     shown_id = str(world.next_id) if len(specs) == 1 else "ID"
@@ -369,6 +369,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             check_nice(command.changes.get("nice", job.spec.nice), queue, command.caller, turn.settings)
     updated = []
     named_ids = {job.id for job in jobs}
+    owners: dict[tuple[int, str], Caller] = {}
     for job in jobs:
         if job.state.is_final:
             raise _has_ended(job)
@@ -392,10 +393,12 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             if fixed and not (job.is_array and job.state is JobState.RUNNING):
                 raise _fixed(fixed[0], job)
         is_named_task = job.array_id is not None and job.id in named_ids
+        # What the owner may is asked, not what the caller may.
+        owner = owners.setdefault((job.uid, job.user), Caller(job.uid, job.user))
         after = _changed(job, _for_task(command.changes) if is_named_task else command.changes)
         if not _FILLED_IN.isdisjoint(command.changes):
-            after = replace(after, spec=completed(after.spec, after.user, turn.settings))
-        check_update(job, after, turn)
+            after = replace(after, spec=completed(after.spec, owner, turn.settings))
+        check_update(job, after, owner, turn)
         updated.append((job, after))
     for before, after in updated:
         if _rests_on(after) != _rests_on(before):

@@ -40,6 +40,8 @@ class Forecast(Value):
     facts: Mapping[str, object] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     """What would make it start now."""
+    hint: str | None = None
+    """What to do about a refusal."""
 
 
 def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = keys.NEVER) -> Callable[[], Forecast]:
@@ -51,14 +53,14 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = k
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
     now = scheduler.now()
     turn = Turn(scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now)
-    spec = completed(spec, caller.user, scheduler.settings)
+    spec = completed(spec, caller, scheduler.settings)
     try:
         found = keys.existing(spec, again, caller, turn)
         if found is not None:
             return Forecast("exists", f"job {found['ids'][0]} has this key already; nothing would be submitted")
-        check_submission([spec], caller.user, turn)
+        check_submission([spec], caller, turn)
     except Refused as error:
-        return Forecast("refused", error.message, "Refused")
+        return Forecast("refused", error.message, "Refused", hint=error.hint or None)
     job = new_job(scheduler.world.next_id, caller, spec, now)
     if spec.hold:
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")

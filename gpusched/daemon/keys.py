@@ -56,7 +56,7 @@ def existing(spec: JobSpec, again: str, caller: Caller, turn: Turn) -> dict[str,
                 f"{shown}, which has another {what}",
                 f"see it with: gshow {job.shown_id}, and submit this with a --key of its own",
             )
-    differs = sorted(_differences(completed(spec, caller.user, turn.settings), job.spec))
+    differs = sorted(_differences(completed(spec, caller, turn.settings), job.spec))
     return {"ids": [job.id], "existing": True, "differs": differs}
 
 

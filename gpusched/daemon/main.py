@@ -51,6 +51,7 @@ from gpusched.gpu.worker import GpuWorker
 from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
 from gpusched.policy.life.admin_alerting import News
+from gpusched.policy.sharing.membership import membership_findings
 from gpusched.private import make_private
 from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
@@ -292,6 +293,8 @@ def _serve(
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
+        for _, text, hint in membership_findings(settings):
+            log.warning("%s; %s", text, hint)
         # What has been imported stays for good: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()

@@ -113,7 +113,7 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     check_room(len(steps), caller, turn)
     for nice, queue in {(step.spec.nice, step.spec.queue) for step in command.steps}:
         check_nice(nice, queue, caller, turn.settings)
-    _check([(step.where, step.spec) for step in command.steps], caller.user, turn)
+    _check([(step.where, step.spec) for step in command.steps], caller, turn)
     ordered = policy.in_order({name: step.needs for name, step in steps.items()})
     if command.dry_run:
         return {"pipeline": None, "jobs": dict.fromkeys(steps)}
@@ -122,7 +122,7 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     world.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
     turn.changes.pipelines[number] = pipeline
-    specs = complete_all([steps[name].spec for name in ordered], caller.user, turn.settings)
+    specs = complete_all([steps[name].spec for name in ordered], caller, turn.settings)
     ids: dict[str, int] = {}
     notes = []
     for name, spec in zip(ordered, specs, strict=True):
@@ -143,11 +143,11 @@ def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
     return job.id
 
 
-def _check(steps: Sequence[tuple[str, JobSpec]], user: str, turn: Turn) -> None:
+def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: Turn) -> None:
     """Refuse what cannot be granted, with what messages call each step. Raises: Refused."""
-    specs = complete_all([spec for _, spec in steps], user, turn.settings)
+    specs = complete_all([spec for _, spec in steps], owner, turn.settings)
     try:
-        check_submission(specs, user, turn)
+        check_submission(specs, owner, turn)
         return
     except Refused as error:
         whole = error
@@ -155,7 +155,7 @@ def _check(steps: Sequence[tuple[str, JobSpec]], user: str, turn: Turn) -> None:
     mistakes: list[GpuschedError] = []
     for (where, _), spec in zip(steps, specs, strict=True):
         try:
-            check_submission([spec], user, turn)
+            check_submission([spec], owner, turn)
         except Refused as error:
             mistakes.append(Refused(f"{where}: {error.message}", error.hint))
     raise Refused.of(mistakes) if mistakes else whole
@@ -192,7 +192,7 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
         (f"step {name}", replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency))
         for name, spec in fresh.items()
     ]
-    _check(outside, caller.user, turn)
+    _check(outside, caller, turn)
     for name in again:
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
         text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"

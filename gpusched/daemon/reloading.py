@@ -13,6 +13,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
 from gpusched.policy import cells
 from gpusched.policy.draft import Layout
+from gpusched.policy.sharing.membership import membership_findings
 from gpusched.policy.sharing.quota_problems import problems
 from gpusched.policy.sharing.usage import capacity_of
 
@@ -48,10 +49,13 @@ class Reloaded:
     """Paths whose value is another one now."""
     fixed: tuple[str, ...]
     """Paths that have another value in the file, which counts after a restart only."""
+    notes: tuple[str, ...] = ()
+    """What is allowed, and hardly what was meant."""
 
     def answer(self) -> dict[str, Any]:
         """For the client."""
-        return {"changed": list(self.changed), "needs_restart": list(self.fixed)}
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {"changed": list(self.changed), "needs_restart": list(self.fixed), **notes}
 
 
 def reread(
@@ -76,7 +80,8 @@ def reread(
     settings = wanted
     for path in fixed:
         settings = _with(settings, path, _value(running, path))
-    return Reloaded(settings, tuple(path for path in differing if path not in FIXED), fixed)
+    notes = tuple(f"{text}; {hint}" for _, text, hint in membership_findings(settings))
+    return Reloaded(settings, tuple(path for path in differing if path not in FIXED), fixed, notes)
 
 
 def check_promises(settings: Settings) -> None:

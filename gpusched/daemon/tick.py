@@ -538,6 +538,8 @@ class Scheduler:
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
             log.warning("these settings count after a restart only: %s", ", ".join(reloaded.fixed))
+        for note in reloaded.notes:
+            log.warning("%s", note)
         return reloaded.answer()
 
     def _adopt_settings(self) -> None:

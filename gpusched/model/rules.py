@@ -125,6 +125,17 @@ class Amounts(Value):
         )
 
 
+class Members(Value):
+    """Names of users with their shares; `*` stands for everybody."""
+
+    def __str__(self) -> str:
+        return 'a list of names, a table of names and shares above 0, or "*"'
+
+    def admits(self, value: Mapping[str, float]) -> bool:
+        """Whether every name is a word and every number above 0."""
+        return Amounts(0, above=True).admits(value)
+
+
 class Numbers(Value):
     """A list of whole numbers, each from `low` to `high`."""
 
@@ -139,7 +150,7 @@ class Numbers(Value):
         return all(self.low <= number <= self.high for number in value)
 
 
-Rule = SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts
+Rule = SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | Members
 
 WEIGHT = Range(0, 1e12)
 FRACTION = Range(0, 1, above=True)

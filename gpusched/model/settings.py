@@ -32,6 +32,7 @@ from gpusched.model.rules import (
     Amounts,
     Cells,
     Folder,
+    Members,
     Numbers,
     OneOf,
     Range,
@@ -613,6 +614,10 @@ class QosSettings(Value):
     """Accounts whose jobs may use it, those below them included."""
 
 
+EVERYBODY = "*"
+"""In place of a user of an account."""
+
+
 class AccountSettings(Value):
     """One account, `[account.NAME]`. Accounts form a tree with users as its leaves."""
 
@@ -621,8 +626,12 @@ class AccountSettings(Value):
     """Account above this one; an account without one is at the top."""
     shares: Annotated[float, SHARES] = 1.0
     """Its part of what its parent has, against that of its siblings."""
-    users: Annotated[Mapping[str, float], Amounts(0, above=True)] = field(default_factory=dict)
-    """Shares of users in it; one that is not named has 1."""
+    users: Annotated[Mapping[str, float], Members()] = field(default_factory=dict)
+    """Users who may submit to it, with their shares in it: `["ann", "bob"]` gives each 1, `{ann = 2, bob = 1}` says
+    how many, `"*"` is everybody. Members of the accounts above and below are not members of this one."""
+    groups: Annotated[tuple[str, ...], NAMES] = ()
+    """Unix groups whose members may submit to it, as the system's user database says at the submission; each member has
+    1 share. An account without `users` and `groups` has no members; while no account has any, all are open."""
 
 
 class Settings(Value):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpusched.model.job import Request
 from gpusched.model.units import format_amount, format_size_mib, plural, plural_of
 
 NAMED = 3
 """Jobs, cards or nodes that a sentence names before it says how many more there are."""
+MOST_CHOICES = 8
+"""Names that a hint offers."""
 
 
 def describe(request: Request, *, full: bool = False) -> str:
@@ -74,6 +76,14 @@ def name_some(noun: str, names: Sequence[str], named: int = NAMED) -> str:
         shown.append(f"{len(names) - named} more")
     text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     return f"{plural_of(len(names), noun)} {text}" if noun else text
+
+
+def choose(names: Iterable[str], option: str) -> str:
+    """`name it: -q nlp`, `name one of them: -q nlp, -q vision`."""
+    ordered = sorted(names)
+    shown = ", ".join(f"{option} {name}" for name in ordered[:MOST_CHOICES])
+    more = f" and {len(ordered) - MOST_CHOICES} more" if len(ordered) > MOST_CHOICES else ""
+    return f"name {'it' if len(ordered) == 1 else 'one of them'}: {shown}{more}"
 
 
 def about(seconds: float) -> str:

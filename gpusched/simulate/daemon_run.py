@@ -37,6 +37,7 @@ from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.policy.sharing.membership import open_to_all
 from gpusched.ports import Changes
 from gpusched.scheduler.priority import rank_period_s
 from gpusched.simulate.event_loop import Progress, play
@@ -157,6 +158,8 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
         daemon=replace(settings.daemon, poll_s=inf),
         idle=replace(settings.idle, after_s=0.0),
         access=replace(settings.access, admin_group=_ADMINS),
+        # What is recorded was admitted by the members of then.
+        account=open_to_all(settings.account),
         isolation=replace(settings.isolation, enforce=False),
         plugins=(),
     )

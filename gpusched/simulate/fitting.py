@@ -10,7 +10,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.units import plural
 from gpusched.model.value import replace
 from gpusched.policy.capacity import refusal
-from gpusched.policy.sharing.admission import Tally, default_account, qos_of, time_limit, why_refused
+from gpusched.policy.sharing.admission import Tally, qos_of, time_limit, why_refused
+from gpusched.policy.sharing.membership import account_refusal, default_account, open_to_all
 from gpusched.simulate.policies import Policy
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob
@@ -75,13 +76,14 @@ def _why_not(policy: Policy, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeV
         )
     if not is_admitted:
         return None
-    asked = _completed(spec, job.user, policy.settings)
-    found = why_refused(asked, job.user, policy.settings, _NOBODY)
+    settings = replace(policy.settings, account=open_to_all(policy.settings.account))
+    asked = _completed(spec, job.user, settings)
+    found = account_refusal(asked.account, job.user, (), settings) or why_refused(asked, job.user, settings, _NOBODY)
     return None if found is None else (f"refused by the policy {policy.name}", found.text)
 
 
 def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
-    account = spec.account or default_account(user, settings) or user
+    account = spec.account or default_account(user, (), settings) or user
     spec = replace(spec, queue=spec.queue or settings.default.queue)
     return replace(spec, account=account, qos=qos_of(spec, settings), time_limit_s=time_limit(spec, settings))
 

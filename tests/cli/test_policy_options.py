@@ -32,7 +32,7 @@ QUEUES = {
 ACCOUNTS = {
     "group": AccountSettings("group", shares=3),
     "inner": AccountSettings("inner", parent="group", users={"ann": 2.0}),
-    "other": AccountSettings("other"),
+    "other": AccountSettings("other", users={"*": 1.0}),
 }
 QOS = {"high": QosSettings("high", tier=5, factor=1.0)}
 ROUTES = {

@@ -17,7 +17,7 @@ guaranteed_cpus = 6
 weight = 2
 
 [account.lab]
-users = {ann = 2}
+users = {root = 2}
 
 [license]
 matlab = 3
@@ -52,7 +52,7 @@ def test_show_prints_tables_with_the_line_that_they_come_from(alone: Shell) -> N
     shown = json.loads(alone.ok("gpusched", "config", "show", "--json"))["settings"]
     assert shown["queue.vision.weight"] == {"value": 2.0, "origin": f"file {path}, line 7"}
     assert shown["queue.vision.max_gpus"] == {"value": None, "origin": "default"}
-    assert shown["account.lab.users"] == {"value": {"ann": 2}, "origin": f"file {path}, line 10"}
+    assert shown["account.lab.users"] == {"value": {"root": 2}, "origin": f"file {path}, line 10"}
     assert shown["license.matlab"] == {"value": 3, "origin": f"file {path}, line 13"}
     rows = [line.split(maxsplit=2) for line in alone.ok("gpusched", "config", "show").splitlines()]
     assert ["queue.vision.guaranteed_gpus", "2.0", f"file {path}, line 5"] in rows
@@ -63,7 +63,7 @@ def test_check_says_that_a_right_file_is_right(alone: Shell) -> None:
     path = write(alone, QUEUES)
     assert alone.ok("gpusched", "config", "check") == f"{path} is fine\n"
     found = json.loads(alone.ok("gpusched", "config", "check", "--json"))
-    assert found == {"schema_version": 1, "file": str(path), "exists": True, "problems": []}
+    assert found == {"schema_version": 1, "file": str(path), "exists": True, "problems": [], "warnings": []}
 
 
 def test_check_looks_at_the_file_that_the_environment_names(alone: Shell, tmp_path: Path) -> None:

@@ -250,6 +250,23 @@ def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, 
 
 
 @pytest.mark.parametrize(
+    "accounts",
+    ['[account.vision]\nusers = ["bob"]\n', '[account.vision]\ngroups = ["no-such-group"]\n', "[account.vision]\n"],
+    ids=["of another user by now", "of a group", "without members"],
+)
+def test_what_was_admitted_once_is_replayed_whoever_is_a_member_now(typed, lab, tmp_path, accounts):
+    for hour in range(3):
+        lab.ran(3600 * hour, 600.0, user="ann", account="vision", time_limit_s=1200)
+    lab.ran(0, 600.0, user="ann", account="gone", time_limit_s=1200)
+    (tmp_path / "new.toml").write_text(accounts)
+    code, out, _ = typed("--from-history", "--config", "new.toml", "--policy", "default", "--json")
+    made = json.loads(out)
+    assert (code, [one["jobs"] for one in made["policies"]]) == (0, [3])
+    (why,) = made["dropped"]
+    assert why.startswith("refused by the policy default, there is no account 'gone'")
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (("--from-history",), "there is no history"),

@@ -16,7 +16,7 @@ from gpusched.api.service import SERVICE, Service
 from gpusched.daemon.commands import Hold
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
+from gpusched.model.settings import AccessSettings, AccountSettings, PrioritySettings, QosSettings, QueueSettings
 from gpusched.testing import request
 
 QUEUES = {
@@ -28,7 +28,7 @@ QUEUES = {
 ACCOUNTS = {
     "group": AccountSettings("group", shares=3),
     "inner": AccountSettings("inner", parent="group", users={"ann": 2.0}),
-    "other": AccountSettings("other"),
+    "other": AccountSettings("other", users={"*": 1.0}),
 }
 QOS = {"high": QosSettings("high", tier=5, factor=1.0), "free": QosSettings("free", usage_factor=0.0)}
 
@@ -187,6 +187,35 @@ def test_one_account_comes_with_all_below_it(lab: Lab) -> None:
     with pytest.raises(NotFound) as raised:
         get(lab, policy.accounts, "name=gruop")
     assert raised.value.hint == "accounts: group, inner, other"
+
+
+def test_accounts_say_who_their_members_are_and_which_are_the_callers(lab: Lab) -> None:
+    answer = get(lab, policy.accounts)
+    members = {row["account"]: (row["users"], row["groups"]) for row in answer["accounts"] if row["user"] is None}
+    assert members == {"": (None, None), "group": ([], []), "inner": (["ann"], []), "other": (["*"], [])}
+    assert [row["users"] for row in answer["accounts"] if row["user"] is not None] == [None]
+    assert (answer["user"], answer["own_accounts"], answer["default_account"]) == ("ann", ["inner", "other"], "inner")
+
+
+def test_accounts_without_members_are_told_as_open() -> None:
+    lab = Lab(1, account={"a": AccountSettings("a"), "b": AccountSettings("b")})
+    answer = get(lab, policy.accounts)
+    assert {row["account"]: row["users"] for row in answer["accounts"]} == {"": None, "a": ["*"], "b": ["*"]}
+    assert (answer["own_accounts"], answer["default_account"]) == (["a", "b"], None)
+
+
+def test_without_accounts_the_callers_own_name_is_theirs() -> None:
+    answer = get(Lab(1), policy.accounts)
+    assert (answer["own_accounts"], answer["default_account"]) == (["ann"], "ann")
+
+
+def test_private_accounts_are_told_to_members_without_who_else_is_one() -> None:
+    accounts = {**ACCOUNTS, "bobs": AccountSettings("bobs", users={"bob": 1.0})}
+    lab = Lab(1, account=accounts, access=AccessSettings(private_data=("accounts",)))
+    answer = get(lab, policy.accounts)
+    assert [row["account"] for row in answer["accounts"] if row["user"] is None] == ["", "group", "inner", "other"]
+    assert {(row["users"], row["groups"]) for row in answer["accounts"]} == {(None, None)}
+    assert answer["own_accounts"] == ["inner", "other"]
 
 
 # --- usage --------------------------------------------------------------------------------------

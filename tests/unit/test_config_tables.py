@@ -106,6 +106,23 @@ def test_a_whole_lab_is_read(tmp_path: Path) -> None:
     assert rows["plugins.load"] == (("lab_rules",), f"file {path}, line 39")
 
 
+MEMBERS = {
+    "a list": ('users = ["ann", "bob"]', {"ann": 1.0, "bob": 1.0}),
+    "a table": ("users = {ann = 2, bob = 1}", {"ann": 2.0, "bob": 1.0}),
+    "everybody": ('users = "*"', {"*": 1.0}),
+    "everybody, one with more shares": ('users = {"*" = 1, ann = 3}', {"*": 1.0, "ann": 3.0}),
+    "everybody in a list": ('users = ["*"]', {"*": 1.0}),
+    "nobody": ("users = []", {}),
+}
+
+
+@pytest.mark.parametrize(("line", "users"), MEMBERS.values(), ids=MEMBERS)
+def test_members_of_an_account_are_written_as(line, users, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(f'[account.x]\n{line}\ngroups = ["lab"]\n')
+    assert load_settings(str(path), {}).settings.account["x"] == AccountSettings("x", users=users, groups=("lab",))
+
+
 WRONG = {
     "a negative weight": ("[queue.default]\nweight = -1", 2, "queue.default.weight is -1; it must be above 0"),
     "no weight at all": ("[queue.default]\nweight = 0", 2, "queue.default.weight is 0; it must be above 0"),
@@ -116,8 +133,16 @@ WRONG = {
     "a text for a number": ("[queue.default]\nmax_gpus = 'many'", 2, "it must be a number"),
     "a fraction for a count": ("[qos.x]\ntier = 1.5", 2, "it must be a whole number"),
     "shares of nothing": ("[account.x]\nshares = 0", 2, "above 0"),
-    "a user with negative shares": ("[account.x]\nusers = {ann = -1}", 2, "each above 0"),
-    "a user in words": ("[account.x]\nusers = {ann = 'two'}", 2, "a table of names and numbers"),
+    "a user with negative shares": ("[account.x]\nusers = {ann = -1}", 2, "a table of names and shares above 0"),
+    "a user in words": ("[account.x]\nusers = {ann = 'two'}", 2, 'table of names and shares, or "*"'),
+    "a user by number": (
+        "[account.x]\nusers = [1000]",
+        2,
+        'it must be a list of names, table of names and shares, or "*"',
+    ),
+    "one user as a text": ("[account.x]\nusers = 'ann'", 2, "account.x.users is 'ann'; it must be a list of names"),
+    "a user of two words": ("[account.x]\nusers = ['ann bob']", 2, "a list of names, a table of names and shares"),
+    "a group as a text": ("[account.x]\ngroups = 'lab'", 2, "account.x.groups is 'lab'; it must be a list of texts"),
     "a negative license": ("[license]\nmatlab = -1", 2, "license.matlab is -1; it must be a whole number, at least 0"),
     "half a license": ("[license]\nmatlab = 0.5", 2, "a whole number"),
     "a plug-in that is no list": ("[plugins]\nload = 'x'", 2, "a list of names of Python modules"),

@@ -126,6 +126,18 @@ RANKS = {
         [],
         {("a", "ann"): 1.0, ("a", "bob"): 0.5},
     ),
+    "everybody in an open account has the shares of `*`": (
+        [AccountSettings("a", users={"*": 1.0, "ann": 3.0})],
+        {("a", "ann"): 20, ("a", "bob"): 10},
+        [],
+        {("a", "ann"): 1.0, ("a", "bob"): 0.5},
+    ),
+    "more shares for everybody than for one who is named": (
+        [AccountSettings("a", users={"*": 4.0, "ann": 1.0})],
+        {("a", "ann"): 10, ("a", "bob"): 20},
+        [],
+        {("a", "ann"): 0.5, ("a", "bob"): 1.0},
+    ),
     "use in the ratio of the shares is a tie": (
         [account("a", ann=3, bob=1)],
         {("a", "ann"): 30, ("a", "bob"): 10},

@@ -1,4 +1,4 @@
-"""What queues, accounts and QOS refuse at submission, and in which words."""
+"""What queues and QOS refuse at submission, and in which words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusched.model.settings import AccountSettings, DefaultSettings, QosSetting
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.admission import Tally, default_account, time_limit, why_refused
+from gpusched.policy.sharing.admission import Tally, time_limit, why_refused
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.usage import demand
 from gpusched.testing import node, request, spec
@@ -58,16 +58,13 @@ ADMITTED = {
     "a leaf of the tree": (asks(), settings_of(LAB)),
     "a QOS that there is": (asks(qos="night"), settings_of(qos=[DAYTIME, NIGHT])),
     "no QOS though there are some": (asks(), settings_of(qos=[NIGHT])),
-    "an account that there is": (asks(account="chem"), settings_of(accounts=LABS)),
-    "no account by a user who is in one": (asks(), settings_of(accounts=LABS)),
-    "an account of the user's own name": (asks(), settings_of(accounts=[account("ann"), *LABS[1:]])),
     "a user whom the queue names": (asks(), settings_of([replace(VISION, users=("bob", "ann"))])),
     "an account that the queue names": (
         asks(account="chem"),
         settings_of([replace(VISION, users=("bob",), accounts=("chem",))]),
     ),
     "an account below one that the queue names": (
-        asks(),
+        asks(account="physics"),
         settings_of([replace(VISION, accounts=("science",))], accounts=LABS),
     ),
     "a user whom the queue names below one that does not": (
@@ -76,7 +73,7 @@ ADMITTED = {
     ),
     "a user whom the QOS names": (asks(qos="night"), settings_of(qos=[replace(NIGHT, users=("ann",))])),
     "an account that the QOS names": (
-        asks(qos="night"),
+        asks(qos="night", account="physics"),
         settings_of(qos=[replace(NIGHT, accounts=("physics",))], accounts=LABS),
     ),
     "as much as a job may": (asks(2), settings_of([replace(VISION, max_gpus_per_job=2.0)])),
@@ -157,24 +154,6 @@ REFUSED = {
         settings_of(qos=[DAYTIME, NIGHT]),
         "there is no QOS 'nigt'",
         "did you mean --qos night?",
-    ),
-    "an unknown account": (
-        asks(account="biology"),
-        settings_of(accounts=LABS),
-        "there is no account 'biology'",
-        "name one of them: -A chem, -A physics, -A science",
-    ),
-    "a user who is in no account": (
-        asks(),
-        settings_of(accounts=[LABS[2]]),
-        "user ann is in none of the accounts",
-        "name it: -A chem",
-    ),
-    "a user who is in two accounts and names none": (
-        asks(),
-        settings_of(accounts=[account("x", "ann"), account("y", "bob"), account("z", "ann")]),
-        "user ann is in 2 accounts, so one must be named",
-        "name one of them: -A x, -A z",
     ),
     "a user whom the queue does not name": (
         asks(),
@@ -399,7 +378,6 @@ def test_names_are_looked_at_before_amounts_and_amounts_before_counts():
     steps = [
         (asked, full, "there is no queue"),
         (replace(asked, queue="vision"), full, "there is no QOS"),
-        (replace(asked, queue="vision", qos=""), full, "there is no account"),
         (replace(asked, queue="vision", qos="", account="chem"), full, "may not submit"),
         (replace(asked, queue="vision", qos="", account="chem"), replace(full, users=("ann",)), "asked for 2 GPUs"),
         (
@@ -417,22 +395,6 @@ def test_names_are_looked_at_before_amounts_and_amounts_before_counts():
         found = refused(step, settings_of([limits], [DAYTIME], LABS), FULL)
         assert found is not None
         assert text in found[0]
-
-
-# The account of a user who names none
-
-ACCOUNTS_OF_ANN = {
-    "no account is configured": ((), None),
-    "in one of them": (LABS, "physics"),
-    "in none": ((LABS[2],), None),
-    "in two": ((account("x", "ann"), account("y", "ann", "bob")), None),
-    "in one with no shares": ((AccountSettings("x", users={"ann": 0.0}),), "x"),
-}
-
-
-@pytest.mark.parametrize(("accounts", "wanted"), ACCOUNTS_OF_ANN.values(), ids=ACCOUNTS_OF_ANN)
-def test_the_account_of_ann_who_is(accounts, wanted):
-    assert default_account("ann", settings_of(accounts=accounts)) == wanted
 
 
 # Time limits

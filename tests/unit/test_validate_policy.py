@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.api.validate import read_changes, read_submission
+from gpusched.daemon.access import Caller
 from gpusched.daemon.commands import _changed
 from gpusched.errors import Refused, UsageError
 from gpusched.model.hostlist import expand
@@ -21,7 +22,7 @@ SETTINGS = Settings()
 
 
 def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
-    return read_submission({"argv": ["true"], **spec}, None, settings, "ada", {}).specs[0]
+    return read_submission({"argv": ["true"], **spec}, None, settings, Caller(1000, "ada"), {}).specs[0]
 
 
 @pytest.mark.parametrize(

@@ -8,5 +8,6 @@ limits          one limit, with its sentence
 ledger          who has lent what to whom
 quota_problems  promises that cannot be kept
 admission       what is refused at submission
+membership      which accounts a user may submit to
 upward          walks up a tree
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import AccountSettings
+from gpusched.model.settings import EVERYBODY, AccountSettings
 from gpusched.policy.sharing.upward import parent_in
 
 
@@ -78,7 +78,7 @@ class AccountTree:
     ) -> None:
         leaves = {*usage, *seen}
         for account in accounts.values():
-            leaves.update((account.name, user) for user in account.users)
+            leaves.update((account.name, user) for user in account.users if user != EVERYBODY)
         self._root = _plant(accounts, leaves)
         _add_up(self._root, usage, capacity)
         _weigh([self._root])
@@ -125,7 +125,7 @@ def _plant(accounts: Mapping[str, AccountSettings], leaves: Iterable[tuple[str, 
             nodes[parent_in(name, accounts) or ""].children.append(node)
     for account, user in ordered:
         named = accounts[account].users if account in accounts else {}
-        nodes[account].children.append(_Node(account, user, max(0.0, named.get(user, 1.0))))
+        nodes[account].children.append(_Node(account, user, max(0.0, named.get(user, named.get(EVERYBODY, 1.0)))))
     for node in nodes.values():
         node.children.sort(key=lambda child: child.place)
     return root

@@ -1,4 +1,4 @@
-"""What the queues, accounts and QOS refuse at submission: what no waiting would change, and too many jobs."""
+"""What the queues and QOS refuse at submission: what no waiting would change, and too many jobs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from gpusched.model.spelling import closest
 from gpusched.model.units import format_amount_floor, format_duration, format_size_mib, plural, printable
 from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.sharing.upward import chain_of
-
-_MOST_NAMES = 8
+from gpusched.policy.words import choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +21,6 @@ class Tally:
     by_queue: Mapping[str, int] = field(default_factory=dict)
     by_queue_user: Mapping[tuple[str, str], int] = field(default_factory=dict)
     by_qos_user: Mapping[tuple[str, str], int] = field(default_factory=dict)
-
-
-def default_account(user: str, settings: Settings) -> str | None:
-    """The account of a user who names none: the only one that names the user; None when there is not exactly one."""
-    named = _accounts_of(user, settings)
-    return named[0] if len(named) == 1 else None
-
-
-def foreign_account(account: str, user: str, settings: Settings) -> Refusal | None:
-    """Refuse another account than the user's own name where none is configured: nobody is a member of any.
-
-    Asked when a job names its account, not of jobs that have one: those of before accounts were removed go on.
-    """
-    if settings.account or account in ("", user):
-        return None
-    shown = printable(account, 60)
-    return Refusal(
-        f"there is no account {shown!r}, because none is configured; jobs of {user} count for {user}",
-        f"leave out -A, or ask an admin to add [account.{shown}] to the config file",
-    )
 
 
 def qos_of(spec: JobSpec, settings: Settings) -> str:
@@ -60,18 +39,15 @@ def time_limit(spec: JobSpec, settings: Settings) -> int | None:
 
 
 def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> Refusal | None:
-    """Refuse a submission that its queue, account or QOS does not admit; None when they do.
+    """Refuse a submission that its queue or QOS does not admit; None when they do.
 
     Names first, then who may use them, then how much one job may ask for, then how many jobs there may
-    be. What machines can hold is not looked at here.
+    be. What machines can hold is not looked at here, nor whether the user is a member of the account: that is
+    `membership`, asked only when the job is given its account.
     """
-    account = spec.account or default_account(user, settings) or user
+    account = spec.account or user
     qos_name = qos_of(spec, settings)
-    refused = (
-        _wrong_queue(spec.queue, settings)
-        or _wrong_qos(qos_name, spec, settings)
-        or _wrong_account(account, user, settings)
-    )
+    refused = _wrong_queue(spec.queue, settings) or _wrong_qos(qos_name, spec, settings)
     if refused is not None:
         return refused
     chain = list(chain_of(spec.queue, settings.queue))
@@ -98,7 +74,7 @@ def _wrong_queue(name: str, settings: Settings) -> Refusal | None:
     below = sorted(queue.name for queue in settings.queue.values() if queue.parent == name)
     if not below:
         return None
-    return Refusal(f"queue {name} takes no jobs itself, only the queues below it do", _choose(below, "-q"))
+    return Refusal(f"queue {name} takes no jobs itself, only the queues below it do", choose(below, "-q"))
 
 
 def _wrong_qos(name: str, spec: JobSpec, settings: Settings) -> Refusal | None:
@@ -110,34 +86,11 @@ def _wrong_qos(name: str, spec: JobSpec, settings: Settings) -> Refusal | None:
     return Refusal(f"there is no QOS {name!r}, because none is configured", hint)
 
 
-def _wrong_account(name: str, user: str, settings: Settings) -> Refusal | None:
-    if not settings.account or name in settings.account:
-        return None
-    if name != user:
-        return _unknown("account", name, settings.account, "-A")
-    named = _accounts_of(user, settings)
-    if not named:
-        return Refusal(f"user {user} is in none of the accounts", _choose(settings.account, "-A"))
-    return Refusal(f"user {user} is in {len(named)} accounts, so one must be named", _choose(named, "-A"))
-
-
 def _unknown(what: str, name: str, known: Iterable[str], option: str) -> Refusal:
     names = sorted(known)
     near = closest(name, names)
-    hint = f"did you mean {option} {near}?" if near else _choose(names, option)
+    hint = f"did you mean {option} {near}?" if near else choose(names, option)
     return Refusal(f"there is no {what} {name!r}", hint)
-
-
-def _choose(names: Iterable[str], option: str) -> str:
-    """`name it: -q nlp`, `name one of them: -q nlp, -q vision`."""
-    ordered = sorted(names)
-    shown = ", ".join(f"{option} {name}" for name in ordered[:_MOST_NAMES])
-    more = f" and {len(ordered) - _MOST_NAMES} more" if len(ordered) > _MOST_NAMES else ""
-    return f"name {'it' if len(ordered) == 1 else 'one of them'}: {shown}{more}"
-
-
-def _accounts_of(user: str, settings: Settings) -> list[str]:
-    return sorted(account.name for account in settings.account.values() if user in account.users)
 
 
 def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:
@@ -159,7 +112,7 @@ def _not_admitted_to_queue(
         for name in _leaves(settings.queue)
         if _barred_by(chain_of(name, settings.queue), user, account, settings) is None
     ]
-    hint = _choose(others, "-q") if others else "see who may use which with: ginfo queues"
+    hint = choose(others, "-q") if others else "see who may use which with: ginfo queues"
     return Refusal(f"user {user} of account {printable(account)} may not submit to queue {barred.name}", hint)
 
 
@@ -179,7 +132,7 @@ def _not_admitted_to_qos(qos: QosSettings, user: str, account: str, settings: Se
     if admits(qos):
         return None
     others = [other.name for other in settings.qos.values() if admits(other)]
-    hint = _choose(others, "--qos") if others else "submit without --qos"
+    hint = choose(others, "--qos") if others else "submit without --qos"
     return Refusal(f"user {user} of account {printable(account)} may not use QOS {qos.name}", hint)
 
 
