@@ -19,7 +19,7 @@ from gpusched.model.execution import SignalOrder
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
-from gpusched.model.units import gpu_label, printable
+from gpusched.model.units import format_duration, gpu_label, printable
 from gpusched.model.value import replace
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
@@ -392,6 +392,10 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
                 continue
             if fixed and not (job.is_array and job.state is JobState.RUNNING):
                 raise _fixed(fixed[0], job)
+            if _raises_limit(job, command, turn):
+                if job.id not in named_ids:
+                    continue
+                raise _cannot_outlast(job)
         is_named_task = job.array_id is not None and job.id in named_ids
         # What the owner may is asked, not what the caller may.
         owner = owners.setdefault((job.uid, job.user), Caller(job.uid, job.user))
@@ -429,6 +433,21 @@ def _fixed(field: str, job: Job) -> Refused:
             f"then gctl release {shown}"
         )
     return Refused(f"{word} of job {shown} cannot change while it is {job.state}", hint)
+
+
+def _raises_limit(job: Job, command: Update, turn: Turn) -> bool:
+    """Whether somebody without rights over the queue wants a run to go on for longer than it was started for."""
+    limit_s = job.spec.time_limit_s
+    if limit_s is None or job.is_array or job.spec.adopted is not None or "time_limit_s" not in command.changes:
+        return False
+    wanted_s = command.changes["time_limit_s"]
+    return (wanted_s is None or wanted_s > limit_s) and not _overrules(command.caller, job, turn)
+
+
+def _cannot_outlast(job: Job) -> Refused:
+    limit = format_duration(job.spec.time_limit_s)
+    text = f"job {job.shown_id} is {job.state}, and others count on its time limit of {limit}: it cannot be raised now"
+    return Refused(text, "ask an admin or an operator of its queue; a shorter limit is yours to set")
 
 
 def _has_ended(job: Job) -> Refused:

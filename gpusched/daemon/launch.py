@@ -348,6 +348,7 @@ def make_ticket(
     spec: JobSpec = job.spec
     launch = spec.launch
     assert run.stdout_path is not None  # recorded with the intent to start it
+    grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
     return Ticket(
         run=run.id,
         uid=job.uid,
@@ -362,7 +363,9 @@ def make_ticket(
         stderr_path=run.stderr_path,
         append=launch.open_mode == "append",
         time_limit_s=spec.time_limit_s,
-        grace_s=settings.life.grace_s if launch.grace_s is None else launch.grace_s,
+        grace_s=grace_s,
+        # Others count on its end.
+        limit_grace_s=min(grace_s, settings.life.limit_grace_s),
         leftover_grace_s=settings.life.leftover_grace_s,
         stop_signal=launch.stop_signal,
         notice=launch.notice,

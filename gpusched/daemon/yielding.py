@@ -147,7 +147,7 @@ def _requeue(jobs: list[Job], command: Requeue, turn: Turn) -> dict[str, Any]:
                 f"end it and submit it anew: gcancel {job.shown_id}",
             )
     for job in jobs:
-        after, story = yielding.requeue(job, turn.now, caller.user)
+        after, story = yielding.requeue(job, turn.now, caller.user, is_owner=caller.uid == job.uid)
         if command.hold and job.hold != "admin":
             after, held = lifecycle.hold(after, turn.now, caller.user, admin=caller.uid != job.uid)
             story = (*story, held)

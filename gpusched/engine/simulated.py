@@ -302,7 +302,7 @@ class SimulatedEngine:
             killed = run.kill_at <= at and run.gone_at > at
             self._finish(run, at, signal.SIGKILL if killed else run.stop_signal)
         else:
-            self._stop(run, at, StopOrder("timeout"))
+            self._stop(run, at, StopOrder("timeout", grace_s=run.ticket.limit_grace_s))
 
     def _stop(self, run: SimulatedRun, at: float, order: StopOrder) -> None:
         ticket = run.ticket

@@ -386,7 +386,7 @@ class Supervisor:
             return
         self.limit_at = None
         if self.stopping is None:
-            self.stop("timeout", None, None)
+            self.stop("timeout", None, self.ticket["limit_grace_s"])
         elif self.stopped_by is None:
             self.stopped_by = "timeout"
             self.say_stopping("timeout")

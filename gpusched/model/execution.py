@@ -61,6 +61,8 @@ class Ticket(Value):
     stop_signal: int | None = None
     """First signal of a stop. None: that of `notice`, unless it was sent already or the limit is reached; else TERM."""
     notice: Notice | None = None
+    limit_grace_s: float | None = None
+    """Grace at the time limit, where that is shorter; None: the same."""
     checkpoint_dir: str | None = None
     """Folder to make for the user if it is not there; when that fails the variable that names it is left out."""
     snapshot: str | None = None

@@ -369,6 +369,8 @@ class LifeSettings(Value):
 
     grace_s: Annotated[float, WAIT] = 30.0
     """Between the first signal and KILL when a job is stopped, in seconds."""
+    limit_grace_s: Annotated[float, WAIT] = 300.0
+    """Longest grace of a run that has reached its time limit, in seconds, however long its own is."""
     leftover_grace_s: Annotated[float, WAIT] = 2.0
     """Between TERM and KILL for processes that a finished job left behind, in seconds."""
     max_requeues: Annotated[int, Range(0, 10**6)] = 5

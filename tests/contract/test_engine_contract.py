@@ -215,6 +215,14 @@ def test_the_time_limit_stops_a_run(bench: Bench) -> None:
     assert end.end_at - end.start_at >= 0.3
 
 
+def test_a_run_that_ignores_its_time_limit_is_killed_after_the_grace_for_that(bench: Bench) -> None:
+    stubborn = Does(lasts_s=FOREVER, ignores_stop=True)
+    bench.start("1.1", stubborn, time_limit_s=0.5, grace_s=3600.0, limit_grace_s=0.5)
+    bench.ready("1.1")
+    end = bench.end_of("1.1")
+    assert (end.stopped_by, end.signal) == ("timeout", signal.SIGKILL)
+
+
 def test_a_note_changes_nothing_for_a_run_in_the_background(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=0.3))
     bench.engine.order("1.1", NoteOrder("somebody is there?"))

@@ -152,10 +152,14 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.has_open_run)
     @rule(by_owner=st.booleans())
     def preempt(self, by_owner) -> None:
-        act = yielding.requeue if by_owner else yielding.preempt
         counts = self.job.failures, self.job.requeues, self.job.queued_at
         was_stopping = self.job.state is JobState.COMPLETING
-        after, events = act(self.job, self.now, "job 12")
+        if by_owner:
+            after, events = yielding.requeue(self.job, self.now, "ann", is_owner=True)
+        else:
+            after, events = yielding.preempt(self.job, self.now, "job 12")
+        if by_owner and self.job.spec.time_limit_s is not None and not was_stopping:
+            counts = *counts[:2], self.now
         assert after.state is JobState.COMPLETING
         assert (after is self.job) is was_stopping
         assert (after.failures, after.requeues, after.queued_at) == counts

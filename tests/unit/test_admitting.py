@@ -13,6 +13,7 @@ from gpusched.daemon.commands import Caller, Cancel, Hold, Release, Selection, S
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.pipelines import Step, SubmitPipeline
 from gpusched.daemon.world import World
+from gpusched.daemon.yielding import Suspend
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.model.job import ArraySpec, Job
@@ -156,6 +157,55 @@ def test_a_job_keeps_its_account_when_accounts_are_taken_out_of_the_settings() -
     lab.ask(Release(ANN, (job_id,)))
     lab.turn(1)
     assert lab.job(job_id).state is JobState.RUNNING
+
+
+RUNNING_LIMITS = {
+    "lower": (ANN, 60, True),
+    "the same": (ANN, 600, True),
+    "higher": (ANN, 601, False),
+    "none": (ANN, None, False),
+    "higher by root": (ROOT, 7200, True),
+    "higher by an operator of the queue": (BOB, 7200, True),
+}
+
+
+@pytest.mark.parametrize(("caller", "limit_s", "is_done"), RUNNING_LIMITS.values(), ids=RUNNING_LIMITS)
+@pytest.mark.parametrize("is_suspended", [False, True], ids=["running", "suspended"])
+def test_the_limit_that_a_run_got_its_place_with_is_raised_only_by_those_who_run_the_queue(
+    caller: Caller, limit_s: int | None, is_done: bool, is_suspended: bool
+) -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), queue={"batch": QueueSettings("batch", operators=("bob",))})
+    job_id = lab.submit(queue="batch", time_limit_s=600)
+    lab.turn()
+    if is_suspended:
+        lab.ask(Suspend(ANN, (job_id,)))
+    (answer,) = lab.ask(Update(caller, (job_id,), {"time_limit_s": limit_s}))
+    assert lab.job(job_id).spec.time_limit_s == (limit_s if is_done else 600)
+    assert isinstance(answer, Refused) is not is_done
+    if not is_done:
+        assert "cannot be raised" in answer.message
+
+
+def test_a_pending_job_and_a_run_without_a_limit_may_be_given_any() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000))
+    free, waits = lab.submit(request=request(gpus=1)), lab.submit(request=request(gpus=1), time_limit_s=600)
+    lab.turn()
+    for job_id in (free, waits):
+        lab.ask(Update(ANN, (job_id,), {"time_limit_s": 7200}))
+        assert lab.job(job_id).spec.time_limit_s == 7200
+
+
+def test_a_higher_limit_for_an_array_leaves_tasks_alone_that_run() -> None:
+    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000))
+    array = lab.submit(request=request(gpus=1), time_limit_s=600, array=ArraySpec("0-2"))
+    lab.turn()
+    (answer,) = lab.ask(Update(ANN, (array,), {"time_limit_s": 7200}))
+    assert answer == {"changed": [str(array)]}
+    running = [job for job in lab.scheduler.world.jobs.values() if job.array_id and job.state is JobState.RUNNING]
+    assert [job.spec.time_limit_s for job in running] == [600]
+    assert lab.job(array).spec.time_limit_s == 7200
+    (refused,) = lab.ask(Update(ANN, (running[0].id,), {"time_limit_s": 7200}))
+    assert isinstance(refused, Refused)
 
 
 def test_jobs_are_counted_until_they_end() -> None:

@@ -87,6 +87,12 @@ def test_it_asks_for_the_same_and_has_no_fallback_or_retries_itself() -> None:
     assert asked.retry == RetryRule(retries=0, requeue=False)
 
 
+def test_it_waits_from_the_end_of_a_job_that_reached_its_time_limit() -> None:
+    failed = ended(JobState.TIMEOUT, submit_at=NOW - 500)
+    _, made, _ = make_fallback(failed, 8, NOW, "gpusched-%j.out")
+    assert made.queued_at == NOW
+
+
 def test_it_belongs_to_the_pipeline_and_is_held_as_the_job_is() -> None:
     failed = replace(ended(JobState.FAILED, pipeline="p1", step="train"), hold="user")
     _, made, _ = make_fallback(failed, 8, NOW, "gpusched-%j.out")

@@ -140,6 +140,9 @@ def test_a_ticket_carries_defaults_of_the_settings_and_wishes_of_the_job() -> No
     assert ticket.has_gpus
     assert (ticket.stdout_path, ticket.stderr_path) == ("/home/ann/out", None)
     assert not ticket.append
+    assert ticket.limit_grace_s == ticket.grace_s
+    patient = make_ticket(a_job(grace_s=86400.0), a_run(), None, b"", SITE, settings, {})
+    assert (patient.grace_s, patient.limit_grace_s) == (86400.0, settings.life.limit_grace_s)
     wishes = a_job(grace_s=1.5, stop_signal=2, open_mode="append")
     ticket = make_ticket(wishes, a_run(), b"#!/bin/sh\n", b"", SITE, settings, {})
     assert (ticket.grace_s, ticket.stop_signal, ticket.append, ticket.has_gpus) == (1.5, 2, True, False)

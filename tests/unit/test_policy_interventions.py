@@ -246,18 +246,38 @@ def test_a_preempted_run_lost_with_its_supervisor_counts_as_lost():
 
 def test_a_requeue_says_who_asked_for_it():
     one, run = started()
-    one, events = yielding.requeue(one, NOW + 60, "ann")
-    assert events[0].text == "requeued by ann"
+    before = one.queued_at
+    one, events = yielding.requeue(one, NOW + 60, "root", is_owner=False)
+    assert events[0].text == "requeued by root"
     after, run, _ = end(one, run, stopped_by="preempt", exit_code=None, signal=15)
-    assert (after.state, after.is_front) == (JobState.PENDING, True)
-    assert (run.outcome, run.reason, run.reason_text) == (JobState.PREEMPTED, ReasonCode.REQUEUED, "requeued by ann")
+    assert (after.state, after.is_front, after.queued_at) == (JobState.PENDING, True, before)
+    assert (run.outcome, run.reason, run.reason_text) == (JobState.PREEMPTED, ReasonCode.REQUEUED, "requeued by root")
+
+
+def test_a_job_with_a_limit_requeued_by_its_owner_waits_from_now_on_and_before_nobody():
+    one, run = started(time_limit_s=600)
+    one, _ = yielding.requeue(one, NOW + 60, "ann", is_owner=True)
+    again, nothing = yielding.requeue(one, NOW + 61, "ann", is_owner=True)
+    assert (again, nothing) == (one, ())
+    after, _, _ = end(one, run, stopped_by="preempt", exit_code=None, signal=15)
+    assert (after.state, after.is_front, after.queued_at) == (JobState.PENDING, False, NOW + 60)
+
+
+def test_a_job_retried_at_its_time_limit_waits_from_then_on():
+    one, run = started(retry=rule(retries=3, retry_on=("timeout",)), time_limit_s=60, queued_at=NOW - 900)
+    after, _, _ = end(one, run, stopped_by="timeout", exit_code=None, signal=15)
+    assert after.state is JobState.PENDING
+    assert after.queued_at == after.eligible_at > NOW
+    one, run = started(retry=rule(retries=3, retry_on=("exit",)), queued_at=NOW - 900)
+    after, _, _ = end(one, run, exit_code=3)
+    assert (after.state, after.queued_at) == (JobState.PENDING, NOW - 900)
 
 
 def test_only_a_run_whose_work_was_taken_by_the_policy_is_not_charged():
     charged = {}
     for name, act in {
         "preempted": lambda one: yielding.preempt(one, NOW + 60, WHY)[0],
-        "requeued": lambda one: yielding.requeue(one, NOW + 60, "ann")[0],
+        "requeued": lambda one: yielding.requeue(one, NOW + 60, "ann", is_owner=True)[0],
     }.items():
         one, run = started()
         _, run, _ = end(act(one), run, stopped_by="preempt", exit_code=None, signal=15)

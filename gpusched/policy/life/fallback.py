@@ -36,7 +36,8 @@ def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tup
     """The failed job with its fallback's id, the fallback, and what their stories say.
 
     The fallback asks for what the job asked for last and counts its age from where the job did, so that it is next in
-    line where the job was. It belongs to the pipeline of the job, and is held when the job was.
+    line where the job was; after one that was ended at its time limit, and so had all that it asked for, from now. It
+    belongs to the pipeline of the job, and is held when the job was.
 
     Args: default_output: the output pattern of a job that names none.
     """
@@ -48,7 +49,7 @@ def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tup
         spec=_spec(job, default_output),
         state=JobState.PENDING,
         submit_at=now,
-        queued_at=job.queued_at,
+        queued_at=now if job.state is JobState.TIMEOUT else job.queued_at,
         eligible_at=now,
         hold=job.hold,
     )

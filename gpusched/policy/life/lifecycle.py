@@ -302,7 +302,7 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
         eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
         reason=None,
         reason_text=text,
-        is_front=was_preempted,
+        is_front=was_preempted and job.queued_at <= run.intent_at,
     )
     return job, run, (requeued,)
 
@@ -343,11 +343,13 @@ def finish(
     if (is_lost and has_requeue) or (is_preempted and rule.requeue):
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
+        # Whoever gave their turn back of their own accord waits from then on, and before nobody.
+        gave_back = job.queued_at > run.intent_at
         job = replace(
             move(job, JobState.PENDING),
             eligible_at=now,
             requeues=job.requeues + is_lost,
-            is_front=is_preempted and run.reason is not ReasonCode.GPU_IDLE,
+            is_front=is_preempted and run.reason is not ReasonCode.GPU_IDLE and not gave_back,
         )
         return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
     can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)
@@ -362,6 +364,9 @@ def finish(
             job = replace(job, spec=replace(job.spec, request=larger.request))
         wait_s = backoff_s(rule, job.failures + 1, job.id)
         job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
+        if failure.kind == "timeout":
+            # It had all the time that it asked for. With the age of its first run, slices would go before everybody.
+            job = replace(job, queued_at=job.eligible_at)
         text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
         if larger is not None:
             text += f", with {larger.text}"

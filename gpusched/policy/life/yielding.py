@@ -21,10 +21,16 @@ def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]
     return _make_room(job, now, ReasonCode.PREEMPTED, text, f"preempted: {text}")
 
 
-def requeue(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """As `preempt`, for somebody who wants the job to begin anew."""
+def requeue(job: Job, now: float, by: str, *, is_owner: bool) -> tuple[Job, tuple[JobEvent, ...]]:
+    """As `preempt`, for somebody who wants the job to begin anew.
+
+    Where that is its owner, a job with a time limit waits from now on: given back just before its limit, again and
+    again, it would go before others by a limit that never ends it.
+    """
     text = f"requeued by {by}"
-    return _make_room(job, now, ReasonCode.REQUEUED, text, text)
+    after, story = _make_room(job, now, ReasonCode.REQUEUED, text, text)
+    is_late = is_owner and job.spec.time_limit_s is not None and bool(story)
+    return (replace(after, queued_at=now) if is_late else after), story
 
 
 def requeue_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
