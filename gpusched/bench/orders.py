@@ -275,6 +275,20 @@ def gather(paths: Sequence[Path], nodes: str | None) -> list[Case]:
     return list(cases_of(Path(named) if named else examples.FOLDER))
 
 
+def table(found: Mapping[str, Sequence[Ratios]], judged: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
+    """Lines in Markdown: of each policy geometric means with the worst case behind, and what the fairness cases say."""
+    cases = [verdict.case for verdict in next(iter(judged.values()), ())]
+    titles = ["preset", *(f"{what}: typical, worst" for what in GOALS), "fairness: mean, lowest", *cases]
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
+    for name, rows in found.items():
+        known = {one.what: f"{one.typical:.2f}, {one.worst:.2f}" for one in summaries(rows)}
+        fairness = [one.fairness for one in rows if one.fairness is not None]
+        jain = f"{mean(fairness):.2f}, {min(fairness):.2f}" if fairness else "-"
+        shown = [one.shown for one in judged[name]]
+        yield f"| `{name}` | {' | '.join([*(known.get(what, '-') for what in GOALS), jain, *shown])} |"
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -295,6 +309,7 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     add("--replays", type=int, default=4, help="1: a quick look; goals are for 4, the default")
     add("--parallel", type=int, default=1, help="replays at once")
     add("--cache", type=Path, metavar="FOLDER", help="figures that are measured already")
+    add("--table", action="store_true", help="a row for each policy at the end, as docs/howto/presets.md has it")
     add("--json", type=Path, metavar="FILE", help="all figures")
     return parser.parse_args(argv)
 
@@ -333,6 +348,8 @@ def main(argv: Sequence[str]) -> int:
         for one in verdicts[policy.name]:
             print(f"{policy.name}: {one.case}: {one.text}: {'holds' if one.holds else 'MISSED'}", flush=True)
             holds &= one.holds or place > 0
+    if asked.table:
+        print("\n".join(["", *table(by_policy, verdicts)]))
     if asked.json is not None:
         rows = [asdict(one) for found in by_policy.values() for one in found]
         judged = {name: [asdict(one) for one in found] for name, found in verdicts.items()}

@@ -57,6 +57,14 @@ def test_a_summary_has_the_worst_case_and_the_geometric_mean():
     assert not orders.Summary("completion", 1.45, "a", 0.89, 3).holds
 
 
+def test_a_table_has_a_row_for_each_policy():
+    rows = [Ratios("a", "fair", 0.5, None, 1.0, 0.25), Ratios("b", "fair", 2.0, None, 4.0, 0.75)]
+    verdict = orders.Verdict("two users", 7200.0, 10800.0, "2.0 h", "a sentence")
+    head, line, row = orders.table({"fair": rows}, {"fair": [verdict]})
+    assert head.count("|") == line.count("|") == row.count("|")
+    assert row == "| `fair` | 1.00, 2.00 | - | 2.00, 4.00 | 0.50, 0.25 | 2.0 h |"
+
+
 def test_replays_are_averaged_figure_by_figure():
     made = averaged([figures(1.0, None, 5.0, 0.5), figures(3.0, 4.0, 7.0, None)])
     assert made == Figures(2.0, 4.0, 6.0, 0.5)
