@@ -14,6 +14,7 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.value import asdict, replace
+from gpusched.policy.sharing.admission import limit_as_asked
 from gpusched.ports import Store
 
 _GPUS = {"gpus": 0, "gpus_per_node": 0, "gpu_fraction": None, "gpu_type": None}
@@ -61,7 +62,7 @@ def _spec(
     store: Store,
     payloads: dict[str, bytes],
 ) -> JobSpec:
-    old = job.spec
+    old = limit_as_asked(job.spec)
     for name in ("argv", "script", "script_name"):
         if name in changes:
             raise UsageError(
@@ -76,6 +77,8 @@ def _spec(
         for name in JobSpec.__struct_fields__
         if name not in _PARTS and (name in raw or getattr(fresh, name) != getattr(plain, name))
     }
+    if "time_limit_s" in raw:
+        rest["time_limit_source"] = fresh.time_limit_source
     if job.task is not None and old.array is not None:
         rest.setdefault("array", replace(old.array, tasks=str(job.task)))
     if "work_dir" in raw and "snapshot" not in raw:

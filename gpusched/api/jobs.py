@@ -159,8 +159,9 @@ async def submit(request: web.Request) -> web.Response:
     answer = await service.ask(
         commands.Submit(caller, specs, submission.payloads, key_again, origins, submission.env_excluded)
     )
-    if answer.get("notes"):
-        left_out["notes"] = answer["notes"]
+    for key in ("notes", "limits"):
+        if answer.get(key):
+            left_out[key] = answer[key]
     if body.get("batch") is not None or len(origins) > 1:
         return respond(ids=answer["ids"], **left_out)
     job = service.find(answer["ids"][0])

@@ -198,6 +198,7 @@ JOB_FIELDS: dict[str, str | OfRun | Callable[[Job, JobContext], Any]] = {
     "suspended_at": "suspended_at",
     "suspended_s": OfRun(lambda run, job, ctx: run.suspended_s, 0.0),
     "time_limit_s": "spec.time_limit_s",
+    "time_limit_source": "spec.limit_source",
     "exit_code": "exit_code",
     "signal": "signal",
     "node": OfRun(lambda run, job, ctx: run.node),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.model.job import NICE_MAX, NICE_MIN
+from gpusched.model.job import NICE_MAX, NICE_MIN, TIME_LIMIT_WORDS
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 
 MAX_GPUS = 1024
@@ -41,6 +41,8 @@ class Field:
     exclusive_low: bool = False
     most: int = MAX_TEXT
     """Characters, of a list or map in all."""
+    words: tuple[str, ...] = ()
+    """What may be said in place of a number."""
 
     def json_schema(self) -> dict[str, Any]:
         """The field in JSON Schema's words, as the OpenAPI document shows it."""
@@ -73,8 +75,10 @@ class Field:
             shape["maximum"] = self.high
         if self.choices:
             shape["enum"] = list(self.choices)
+        if self.words:
+            shape["pattern"] = f"^({'|'.join(self.words)})$"
         if self.nullable:
-            shape["type"] = [shape["type"], "null"]
+            shape["type"] = [shape["type"], *(["string"] if self.words else []), "null"]
             if self.choices:
                 shape["enum"].append(None)
         shape["description"] = self.doc
@@ -140,7 +144,13 @@ JOB_FIELDS: dict[str, Field] = {
     "account": Field("string", "Account the usage goes to."),
     "queue": Field("string", "Queue the job waits in."),
     "nice": Field("integer", "Lowers the priority; below 0 raises it.", NICE_MIN, NICE_MAX),
-    "time_limit_s": Field("integer", "Time limit in seconds; null for none.", 1, MAX_SECONDS),
+    "time_limit_s": Field(
+        "integer",
+        "Time limit in seconds; auto for one that jobs like it keep, unlimited for none, null for the default.",
+        1,
+        MAX_SECONDS,
+        words=TIME_LIMIT_WORDS,
+    ),
     "begin_at": Field("number", "Not before this instant, UTC epoch seconds.", 0, MAX_INSTANT),
     "dependency": Field("string", "Slurm's syntax, afterok:41,afterany:42.", most=MAX_DEPENDENCY),
     "never_satisfied": Field(

@@ -22,7 +22,17 @@ PUBLIC = frozenset(
     {
         *("id", "array_id", "task", "tasks_left", "throttle", "user", "account", "queue", "qos", "state", "reason"),
         *("priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at", "end_at"),
-        *("preempt_at", "suspended_at", "suspended_s", "time_limit_s", "exit_code", "signal", "node", "gpus"),
+        *(
+            "preempt_at",
+            "suspended_at",
+            "suspended_s",
+            "time_limit_s",
+            "time_limit_source",
+            "exit_code",
+            "signal",
+            "node",
+            "gpus",
+        ),
         *("gpu_request", "cpus", "mem_mib", "idle_at", "nodes", "gpus_per_node", "gpus_linked", "nodelist", "exclude"),
         *(
             "constraint",

@@ -30,7 +30,7 @@ from gpusched.daemon.access import Caller
 from gpusched.daemon.admitting import completed
 from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
-from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
+from gpusched.model.job import TIME_LIMIT_WORDS, JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.spelling import closest
 from gpusched.model.units import printable
@@ -152,10 +152,12 @@ LAUNCH_NOTICE_BEFORE = Field("integer", "", 0, JOB_FIELDS["time_limit_s"].high)
 
 
 def _check_number(name: str, value: Any, field: Field) -> None:
+    if value in field.words:
+        return
     whole = field.kind == "integer"
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not is_number or (isinstance(value, float) and not isfinite(value)):
-        raise _wrong(name, value, "a whole number" if whole else "a number")
+        raise _wrong(name, value, " or ".join(("a whole number" if whole else "a number", *field.words)))
     low, high = field.low, field.high
     if low is not None and (value < low or (field.exclusive_low and value <= low)):
         least = f"above {low:g}" if field.exclusive_low else f"at least {low:g}"
@@ -222,6 +224,7 @@ def read_spec(
         raise UsageError(f"the job name has {len(name)} characters; at most {MAX_NAME} are kept", "use -J")
     job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
     job.setdefault("queue", settings.default.queue)
+    job.update(limit_values(job))
     check_words(job)
     request = read_request(values, settings)
     interactive, retry = read_interactive(values, request, _read_retry(values), settings)
@@ -236,6 +239,15 @@ def read_spec(
         array=read_array(values),
         **job,
     )
+
+
+def limit_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The time limit of these values, as a JobSpec has it; nothing where they do not say."""
+    if "time_limit_s" not in values:
+        return {}
+    limit = values["time_limit_s"]
+    is_word = limit in TIME_LIMIT_WORDS
+    return {"time_limit_s": None if is_word else limit, "time_limit_source": limit if is_word else ""}
 
 
 def check_words(values: Mapping[str, Any]) -> None:
@@ -427,4 +439,4 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
         if key == "name":
             raise UsageError("a job cannot be without a name", "for example: gctl update 42 name=train")
         changes[key] = resets.get(key)
-    return changes
+    return {**changes, **limit_values(changes)}

@@ -117,6 +117,14 @@ def _likely(start: dict[str, Any] | None, now: float) -> list[str]:
     return [f"four in five that were told so started {between}"]
 
 
+def limit_lines(found: dict[str, Any]) -> list[str]:
+    """The line of `gsub --dry-run` about a time limit that was not stated; none for one that was, or without."""
+    if found["limit_text"]:
+        return [found["limit_text"]]
+    words = {"default": "the default", "maximum": "the longest that is allowed"}.get(found["time_limit_source"] or "")
+    return [] if words is None else [f"time limit {format_duration(found['time_limit_s'])}, {words}"]
+
+
 def forecast_lines(found: dict[str, Any]) -> list[str]:
     """Lines of `gsub --dry-run` after the verdict: when, and what would help."""
     if found["verdict"] != "waits":

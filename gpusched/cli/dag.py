@@ -134,8 +134,11 @@ def _print(client: Client, answer: dict[str, Any], given: Values, verb: str) -> 
     name, jobs = answer["pipeline"], answer["jobs"]
     for text in answer.get("notes", ()):
         output.note("gsub", printable(text))
+    for text in () if given.get("quiet") else answer.get("limits", ()):
+        output.note("gsub", printable(text))
     if given.get("json"):
-        output.print_json({"pipeline": name, "jobs": jobs})
+        limits = {"limits": answer["limits"]} if answer.get("limits") else {}
+        output.print_json({"pipeline": name, "jobs": jobs, **limits})
     elif given.get("quiet"):
         sys.stdout.write(f"{name}\n")
     else:

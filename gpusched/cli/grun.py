@@ -88,7 +88,7 @@ def body(words: list[str]) -> int:
             )
         answer = client.call("POST", "/v1/jobs", {"spec": _spec(values, operands)})
         say_excluded("grun", answer.get("env_excluded", []), values)
-        for text in answer.get("notes", ()):
+        for text in (*answer.get("notes", ()), *answer.get("limits", ())):
             _note(values, printable(text))
         return _attend(client, answer["job"]["id"], values)
 

@@ -204,7 +204,9 @@ def _requested(job: dict[str, Any]) -> str:
         parts.append(f"memory {format_size_mib(job['mem_mib'])}")
     parts.extend(f"{name} {number}" for name, number in job["resources"].items())
     parts.extend(f"license {name} {number}" for name, number in job["licenses"].items())
-    parts.append(f"time limit {format_duration(job['time_limit_s'])}")
+    source = job["time_limit_source"]
+    shown = f" ({source})" if source in ("auto", "default", "maximum") else ""
+    parts.append(f"time limit {format_duration(job['time_limit_s'])}{shown}")
     return ", ".join(parts)
 
 

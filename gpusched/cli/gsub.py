@@ -22,7 +22,7 @@ from gpusched.cli.submission import (
 )
 from gpusched.client import connect
 from gpusched.errors import NotReady, Refused, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import format_duration, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def body(words: list[str]) -> int:
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]
-        of_key: dict[str, Any] = {key: answer[key] for key in ("existing", "differs", "notes") if key in answer}
+        of_key: dict[str, Any] = {
+            key: answer[key] for key in ("existing", "differs", "notes", "limits") if key in answer
+        }
         if values.get("json") and not values.get("wait"):
             output.print_json({"job": job, **of_key})
         elif values.get("quiet"):
@@ -96,6 +98,7 @@ def body(words: list[str]) -> int:
             sys.stdout.write(f"Submitted job {job['id']}\n")
         say_found(answer, values)
         _say_notes(answer)
+        _say_limits(answer, values)
         if (seen := answer.get("vram")) and seen["proposal"]:
             sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
         if values.get("follow"):
@@ -207,10 +210,24 @@ def _say_notes(answer: dict[str, Any]) -> None:
         output.note("gsub", printable(text))
 
 
+def _say_limits(answer: dict[str, Any], values: Values) -> None:
+    """What `-t auto` has found; and at a terminal the time limit that nobody stated."""
+    if values.get("quiet"):
+        return
+    for text in answer.get("limits", ()):
+        output.note("gsub", printable(text))
+    job = answer.get("job")
+    if job is None or "limits" in answer or not sys.stderr.isatty():
+        return
+    if (source := job["time_limit_source"]) in ("default", "maximum"):
+        words = "the default" if source == "default" else "the longest that is allowed"
+        output.note("gsub", f"time limit {format_duration(job['time_limit_s'])}, {words}; give another with -t")
+
+
 def _print_batch(answer: dict[str, Any], values: Values) -> int:
     ids = answer["ids"]
     if values.get("json"):
-        output.print_json({"ids": ids, **({"notes": answer["notes"]} if "notes" in answer else {})})
+        output.print_json({"ids": ids, **{key: answer[key] for key in ("notes", "limits") if key in answer}})
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{job_id}\n" for job_id in ids))
     elif len(ids) == 1:
@@ -221,6 +238,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
         # Repeated arrays: the ids between are those of their tasks.
         sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
     _say_notes(answer)
+    _say_limits(answer, values)
     if values.get("wait"):
         from gpusched.cli.gwait import await_all
 
@@ -236,9 +254,9 @@ def _print_forecast(answer: dict[str, Any], values: Values) -> int:
     elif values.get("quiet"):
         sys.stdout.write(f"{found['verdict']}\n")
     else:
-        from gpusched.cli.ahead import forecast_lines  # only a dry run asks for it
+        from gpusched.cli.ahead import forecast_lines, limit_lines  # only a dry run asks for it
 
-        lines = [found["text"], *forecast_lines(found)]
+        lines = [found["text"], *limit_lines(found), *forecast_lines(found)]
         if found["vram"] is not None:
             lines.append("; ".join(filter(None, (found["vram"]["text"], found["vram"]["proposal"]))))
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))

@@ -138,7 +138,8 @@ def gsub_table() -> Table:
                 metavar="TIME",
                 read=time_limit,
                 section=when,
-                help="time limit: 90s, 30m, 4h, 2d, HH:MM:SS, D-HH:MM; a bare number is minutes; default: none",
+                help="time limit: 90s, 30m, 4h, 2d, HH:MM:SS, D-HH:MM; a bare number is minutes; auto: one that 95 % "
+                "of jobs like it keep; 0: none; default: the queue's, or none",
             ),
             Option("-q", "--queue", metavar="NAME", read=text("queue"), section=when, help="queue; default: default"),
             Option(

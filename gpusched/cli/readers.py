@@ -26,10 +26,13 @@ def seconds_from_zero(key: str) -> Reader:
 
 
 def time_limit(value: str) -> Values:
-    """Slurm's words for no limit, or a length of time."""
-    if value.strip().upper() in ("0", "UNLIMITED", "INFINITE"):
-        return {"time_limit_s": None}
-    return {"time_limit_s": parse_duration_s(value)}
+    """Slurm's words for no limit, `auto`, or a length of time."""
+    word = value.strip().lower()
+    if word in ("0", "unlimited", "infinite", "none"):
+        return {"time_limit_s": "unlimited"}
+    if word == "auto":
+        return {"time_limit_s": "auto"}
+    return {"time_limit_s": parse_duration_s(value, ", or as auto")}
 
 
 def gpus(value: str) -> Values:

@@ -77,8 +77,8 @@ _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR
 
 def spec_of(values: Values) -> dict[str, Any]:
     """What the daemon is told of a job, but for its program and surroundings. Raises: UsageError."""
-    # No time limit is a wish; everything else that is None was taken back by a later option.
-    spec = {key: values[key] for key in _SPEC if key in values and (values[key] is not None or key == "time_limit_s")}
+    # What is None was taken back by a later option.
+    spec = {key: values[key] for key in _SPEC if values.get(key) is not None}
     if "work_dir" in values:
         spec["work_dir"] = os.path.abspath(values["work_dir"])
     if values.get("mem_per_cpu_mib") is not None:

@@ -11,9 +11,9 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli.guard import app as guard_app
 from gpusched.cli.system_files import Site, commands_folder
-from gpusched.cli.system_plan import Service, Step, install_plan, look, uninstall_plan
+from gpusched.cli.system_plan import CONFIG, Service, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
-from gpusched.model.units import plural, printable
+from gpusched.model.units import parse_duration_s, plural, printable
 
 app = typer.Typer(
     help="The scheduler for everybody on this machine, under systemd.", no_args_is_help=True, rich_markup_mode=None
@@ -39,8 +39,26 @@ Upgrade:    install the new release in the same place, then this command again
 """
 
 
+_NO_DEFAULT_TIME = (
+    "Jobs that give no time limit will have none, so that nobody knows when they end. To give them one, which -t "
+    "overrules: --default-time 1d, or later [default] time_limit_s in the config file. See docs/howto/time-limits.md."
+)
+
+
 @app.command()
-def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
+def install(
+    yes: Yes = False,
+    plan: Plan = False,
+    root: Root = None,
+    default_time: Annotated[
+        str | None,
+        typer.Option(
+            "--default-time",
+            metavar="TIME",
+            help="Time limit of jobs that give none, as 1d, in a new config file; default: none.",
+        ),
+    ] = None,
+) -> None:
     """Install the scheduler of the machine.
 
     It will be the installation that this command is of. Shows what it will do, asks, does it, waits until it runs. What
@@ -50,6 +68,7 @@ def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
     example: sudo /opt/gpusched/bin/gpusched system install
     """
     below = _below(root)
+    limit_s = _default_time(default_time, f"{below}{paths.SYSTEM_CONFIG}/config.toml")
     _needs_root(below)
     folder = commands_folder()
     if not below:
@@ -57,9 +76,11 @@ def install(yes: Yes = False, plan: Plan = False, root: Root = None) -> None:
         _check_trust(folder)
     site = _site(folder, below)
     service = Service() if below else look(os.environ, _running_version)
-    steps = install_plan(site, service)
+    steps = install_plan(site, service, limit_s)
     title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the scheduler of this machine:"
     notes = ["No users or groups are made. systemd makes /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
+    if limit_s is None and any(step.word == "write" and step.target == site.at(CONFIG) for step in steps):
+        notes.append(_NO_DEFAULT_TIME)
     notes += [] if below else _personal_daemons()
     if _carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
         config = f"{paths.SYSTEM_CONFIG}/config.toml"
@@ -135,6 +156,22 @@ def _below(root: str | None) -> str:
     if not root.strip("/"):
         raise UsageError(f"--root {root} is no folder below which to try it", "leave it out for the machine itself")
     return os.path.abspath(root)
+
+
+def _default_time(text: str | None, config: str) -> int | None:
+    """In seconds. Raises: UsageError, also where there is a config file, which is never touched."""
+    if text is None:
+        return None
+    try:
+        limit_s = parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"--default-time: {error}", "for example: --default-time 1d") from None
+    if os.path.lexists(config):
+        raise UsageError(
+            f"--default-time is for a new config file, and there is {config} already",
+            f"write into it: [default] time_limit_s = {limit_s}",
+        )
+    return limit_s
 
 
 def _needs_root(below: str) -> None:

@@ -16,6 +16,7 @@ from gpusched.cli.guard import lift
 from gpusched.cli.system_files import GUARD, METRICS, UNIT, UNITS, Site, source, unit_text
 from gpusched.engine.properties import Names
 from gpusched.errors import NotReady
+from gpusched.model.units import format_duration
 
 COMMANDS = (
     *("gsub", "grun", "gq", "gcancel", "gwait", "glogs", "gshow", "ginfo", "ghist", "gctl"),
@@ -52,15 +53,18 @@ class Service:
     one, or where systemd does not count them."""
 
 
-def install_plan(site: Site, service: Service) -> list[Step]:
-    """What is still to be done, in this order, after notes about what is kept."""
+def install_plan(site: Site, service: Service, default_time_s: int | None = None) -> list[Step]:
+    """What is still to be done, in this order, after notes about what is kept.
+
+    Args: default_time_s: time limit of jobs that give none, for a new config file.
+    """
     units = [
         *_written(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
         *_written(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "numbers for Prometheus; not enabled"),
         *_sandbox(site),
     ]
     files = [*units, *_once(site, PAM, source("pam.d-gpusched"), "limits.conf counts for jobs")]
-    files += _once(site, CONFIG, source("default-config.toml"), "settings, all of them commented out")
+    files += _config(site, default_time_s)
     return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
 
 
@@ -70,6 +74,17 @@ def _sandbox(site: Site) -> Iterator[Step]:
         yield from _written(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
     elif os.path.exists(site.at(FORK_CONF)):
         yield _removal(site, FORK_CONF, "runs are started by systemd, so the daemon is locked in")
+
+
+_COMMENTED_LIMIT = "# [default]\n# time_limit_s = 86400 "
+
+
+def _config(site: Site, default_time_s: int | None) -> Iterator[Step]:
+    text, why = source("default-config.toml"), "settings, all of them commented out"
+    if default_time_s is not None:
+        text = text.replace(_COMMENTED_LIMIT, f"[default]\ntime_limit_s = {default_time_s}  ", 1)
+        why = f"settings: a time limit of {format_duration(default_time_s)} for jobs that give none"
+    return _once(site, CONFIG, text, why)
 
 
 def _written(site: Site, path: str, text: str, why: str) -> Iterator[Step]:

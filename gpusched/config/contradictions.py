@@ -76,10 +76,26 @@ def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradictio
         most = format_amount(queue.max_gpus)
         text = f"the cells of queue {name} are {plural(_cards(queue), 'GPU')}, but it may hold at most {most}"
         yield ("queue", name, "cells"), text, "raise max_gpus, or promise fewer cells"
+    yield from _default_time(queue, settings.queue)
     least, most_s = settings.default.time_limit_s, queue.max_time_s
-    if name == settings.default.queue and least is not None and most_s is not None and least > most_s:
+    is_used = name == settings.default.queue and queue.default_time_s is None
+    if is_used and least is not None and most_s is not None and least > most_s:
         text = f"max_time_s of queue {name}, the default queue, is {most_s}, but default.time_limit_s is {least}"
         yield ("queue", name, "max_time_s"), text, "raise it, or lower [default] time_limit_s"
+
+
+def _default_time(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> Iterator[Contradiction]:
+    """A default time limit above the longest that the queue, or one above it, allows."""
+    default_s = queue.default_time_s
+    if default_s is None:
+        return
+    for one in (queue, *_above(queue, queues)):
+        if one.max_time_s is not None and default_s > one.max_time_s:
+            where = "" if one is queue else f" of queue {one.name} above it"
+            text = f"default_time_s of queue {queue.name} is {default_s}, but max_time_s{where} is "
+            hint = f"lower it, or raise max_time_s of {one.name}"
+            yield ("queue", queue.name, "default_time_s"), f"{text}{one.max_time_s}", hint
+            return
 
 
 _LIMITS = (

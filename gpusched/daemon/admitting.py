@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched.errors import Forbidden, Refused
-from gpusched.model.job import Job, JobSpec
+from gpusched.model.job import AUTO, DEFAULT, Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_duration, printable
@@ -14,9 +14,10 @@ from gpusched.policy.calendar.entries import why_not_admitted
 from gpusched.policy.capacity import Refusal, refusal
 from gpusched.policy.life.dependencies import Never, evaluate, find_cycle, parse_dependency
 from gpusched.policy.life.lifecycle import ends_unsatisfied
-from gpusched.policy.sharing.admission import qos_of, time_limit, why_refused
+from gpusched.policy.sharing.admission import longest_time_limit, qos_of, time_limit, why_refused
 from gpusched.policy.sharing.alone import slice_refusal
 from gpusched.policy.sharing.membership import account_refusal, accounts_of, default_account, groups_listed
+from gpusched.predict import limits
 
 from .access import Caller, admins, groups_of, is_admin, operates
 from .turn import Turn
@@ -26,10 +27,14 @@ def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     """The submission with its account, QOS and time limit filled in, so that nobody need look at settings again."""
     account = spec.account or account_by_default(owner, settings) or owner.user
     qos = qos_of(spec, settings)
-    limit_s = time_limit(spec, settings)
-    if (account, qos, limit_s) == (spec.account, spec.qos, spec.time_limit_s):
+    limit = time_limit(spec, settings)
+    if (account, qos, *limit) == _filled_in(spec):
         return spec
-    return replace(spec, account=account, qos=qos, time_limit_s=limit_s)
+    return replace(spec, account=account, qos=qos, time_limit_s=limit.seconds, time_limit_source=limit.source)
+
+
+def _filled_in(spec: JobSpec) -> tuple[object, ...]:
+    return spec.account, spec.qos, spec.time_limit_s, spec.time_limit_source
 
 
 def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) -> list[JobSpec]:
@@ -37,15 +42,22 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) ->
     known: dict[tuple[object, ...], JobSpec] = {}
     done = []
     for spec in specs:
-        mark = (spec.account, spec.queue, spec.qos, spec.time_limit_s)
+        mark = (spec.queue, *_filled_in(spec))
         made = known.get(mark)
         if made is None:
             made = known[mark] = completed(spec, owner, settings)
-        filled = (made.account, made.qos, made.time_limit_s)
-        if filled == (spec.account, spec.qos, spec.time_limit_s):
+        if _filled_in(made) == _filled_in(spec):
             done.append(spec)
-        else:
-            done.append(replace(spec, account=made.account, qos=made.qos, time_limit_s=made.time_limit_s))
+            continue
+        done.append(
+            replace(
+                spec,
+                account=made.account,
+                qos=made.qos,
+                time_limit_s=made.time_limit_s,
+                time_limit_source=made.time_limit_source,
+            )
+        )
     return done
 
 
@@ -63,6 +75,36 @@ def own_accounts(owner: Caller, settings: Settings) -> list[str]:
 
 def _groups(owner: Caller, settings: Settings) -> frozenset[str]:
     return groups_of(owner, groups_listed(settings))
+
+
+def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: Turn) -> tuple[list[JobSpec], list[str]]:
+    """The submissions with a length for `-t auto`, and about each a sentence, empty for the others.
+
+    Where too few jobs like it have ended, a job gets what it would get without a time limit.
+    """
+    found, said = list(specs), [""] * len(specs)
+    for at, spec in enumerate(specs):
+        if spec.time_limit_source == AUTO and spec.time_limit_s is None:
+            found[at], said[at] = _with_auto_limit(spec, user, turn)
+    return found, said
+
+
+def _with_auto_limit(spec: JobSpec, user: str, turn: Turn) -> tuple[JobSpec, str]:
+    advice = turn.advise_limit(user, spec)
+    if advice is None:
+        spec = replace(spec, time_limit_source="")
+        limit = time_limit(spec, turn.settings)
+        known = f"fewer than {limits.LEAST} jobs like it have ended"
+        if limit.seconds is None:
+            return spec, f"no time limit: {known}"
+        words = "the default" if limit.source == DEFAULT else "the longest that is allowed"
+        return spec, f"time limit {format_duration(limit.seconds)}, {words}: {known}"
+    most_s = longest_time_limit(spec, turn.settings)
+    limit_s = advice.limit_s if most_s is None else min(most_s, advice.limit_s)
+    shown = f"time limit {format_duration(limit_s)}"
+    if limit_s < advice.limit_s:
+        shown += f", the longest that is allowed, in place of {format_duration(advice.limit_s)}"
+    return replace(spec, time_limit_s=limit_s), f"{shown}: {advice.why}"
 
 
 def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:

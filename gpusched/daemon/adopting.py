@@ -29,7 +29,7 @@ from gpusched.policy.sharing.usage import demand
 from gpusched.ports import Engine
 
 from .access import Caller, check_admin, hides, is_admin
-from .admitting import check_nice, check_submission, complete_all
+from .admitting import check_nice, check_submission, complete_all, with_auto_limits
 from .making import check_room, check_stored, new_job, record
 from .turn import Deed, Turn
 
@@ -244,7 +244,8 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     _check_is_apart(found, (turn.world.jobs[run.job_id] for run in turn.world.open_runs.values()))
     check_room(1, owner, turn)
     check_nice(command.spec.nice, command.spec.queue, caller, settings)
-    (spec,) = complete_all([command.spec], owner, settings)
+    specs, (limit,) = with_auto_limits([command.spec], found.user, turn)
+    (spec,) = complete_all(specs, owner, settings)
     check_submission([spec], owner, turn)
     check_stored(command.payloads, owner, turn)
     shares = tuple(_share(card, spec, turn, caller, found) for card in found.cards)
@@ -255,7 +256,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     job = new_job(turn.world.next_id, owner, spec, turn.now)
     turn.world.next_id = job.last_id + 1
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
-    record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}", turn)
+    record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", turn)
     job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
     where = gpu_list(share.index for share in shares)
     turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])

@@ -16,19 +16,39 @@ from gpusched.errors import Forbidden, Refused
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.cluster import SUSPECT, Clearance
 from gpusched.model.execution import SignalOrder
-from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Request, gpus_of_each_node
+from gpusched.model.job import (
+    AUTO,
+    DEFAULT,
+    MAXIMUM,
+    Alerting,
+    Job,
+    JobEvent,
+    JobSpec,
+    Request,
+    gpus_of_each_node,
+)
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_label, printable
 from gpusched.model.value import replace
 from gpusched.policy.life import lifecycle
 from gpusched.policy.life.dependencies import as_typed
+from gpusched.policy.sharing.admission import limit_as_asked
 from gpusched.policy.words import name_some
 from gpusched.ports import JobFilter
 
 from . import adopting, deserting, keys, pipelines, reserving, yielding
 from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
-from .admitting import check_nice, check_submission, check_update, complete_all, completed, never_starts, queue_notes
+from .admitting import (
+    check_nice,
+    check_submission,
+    check_update,
+    complete_all,
+    completed,
+    never_starts,
+    queue_notes,
+    with_auto_limits,
+)
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller, Selection, named, no_job_for, select, with_tasks
 from .turn import Deed, Turn
@@ -121,7 +141,18 @@ Command = (
 )
 
 UPDATABLE_WHILE_RUNNING = frozenset(
-    {"name", "time_limit_s", "nice", "retries", "throttle", "fallback", "ignore_idle", "notify", "notify_to"}
+    {
+        "name",
+        "time_limit_s",
+        "time_limit_source",
+        "nice",
+        "retries",
+        "throttle",
+        "fallback",
+        "ignore_idle",
+        "notify",
+        "notify_to",
+    }
 )
 REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
 """Changes of what runs as the owner, where it writes, and who is told of it."""
@@ -165,7 +196,8 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     check_room(len(command.specs), command.caller, turn)
     for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
         check_nice(nice, queue, command.caller, settings)
-    specs = complete_all(command.specs, command.caller, settings)
+    specs, limits = with_auto_limits(command.specs, command.caller.user, turn)
+    specs = complete_all(specs, command.caller, settings)
     check_submission(specs, command.caller, turn)
     # One of each kind: a batch has thousands of lines with the same dependency.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
@@ -179,17 +211,19 @@ def _submit(command: Submit, turn: Turn) -> dict[str, Any]:
     names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
     more = len(command.env_excluded) - _MOST_NAMES
     left_out = f"; not in its environment: {names}{f' and {more} more' if more > 0 else ''}" if names else ""
-    for spec in specs:
+    for spec, limit in zip(specs, limits, strict=True):
         job = new_job(world.next_id, command.caller, spec, now)
         world.next_id = job.last_id + 1
         ids.append(job.id)
         if spec.dependency in never:
             doomed.setdefault(never[spec.dependency], []).append(str(job.id))
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
-        record(job, f"submitted by {command.caller.user}{origin}{left_out}", turn)
+        record(job, f"submitted by {command.caller.user}{origin}{left_out}{limit and f'; {limit}'}", turn)
     turn.changes.payloads.update(command.payloads)
     notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
-    return {"ids": ids, "notes": [*notes, *queue_notes((spec.queue for spec in specs), settings)]}
+    notes += queue_notes((spec.queue for spec in specs), settings)
+    said = list(dict.fromkeys(filter(None, limits)))
+    return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
 
 
 def _cancel(command: Cancel, turn: Turn) -> dict[str, Any]:
@@ -368,6 +402,8 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         if "nice" in command.changes or queue != job.spec.queue:
             check_nice(command.changes.get("nice", job.spec.nice), queue, command.caller, turn.settings)
     updated = []
+    limits: dict[str, None] = {}
+    """What was found for `time=auto`."""
     named_ids = {job.id for job in jobs}
     owners: dict[tuple[int, str], Caller] = {}
     for job in jobs:
@@ -401,7 +437,7 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
         owner = owners.setdefault((job.uid, job.user), Caller(job.uid, job.user))
         after = _changed(job, _for_task(command.changes) if is_named_task else command.changes)
         if not _FILLED_IN.isdisjoint(command.changes):
-            after = replace(after, spec=completed(after.spec, owner, turn.settings))
+            after = _filled_in(job, after, owner, command.changes, turn, limits)
         check_update(job, after, owner, turn)
         updated.append((job, after))
     for before, after in updated:
@@ -410,18 +446,45 @@ def _update(command: Update, turn: Turn) -> dict[str, Any]:
             if after.spec.dependency:
                 turn.world.learn_parents(turn.jobs, [after.spec.dependency])
         turn.put_job(after)
-        words = ", ".join(f"{name}={_said(name, value)}" for name, value in sorted(command.changes.items()))
+        words = ", ".join(f"{name}={_said(name, value)}" for name, value in sorted(_told(command.changes).items()))
         turn.tell(JobEvent(after.id, turn.now, "updated", f"{words} by {command.caller.user}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in command.changes:
             turn.world.put_run(turn.run_of(before))
     answer: dict[str, Any] = {"changed": [job.shown_id for job in jobs]}
+    if limits:
+        answer["notes"] = list(limits)
     if command.changes.get("dependency"):
         found = ((after, never_starts(after.spec, turn, after.shown_id)) for _, after in updated)
-        answer["notes"] = [f"job {after.shown_id} {text}" for after, text in found if text is not None]
+        notes = [f"job {after.shown_id} {text}" for after, text in found if text is not None]
+        answer["notes"] = [*answer.get("notes", ()), *notes]
     if command.changes.get("queue"):
         answer["notes"] = [*answer.get("notes", ()), *queue_notes([command.changes["queue"]], turn.settings)]
     return answer
+
+
+def _filled_in(
+    before: Job, after: Job, owner: Caller, changes: dict[str, Any], turn: Turn, limits: dict[str, None]
+) -> Job:
+    """The job with what a submission gets by default; `limits` takes what was found for `time=auto`."""
+    spec = after.spec
+    if "time_limit_s" not in changes and spec.time_limit_source in (DEFAULT, MAXIMUM):
+        # Nobody asked for it: in another queue it is that of the other queue.
+        spec = limit_as_asked(spec)
+    if changes.get("time_limit_source") == AUTO and before.state is not JobState.PENDING:
+        raise Refused(
+            f"job {before.shown_id} is {before.state}; time=auto is worked out only while a job waits",
+            f"say how long it may run in all: gctl update {before.shown_id} time=4h",
+        )
+    (spec,), found = with_auto_limits([spec], after.user, turn)
+    limits.update(dict.fromkeys(filter(None, found)))
+    return replace(after, spec=completed(spec, owner, turn.settings))
+
+
+def _told(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes as the job's story tells them."""
+    told = {name: value for name, value in changes.items() if name != "time_limit_source"}
+    return {**told, "time_limit_s": source} if (source := changes.get("time_limit_source")) else told
 
 
 def _fixed(field: str, job: Job) -> Refused:

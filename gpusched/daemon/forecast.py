@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from msgspec import field
 
 from gpusched.daemon import keys
-from gpusched.daemon.admitting import check_submission, completed
+from gpusched.daemon.admitting import check_submission, completed, with_auto_limits
 from gpusched.daemon.making import new_job
 from gpusched.daemon.outlook import Outlook
 from gpusched.daemon.selection import Caller
@@ -42,6 +42,10 @@ class Forecast(Value):
     """What would make it start now."""
     hint: str | None = None
     """What to do about a refusal."""
+    time_limit_s: int | None = None
+    time_limit_source: str | None = None
+    limit_text: str = ""
+    """What `-t auto` found."""
 
 
 def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = keys.NEVER) -> Callable[[], Forecast]:
@@ -52,8 +56,24 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = k
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
     now = scheduler.now()
-    turn = Turn(scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now)
+    turn = Turn(
+        scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now, scheduler.advise_limit
+    )
+    (spec,), said = with_auto_limits([spec], caller.user, turn)
     spec = completed(spec, caller, scheduler.settings)
+    answer = _of_completed(spec, caller, scheduler, again, turn)
+
+    def with_limit(found: Forecast) -> Forecast:
+        source, text = spec.limit_source, "".join(said)
+        return replace(found, time_limit_s=spec.time_limit_s, time_limit_source=source, limit_text=text)
+
+    return with_limit(answer) if isinstance(answer, Forecast) else lambda: with_limit(answer())
+
+
+def _of_completed(
+    spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str, turn: Turn
+) -> Forecast | Callable[[], Forecast]:
+    now = turn.now
     try:
         found = keys.existing(spec, again, caller, turn)
         if found is not None:

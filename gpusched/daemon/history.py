@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from math import inf
 
 from gpusched.model.calendar import Estimate
-from gpusched.model.job import Job, Run
+from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -18,8 +18,9 @@ from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
 from gpusched.predict import vram
 from gpusched.predict.calibrating import Calibration, Told, calibrate
-from gpusched.predict.families import SAMPLES, Family, family, planned_s, predict
+from gpusched.predict.families import SAMPLES, Family, family, family_of, planned_s, predict
 from gpusched.predict.judging import Judge, Measure, Said
+from gpusched.predict.limits import LimitAdvice, advise
 from gpusched.predict.overruns import Ended, Overruns, at_least
 from gpusched.predict.past import Guess, Past, by_all_alike, by_last_two
 
@@ -63,6 +64,11 @@ class History:
         """Read what is left of the past."""
         while not self.load_some():
             pass
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all of the past is read."""
+        return self._unread is not None and not self._unread
 
     def load_some(self) -> bool:
         """Read a part of the past, the newest first, which takes some hundredths of a second; whether it was the last.
@@ -112,7 +118,7 @@ class History:
         run_s = _run_s(run)
         if self._unread is None or job.id in self._unread or run_s is None:
             return
-        limit_s = job.spec.time_limit_s
+        limit_s = _stated_limit_s(job)
         if limit_s is not None:
             if said_s is None:
                 # It started before this daemon did.
@@ -158,23 +164,33 @@ class History:
 
     def began(self, job: Job) -> None:
         """Remember what was thought of a job as it started, to judge that by."""
-        limit_s = job.spec.time_limit_s
+        limit_s = _stated_limit_s(job)
         if limit_s is not None and self._unread is not None:
             self._said[job.id] = self._guess(job, limit_s).plan_s
+
+    def limit_advice(self, user: str, spec: JobSpec) -> LimitAdvice | None:
+        """The time limit that jobs like this one of a user keep; None when too few have ended."""
+        return advise(self._overruns.ended(family_of(user, spec)))
 
     def guess(self, job: Job) -> Guess | None:
         """How long a job will run; None where nothing is known, or its user's limits have been the better guesses.
 
         The order expects it to take no shorter than what runs like it that were ended at their limits make likely.
-        Where there is no limit even strangers' runs say more than nothing: who is new is not last in line for that.
+        Where no limit is stated even strangers' runs say more than nothing, or than a default: who is new is not last
+        in line for that.
         """
         limit_s = job.spec.time_limit_s
-        if limit_s is not None:
+        if _stated_limit_s(job) is None:
+            guess = by_last_two(self._past, _marks(job), limit_s)
+            usual_s = planned_s(self.predict(job))
+            if guess is not None and usual_s is not None:
+                guess = replace(guess, plan_s=usual_s if limit_s is None else min(usual_s, limit_s))
+        else:
+            assert limit_s is not None
             guess = self._guess(job, limit_s) if self._judge.is_better(job.user) else None
-            return at_least(guess, limit_s, self._overruns.least_s(family(job), job.user, limit_s))
-        guess = by_last_two(self._past, _marks(job), None)
-        usual_s = planned_s(self.predict(job))
-        return guess if guess is None or usual_s is None else replace(guess, plan_s=usual_s)
+        if limit_s is None:
+            return guess
+        return at_least(guess, limit_s, self._overruns.least_s(family(job), job.user, limit_s))
 
     def measure(self, user: str | None = None) -> Measure:
         """How good guesses and limits have been, for jobs of this user; None: for everybody's."""
@@ -190,7 +206,7 @@ class History:
         """
         past, said, overruns = Past(), [], []
         for job, run_s, is_cut in ended:
-            marks, limit_s = _marks(job), job.spec.time_limit_s
+            marks, limit_s = _marks(job), _stated_limit_s(job)
             if limit_s is not None:
                 guess = by_all_alike(past, marks[:_OWN], limit_s) or Guess(limit_s, limit_s)
                 said.append((job.user, Said(guess.plan_s, limit_s, run_s)))
@@ -217,6 +233,11 @@ class History:
         if known is None or known[0] is not run_times_s:
             known = self._predictions[kind] = run_times_s, predict(run_times_s)
         return known[1]
+
+
+def _stated_limit_s(job: Job) -> int | None:
+    """The time limit that its user vouches for; a default, or what jobs like it keep, says nothing of this user."""
+    return None if job.spec.time_limit_source else job.spec.time_limit_s
 
 
 def _marks(job: Job) -> tuple[Hashable, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpusched.errors import Refused
-from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
+from gpusched.model.job import AUTO, Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 
@@ -56,7 +56,11 @@ def existing(spec: JobSpec, again: str, caller: Caller, turn: Turn) -> dict[str,
                 f"{shown}, which has another {what}",
                 f"see it with: gshow {job.shown_id}, and submit this with a --key of its own",
             )
-    differs = sorted(_differences(completed(spec, caller, turn.settings), job.spec))
+    left_out = {"time_limit_source"}
+    if spec.time_limit_source == AUTO:
+        # More has been learned since, and that is no other wish.
+        left_out.add("time_limit_s")
+    differs = sorted({*_differences(completed(spec, caller, turn.settings), job.spec)} - left_out)
     return {"ids": [job.id], "existing": True, "differs": differs}
 
 

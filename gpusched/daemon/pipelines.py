@@ -17,10 +17,11 @@ from gpusched.model.value import replace
 from gpusched.policy.life import pipelines as policy
 from gpusched.policy.life.dependencies import as_typed
 from gpusched.policy.life.pipelines import Needs
+from gpusched.policy.sharing.admission import limit_as_asked
 from gpusched.ports import JobFilter, Store
 
 from .access import Hidden, is_admin
-from .admitting import check_nice, check_submission, complete_all, never_starts, queue_notes
+from .admitting import check_nice, check_submission, complete_all, never_starts, queue_notes, with_auto_limits
 from .making import check_room, check_stored, new_job, record
 from .selection import Caller
 from .turn import Turn
@@ -122,18 +123,22 @@ def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     world.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
     turn.changes.pipelines[number] = pipeline
-    specs = complete_all([steps[name].spec for name in ordered], caller, turn.settings)
+    specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, turn)
+    specs = complete_all(specs, caller, turn.settings)
     ids: dict[str, int] = {}
     notes = []
-    for name, spec in zip(ordered, specs, strict=True):
+    for name, spec, limit in zip(ordered, specs, found, strict=True):
         if (text := never_starts(replace(spec, step=name), turn)) is not None:
             notes.append(f"step {name} {text}")
         dependency = policy.dependency_of(steps[name].needs, ids, spec.dependency)
         made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
-        ids[name] = _make(made, f"submitted by {caller.user} as step {name} of {pipeline.id}", caller, turn)
+        text = f"submitted by {caller.user} as step {name} of {pipeline.id}{limit and f'; {limit}'}"
+        ids[name] = _make(made, text, caller, turn)
     turn.changes.payloads.update(command.payloads)
     notes += queue_notes((spec.queue for spec in specs), turn.settings)
-    return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in steps}, "notes": notes}
+    limits = [f"step {name}: {limit}" for name, limit in zip(ordered, found, strict=True) if limit]
+    jobs = {name: str(ids[name]) for name in steps}
+    return {"pipeline": pipeline.id, "jobs": jobs, "notes": notes, **({"limits": limits} if limits else {})}
 
 
 def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
@@ -145,7 +150,8 @@ def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
 
 def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: Turn) -> None:
     """Refuse what cannot be granted, with what messages call each step. Raises: Refused."""
-    specs = complete_all([spec for _, spec in steps], owner, turn.settings)
+    specs, _ = with_auto_limits([spec for _, spec in steps], owner.user, turn)
+    specs = complete_all(specs, owner, turn.settings)
     try:
         check_submission(specs, owner, turn)
         return
@@ -187,20 +193,24 @@ def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
             )
     check_room(len(again), caller, turn)
     ids = {name: job.id for name, job in steps.items()}
-    fresh = {name: _anew(steps[name].spec, turn.now) for name in again}
+    asked = [limit_as_asked(_anew(steps[name].spec, turn.now)) for name in again]
+    specs, limits = with_auto_limits(asked, caller.user, turn)
+    fresh = dict(zip(again, complete_all(specs, caller, turn.settings), strict=True))
     outside = [
         (f"step {name}", replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency))
         for name, spec in fresh.items()
     ]
     _check(outside, caller, turn)
-    for name in again:
+    for name, limit in zip(again, limits, strict=True):
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
         text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
         if spec.deadline_at != steps[name].spec.deadline_at:
             text += ", without its deadline, which it cannot meet any more"
-        ids[name] = _make(spec, text, caller, turn)
+        ids[name] = _make(spec, f"{text}{limit and f'; {limit}'}", caller, turn)
     _turn_over(steps, again, names, ids, turn)
-    return {"pipeline": pipeline.id, "jobs": {name: str(ids[name]) for name in again}}
+    said = [f"step {name}: {limit}" for name, limit in zip(again, limits, strict=True) if limit]
+    jobs_again = {name: str(ids[name]) for name in again}
+    return {"pipeline": pipeline.id, "jobs": jobs_again, **({"limits": said} if said else {})}
 
 
 def _anew(spec: JobSpec, now: float) -> JobSpec:

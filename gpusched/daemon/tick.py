@@ -31,7 +31,7 @@ from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import EngineEvent, Ticket
-from gpusched.model.job import GpuShare, Job, JobEvent, Run, split_run_id
+from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -40,6 +40,7 @@ from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.caging import describe
 from gpusched.policy.life import lifecycle
 from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
+from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking, ranked_at
 
@@ -452,7 +453,7 @@ class Scheduler:
             self.failures.run("engine events", self._hear)
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
-            turn = Turn(self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now)
+            turn = Turn(self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now, self.advise_limit)
             turn.changes, self._carried = self._carried, Changes()
             answers = self._prepare(turn, events, queue)
             self._commit(turn, answers)
@@ -465,6 +466,11 @@ class Scheduler:
             self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", hint))
             raise
         return turn, answers
+
+    def advise_limit(self, user: str, spec: JobSpec) -> LimitAdvice | None:
+        """The time limit that jobs like this one of a user keep; None when too few have ended."""
+        self.history.load()
+        return self.history.limit_advice(user, spec)
 
     def _need_table(self) -> None:
         """Accept and start nothing while the table is lost. Raises: NotReady.

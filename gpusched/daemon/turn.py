@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpusched.errors import NotFound
 from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
-from gpusched.model.job import Job, JobEvent, Run, run_id
+from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, ReasonCode
@@ -18,6 +18,7 @@ from gpusched.policy.draft import Layout
 from gpusched.policy.life import arrays, lifecycle
 from gpusched.policy.life.admin_alerting import News
 from gpusched.ports import Changes, JobFilter, Store
+from gpusched.predict.limits import LimitAdvice
 
 from .access import Act, Caller
 from .world import World
@@ -41,7 +42,8 @@ class Deed:
 class Turn:
     """Collects changes and keeps the world in step with them, so that later steps see earlier ones.
 
-    Args: view_nodes: the nodes as they are when it is called.
+    Args: view_nodes: the nodes as they are when it is called. advise_limit: the time limit that jobs like this one of
+    a user keep.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Turn:
         settings: Settings,
         view_nodes: Callable[[], tuple[NodeView, ...]],
         now: float,
+        advise_limit: Callable[[str, JobSpec], LimitAdvice | None] = lambda user, spec: None,
     ) -> None:
+        self.advise_limit = advise_limit
         self.world = world
         self.store = store
         self.settings = settings

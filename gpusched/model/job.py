@@ -9,6 +9,13 @@ from gpusched.model.value import Value
 
 NICE_MIN, NICE_MAX = -10_000, 10_000
 
+AUTO, UNLIMITED, DEFAULT, MAXIMUM = "auto", "unlimited", "default", "maximum"
+TIME_LIMIT_WORDS = (AUTO, UNLIMITED)
+"""What a submission may say in place of a time limit."""
+TIME_LIMIT_SOURCES = (*TIME_LIMIT_WORDS, DEFAULT, MAXIMUM)
+"""Where a time limit comes from that nobody stated: jobs like it, the wish for none, the settings' default, and the
+longest that the queue or QOS allows."""
+
 
 class Request(Value, cache_hash=True):
     """Resources of one job. Equal requests are one object in the daemon's memory.
@@ -227,6 +234,8 @@ class JobSpec(Value):
     queue: str = "default"
     nice: int = 0
     time_limit_s: int | None = None
+    time_limit_source: str = ""
+    """Of a submission that gives no length: one of `TIME_LIMIT_SOURCES`; empty where it gives one, or nobody does."""
     begin_at: float | None = None
     dependency: str | None = None
     """Slurm's syntax, `afterok:1:2,afterany:3`, tasks with their ids, `afterok:42_7=50`; checked at submission."""
@@ -258,6 +267,11 @@ class JobSpec(Value):
     """Id of the failed job that it runs as the fallback of."""
     adopted: AdoptedProcess | None = None
     """It ran before it was a job, so it has one run, cannot be started again, and nobody hears how it exits."""
+
+    @property
+    def limit_source(self) -> str | None:
+        """Where the time limit comes from, `user` where it was stated; None where there is none and nobody cared."""
+        return self.time_limit_source or (None if self.time_limit_s is None else "user")
 
 
 class Job(Value):

@@ -342,7 +342,8 @@ class DefaultSettings(Value):
     cpus: Annotated[float, Range(0, 1 << 20)] = 1.0
     """Cores of a job that does not ask."""
     time_limit_s: Annotated[int | None, LIMIT] = None
-    """Time limit of a job that does not ask, in seconds."""
+    """Time limit of a job that does not ask, in seconds, unless its queue has a default of its own; none when unset.
+    See [time limits](../howto/time-limits.md)."""
     queue: Annotated[str, WORD] = "default"
     """Queue of a job that does not name one."""
     qos: Annotated[str, Text(is_word=True, may_be_empty=True)] = ""
@@ -561,8 +562,11 @@ class QueueSettings(Value):
     """Most GPUs that one job may ask for."""
     max_running_per_user: Annotated[int | None, COUNT] = None
     """Most jobs of one user that may run in it at once."""
+    default_time_s: Annotated[int | None, LIMIT] = None
+    """Time limit of a job in it that does not ask, in seconds; that of the queue above, or else [default] time_limit_s,
+    when unset."""
     max_time_s: Annotated[int | None, LIMIT] = None
-    """Longest time limit; a job without one gets it."""
+    """Longest time limit; a job that does not ask gets it where there is no default, or a longer one."""
     max_jobs: Annotated[int | None, COUNT] = None
     """Most jobs that may wait or run in it."""
     max_jobs_per_user: Annotated[int | None, COUNT] = None
@@ -609,7 +613,7 @@ class QosSettings(Value):
     max_jobs_per_user: Annotated[int | None, COUNT] = None
     """Most jobs of one user that may wait or run."""
     max_time_s: Annotated[int | None, LIMIT] = None
-    """Longest time limit; a job without one gets it."""
+    """Longest time limit; a job that does not ask gets it where there is no default, or a longer one."""
     users: Annotated[tuple[str, ...], NAMES] = ()
     """Users who may use it, beside those of `accounts`; everybody when both are empty."""
     accounts: Annotated[tuple[str, ...], NAMES] = ()

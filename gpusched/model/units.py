@@ -52,8 +52,8 @@ def format_size_mib(mib: float | None) -> str:
     raise AssertionError("unreachable")
 
 
-def parse_duration_s(text: str) -> int:
-    """Read a length of time in seconds.
+def parse_duration_s(text: str, also: str = "") -> int:
+    """Read a length of time in seconds; `also` is what else may be written, for the error.
 
     Slurm's forms `MM`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`, and `90s`, `30m`, `4h`, `2d`, `1h30m`.
     A bare number is minutes, as in Slurm.
@@ -61,7 +61,7 @@ def parse_duration_s(text: str) -> int:
     word = text.strip().lower()
     seconds = _slurm_duration(word) if word and word[-1:] not in _TIME_FACTORS_S else _unit_duration(word)
     if seconds is None:
-        raise ValueError(f"{text!r} is not a time; write it as 90s, 30m, 4h, 2d, HH:MM:SS or D-HH:MM")
+        raise ValueError(f"{text!r} is not a time; write it as 90s, 30m, 4h, 2d, HH:MM:SS or D-HH:MM{also}")
     if not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"the time {text!r} is out of range; it must be above 0 and at most 3650d")
     return seconds

@@ -4,6 +4,7 @@ families     who is like whom, and what the newest runs of a family say
 past         run times by marks, narrow to wide, and a guess for one more job
 judging      whether guesses have been better than the limits of each user
 overruns     limits that were too short, and how long jobs like those take
+limits       the time limit that jobs like it keep, and their run times as people say them
 calibrating  ranges of starts that hold as often as they say
 vram         what runs used of their cards
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log
 
-from gpusched.model.job import Job
+from gpusched.model.job import Job, JobSpec
 from gpusched.model.snapshot import Prediction
 
 SAMPLES = 50
@@ -36,16 +36,21 @@ class Family:
 
 def family(job: Job) -> Family:
     """The family of a job."""
-    return Family(job.user, _command(job), job.spec.request.gpus * job.spec.request.nodes)
+    return family_of(job.user, job.spec)
 
 
-def _command(job: Job) -> str:
-    launch = job.spec.launch
+def family_of(user: str, spec: JobSpec) -> Family:
+    """The family that a submission of this user belongs to."""
+    return Family(user, _command(spec), spec.request.gpus * spec.request.nodes)
+
+
+def _command(spec: JobSpec) -> str:
+    launch = spec.launch
     if launch.script_sha is not None:
         name = launch.script_name or ""
         # Scripts that come without a file are told apart by the name of the job.
-        return job.spec.name if name in ("", "stdin", "wrap") else _basename(name)
-    return _program(launch.argv, is_line=launch.script_name == "batch") or job.spec.name
+        return spec.name if name in ("", "stdin", "wrap") else _basename(name)
+    return _program(launch.argv, is_line=launch.script_name == "batch") or spec.name
 
 
 @lru_cache(maxsize=64)

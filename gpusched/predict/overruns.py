@@ -77,6 +77,10 @@ class Overruns:
         for user, older in users.items():
             self._users[user] = (*older, *self._users.get(user, ()))[-KEPT:]
 
+    def ended(self, kind: Hashable) -> tuple[Ended, ...]:
+        """The newest runs of a family, oldest first."""
+        return self._families.get(kind, ())
+
     def count(self, kind: Hashable, user: str, limit_s: int) -> int:
         """How many of the newest runs, of the family or else of the user, speak against this limit."""
         return sum(one.is_cut for one in self._against(kind, user, limit_s))

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from gpusched.errors import UsageError
 from gpusched.instants import parse_instant
+from gpusched.model.job import TIME_LIMIT_WORDS
 from gpusched.model.spelling import closest
 from gpusched.model.units import parse_duration_s, parse_size_mib
 
@@ -42,6 +43,7 @@ class JobOptions(TypedDict, total=False):
     prefer: str
     exclusive: bool
     time: str | timedelta | float
+    """Time limit; `"auto"` for one that jobs like it keep, `"unlimited"` for none whatever the default."""
     queue: str
     account: str
     qos: str
@@ -197,6 +199,8 @@ def _field(name: str, value: Any) -> dict[str, Any]:
     if name in _SIZES:
         return {_SIZES[name]: parse_size_mib(value) if isinstance(value, str) else value}
     if name in _TIMES:
+        if name == "time" and isinstance(value, str) and value.lower() in TIME_LIMIT_WORDS:
+            return {"time_limit_s": value.lower()}
         seconds = _seconds(value)
         return {_TIMES[name]: int(seconds) if name == "time" else seconds}
     if name in _INSTANTS:

@@ -94,6 +94,8 @@ class Job:
     start_at: float | None = None
     end_at: float | None = None
     time_limit_s: int | None = None
+    time_limit_source: str | None = None
+    """`user`, `auto`, `default`, `maximum`, `unlimited`; None where there is no limit."""
     exit_code: int | None = None
     signal: int | None = None
     node: str | None = None

@@ -85,7 +85,7 @@ def _why_not(policy: Policy, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeV
 def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
     account = spec.account or default_account(user, (), settings) or user
     spec = replace(spec, queue=spec.queue or settings.default.queue)
-    return replace(spec, account=account, qos=qos_of(spec, settings), time_limit_s=time_limit(spec, settings))
+    return replace(spec, account=account, qos=qos_of(spec, settings), time_limit_s=time_limit(spec, settings).seconds)
 
 
 def _spec(job: TraceJob, nodes: Sequence[NodeView]) -> JobSpec:

@@ -118,7 +118,7 @@ _JOBS = Columns(Job, without=("spec",), first=IDENTITY_COLUMNS)
 _STATES = Columns(Job, without=("spec", *IDENTITY_COLUMNS))
 EXTRAS = (
     *("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle", "never_satisfied"),
-    *("fallback_of", "adopted"),
+    *("fallback_of", "adopted", "time_limit_source"),
 )
 """Parts of a spec that few jobs have: one document of those that are not the default."""
 _SPECS = Columns(JobSpec, without=EXTRAS)

@@ -12,6 +12,7 @@ from shell import Shell
 
 from gpusched import __version__
 from gpusched.cli import system
+from gpusched.config import load_settings
 from gpusched.engine.spool import take_claim
 from gpusched.errors import NotReady, Refused
 
@@ -51,6 +52,23 @@ def test_it_is_installed_once_and_removed(own: Shell, root: Path) -> None:
     assert own.ok("gpusched", "system", "uninstall", *words) == "nothing to do\n"
     own.ok("gpusched", "system", "uninstall", "--purge", *words)
     assert not (root / "etc/gpusched").exists()
+
+
+def test_a_default_time_limit_is_offered_and_written_into_a_new_config_file(own: Shell, root: Path) -> None:
+    words = ("gpusched", "system", "install", "--root", str(root), "--yes")
+    config = root / "etc/gpusched/config.toml"
+    for wrong in ("soon", "0", "4 h"):
+        done = own.type(*words, "--default-time", wrong)
+        assert (done.code, "--default-time" in done.err, root.exists()) == (2, True, False), wrong
+    assert "--default-time 1d" in own.ok(*words[:-1], "--plan")
+    told = own.ok(*words, "--default-time", "1d")
+    assert f"write   {config}   (settings: a time limit of 1-00:00:00 for jobs that give none)" in told
+    assert "will have none" not in told
+    assert load_settings(str(config), {}).settings.default.time_limit_s == 86400
+    text = config.read_text()
+    done = own.type(*words, "--default-time", "4h")
+    assert (done.code, "write into it: [default] time_limit_s = 14400" in done.err) == (2, True)
+    assert config.read_text() == text
 
 
 def test_settings_that_are_wrong_are_said_before_anything_is_written(own: Shell, root: Path) -> None:

@@ -39,6 +39,7 @@ TERMS = {
     "ignore_idle": True,
     "never_satisfied": "wait",
     "fallback_of": 6,
+    "time_limit_source": "auto",
     "adopted": AdoptedProcess(4711, 99, "boot"),
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}

@@ -272,6 +272,16 @@ CONTRADICTIONS = {
         4,
         "max_time_s of queue default, the default queue, is 50, but default.time_limit_s is 100",
     ),
+    "a default limit of a queue that it does not allow": (
+        "[queue.default]\ndefault_time_s = 100\nmax_time_s = 50",
+        2,
+        "default_time_s of queue default is 100, but max_time_s is 50",
+    ),
+    "a default limit of a queue that the one above does not allow": (
+        "[queue.default]\n[queue.lab]\nmax_time_s = 50\n[queue.nlp]\nparent = 'lab'\ndefault_time_s = 100",
+        6,
+        "default_time_s of queue nlp is 100, but max_time_s of queue lab above it is 50",
+    ),
 }
 
 

@@ -399,38 +399,71 @@ def test_names_are_looked_at_before_amounts_and_amounts_before_counts():
 
 # Time limits
 
+SHORT = replace(VISION, default_time_s=60)
+BELOW_SHORT = [queue("lab", default_time_s=60), queue("vision", "lab")]
+
 TIME_LIMITS = {
-    "none anywhere": (asks(), settings_of(), None),
-    "what is asked": (asks(limit_s=DAY), settings_of([replace(VISION, max_time_s=HOUR)], time_limit_s=60), DAY),
-    "the default": (asks(), settings_of(time_limit_s=60), 60),
-    "the longest of the queue": (asks(), settings_of([replace(VISION, max_time_s=HOUR)]), HOUR),
+    "none anywhere": (asks(), settings_of(), (None, "")),
+    "what is asked": (asks(limit_s=DAY), settings_of([replace(VISION, max_time_s=HOUR)], time_limit_s=60), (DAY, "")),
+    "the default": (asks(), settings_of(time_limit_s=60), (60, "default")),
+    "the default of the queue": (asks(), settings_of([SHORT], time_limit_s=HOUR), (60, "default")),
+    "the default of the queue above": (asks(), settings_of(BELOW_SHORT, time_limit_s=HOUR), (60, "default")),
+    "the default where that of another queue differs": (
+        asks(queue="nlp"),
+        settings_of([SHORT, queue("nlp")], time_limit_s=HOUR),
+        (HOUR, "default"),
+    ),
+    "what is asked whatever the default": (asks(limit_s=DAY), settings_of([SHORT]), (DAY, "")),
+    "none where none is asked for": (
+        replace(asks(), time_limit_source="unlimited"),
+        settings_of([SHORT], time_limit_s=HOUR),
+        (None, "unlimited"),
+    ),
+    "the longest of the queue": (asks(), settings_of([replace(VISION, max_time_s=HOUR)]), (HOUR, "maximum")),
     "the default where the queue allows more": (
         asks(),
         settings_of([replace(VISION, max_time_s=HOUR)], time_limit_s=60),
-        60,
+        (60, "default"),
     ),
     "the longest of the queue where the default is more": (
         asks(),
         settings_of([replace(VISION, max_time_s=HOUR)], time_limit_s=DAY),
-        HOUR,
+        (HOUR, "maximum"),
     ),
     "the shortest up the tree": (
         asks(),
         settings_of([queue("lab", max_time_s=HOUR), queue("vision", "lab", max_time_s=DAY)]),
-        HOUR,
+        (HOUR, "maximum"),
     ),
     "that of the QOS": (
         asks(qos="night"),
         settings_of([replace(VISION, max_time_s=DAY)], qos=[replace(NIGHT, max_time_s=60)]),
-        60,
+        (60, "maximum"),
     ),
-    "of another queue it does not matter": (asks(queue="nlp"), settings_of([replace(VISION, max_time_s=HOUR)]), None),
+    "of another queue it does not matter": (
+        asks(queue="nlp"),
+        settings_of([replace(VISION, max_time_s=HOUR)]),
+        (None, ""),
+    ),
 }
 
 
 @pytest.mark.parametrize(("asked", "settings", "wanted"), TIME_LIMITS.values(), ids=TIME_LIMITS)
 def test_the_time_limit_is(asked, settings, wanted):
     assert time_limit(asked, settings) == wanted
+
+
+def test_no_time_limit_is_refused_where_the_queue_has_a_longest_one():
+    lab = settings_of([replace(VISION, max_time_s=DAY)], qos=[replace(NIGHT, max_time_s=HOUR)])
+    asked = replace(asks(), time_limit_source="unlimited")
+    most = "queue vision allows at most 1-00:00:00"
+    assert refused(asked, lab) == (f"asked for no time limit; {most}", "ask for one: -t 1-00:00:00")
+    at_night = replace(asked, qos="night")
+    assert refused(at_night, lab) == (
+        "asked for no time limit; QOS night allows at most 1:00:00",
+        "ask for one: -t 1:00:00",
+    )
+    assert refused(replace(asked, queue="nlp"), settings_of([VISION, queue("nlp")])) is None
 
 
 # For any limits

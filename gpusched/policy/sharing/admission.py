@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from gpusched.model.job import JobSpec, Request
+from gpusched.model.job import AUTO, DEFAULT, MAXIMUM, TIME_LIMIT_WORDS, UNLIMITED, JobSpec, Request
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.spelling import closest
 from gpusched.model.units import format_amount_floor, format_duration, format_size_mib, plural, printable
+from gpusched.model.value import replace
 from gpusched.policy.capacity import Refusal, format_size_floor
 from gpusched.policy.sharing.upward import chain_of
 from gpusched.policy.words import choose
@@ -28,14 +30,41 @@ def qos_of(spec: JobSpec, settings: Settings) -> str:
     return spec.qos or settings.default.qos
 
 
-def time_limit(spec: JobSpec, settings: Settings) -> int | None:
-    """The time limit that a job gets: what it asks for, else the default or what is allowed, in seconds."""
-    if spec.time_limit_s is not None:
-        return spec.time_limit_s
-    limits = [limit for limit, _ in _time_limits(spec, settings)]
-    if settings.default.time_limit_s is not None:
-        limits.append(settings.default.time_limit_s)
-    return min(limits, default=None)
+class TimeLimit(NamedTuple):
+    """A time limit and where it comes from."""
+
+    seconds: int | None
+    source: str
+    """As `JobSpec.time_limit_source`."""
+
+
+def time_limit(spec: JobSpec, settings: Settings) -> TimeLimit:
+    """The time limit that a job gets: what it asks for, else the default of its queue, or of all, as far as allowed."""
+    if spec.time_limit_s is not None or spec.time_limit_source in TIME_LIMIT_WORDS:
+        return TimeLimit(spec.time_limit_s, spec.time_limit_source)
+    default_s = default_time_limit(spec.queue, settings)
+    most_s = longest_time_limit(spec, settings)
+    if most_s is not None and (default_s is None or most_s < default_s):
+        return TimeLimit(most_s, MAXIMUM)
+    return TimeLimit(default_s, "" if default_s is None else DEFAULT)
+
+
+def limit_as_asked(spec: JobSpec) -> JobSpec:
+    """The submission with what was asked for of a time limit, not with what came of it."""
+    if spec.time_limit_source in ("", UNLIMITED):
+        return spec
+    return replace(spec, time_limit_s=None, time_limit_source=AUTO if spec.time_limit_source == AUTO else "")
+
+
+def default_time_limit(queue: str, settings: Settings) -> int | None:
+    """The default of a queue, of the next one above it that has any, or of all; None without."""
+    found = (one.default_time_s for one in chain_of(queue, settings.queue) if one.default_time_s is not None)
+    return next(found, settings.default.time_limit_s)
+
+
+def longest_time_limit(spec: JobSpec, settings: Settings) -> int | None:
+    """The longest time limit that its queues and QOS allow; None where any is."""
+    return min((limit for limit, _ in _time_limits(spec, settings)), default=None)
 
 
 def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> Refusal | None:
@@ -225,12 +254,17 @@ def _time_limits(spec: JobSpec, settings: Settings) -> list[tuple[int, str]]:
 
 def _too_long(spec: JobSpec, settings: Settings) -> Refusal | None:
     limits = _time_limits(spec, settings)
-    if not limits or spec.time_limit_s is None:
+    if not limits:
         return None
     most_s, where = min(limits)
+    most = format_duration(most_s)
+    if spec.time_limit_s is None:
+        if spec.time_limit_source != UNLIMITED:
+            return None
+        return Refusal(f"asked for no time limit; {where} allows at most {most}", f"ask for one: -t {most}")
     if spec.time_limit_s <= most_s:
         return None
-    asked, most = format_duration(spec.time_limit_s), format_duration(most_s)
+    asked = format_duration(spec.time_limit_s)
     return Refusal(f"asked for a time limit of {asked}; {where} allows at most {most}", f"ask for less: -t {most}")
 
 

@@ -1,0 +1,91 @@
+"""The time limit to ask for, judged by jobs like it: one that 95 % of them keep.
+
+Runs that were ended at their limit count, too, as longer than all that ended by themselves: without them each limit
+would be taken from the runs that the one before it let through, and shrink.
+
+With fewer than 19 runs no quantile of 95 % can be told from them (the next of 19 is the longest so far with
+probability 1/20): then it is half again as long as the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gpusched.model.snapshot import Prediction
+from gpusched.model.units import MAX_SECONDS
+from gpusched.predict.overruns import Ended
+
+LEAST = 3
+"""With fewer runs nothing is advised."""
+
+SHARE = 0.95
+
+MARGIN = 1.1
+"""A run takes a little longer on a busy machine."""
+
+BEYOND = 1.5
+"""With few runs, the limit as a multiple of the longest."""
+
+_STEPS_S = ((2 * 3600, 300), (6 * 3600, 600), (12 * 3600, 1800), (86_400, 3600), (MAX_SECONDS, 6 * 3600))
+"""Up to a length, limits are rounded up to whole multiples of a step, as people would type them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitAdvice:
+    """A time limit for a job, from jobs like it."""
+
+    limit_s: int
+    least_s: float
+    """What 95 % of them kept to, as far as it is known: a shorter limit is not sensible."""
+    runs: int
+    """That it is judged by."""
+    why: str
+    """`95 % of 34 jobs like it took less`."""
+
+
+def advise(ended: Sequence[Ended]) -> LimitAdvice | None:
+    """The time limit for one more job like these; None when they are too few."""
+    count = len(ended)
+    if count < LEAST:
+        return None
+    whole_s = sorted(one.run_s for one in ended if not one.is_cut)
+    rank = ceil(SHARE * (count + 1))
+    if rank <= len(whole_s):
+        least_s = whole_s[rank - 1]
+        return LimitAdvice(rounded_up(least_s * MARGIN), least_s, count, f"95 % of {count} jobs like it took less")
+    longest_s = max(one.run_s for one in ended)
+    why = f"half again as long as the longest of {count} jobs like it"
+    cut = count - len(whole_s)
+    if cut:
+        why += f", {cut} of them ended by a time limit"
+    # As long as limits end more than a few, all that is known is that they need more.
+    least_s = longest_s if cut else whole_s[ceil(SHARE * count) - 1]
+    return LimitAdvice(rounded_up(longest_s * BEYOND), least_s, count, why)
+
+
+def rounded_up(length_s: float) -> int:
+    """A length as people would type it: in steps of 5 minutes up to two hours, then of about a twentieth."""
+    step_s = next(step_s for up_to_s, step_s in _STEPS_S if length_s <= up_to_s or up_to_s == MAX_SECONDS)
+    return min(MAX_SECONDS, max(1, ceil(length_s / step_s)) * step_s)
+
+
+def usual_span(usual: Prediction) -> str:
+    """How long jobs took, as people say it: `1 to 3 h`, `40 min to 2 h`, `about 5 min`."""
+    low, high = _said(usual.low_s), _said(usual.high_s)
+    if low == high:
+        return f"about {low}"
+    number, unit = low.split(" ")
+    return f"{number if high.endswith(unit) else low} to {high}"
+
+
+_UNITS = ((90, 1, "s"), (5400, 60, "min"), (48 * 3600, 3600, "h"))
+"""Lengths below so many seconds are said in this unit."""
+
+
+def _said(length_s: float) -> str:
+    unit_s, unit = next(((size, word) for most_s, size, word in _UNITS if length_s < most_s), (86_400, "d"))
+    number = length_s / unit_s
+    shown = f"{number:.0f}" if number >= 10 or unit in ("s", "min") else f"{number:.1f}".removesuffix(".0")
+    return f"{shown} {unit}"
