@@ -11,7 +11,14 @@ from aiohttp import web
 
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.render import plain
-from gpusched.api.render_ahead import accuracy_json, alternative_json, likely_range, prediction_json, range_json
+from gpusched.api.render_ahead import (
+    accuracy_json,
+    alternative_json,
+    expected_json,
+    likely_range,
+    prediction_json,
+    range_json,
+)
 from gpusched.api.service import service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon.outlook import Outlook
@@ -65,20 +72,23 @@ async def why(request: web.Request) -> web.Response:
 async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """What is said of a job's future; nothing of one that does not wait."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
-    nothing |= {"accuracy": None, "predictions": None}
+    nothing |= {"accuracy": None, "predictions": None, "expected": None}
     if job.state is not JobState.PENDING:
         return nothing
     service = viewer.service
     outlook = Outlook.of(service.scheduler)
     estimates = service.scheduler.estimates
     place, found, alternatives = await service.work_out(lambda: _look(outlook, job), viewer.caller)
+    is_whole = viewer.sees_all_of(job)
+    measure = service.scheduler.history.measure(job.user if is_whole else None)
     return {
         "place": place and place[0],
         "of": place and place[1],
         "start": range_json(found, estimates.calibration(), service.scheduler.now()),
         "alternatives": [alternative_json(one) for one in alternatives],
         "accuracy": accuracy_json(estimates.accuracy(), estimates.calibration()),
-        "predictions": prediction_json(service.scheduler.history.measure(job.user), service.scheduler.settings),
+        "predictions": prediction_json(measure, service.scheduler.settings),
+        "expected": expected_json(job, service.scheduler, is_whole=is_whole),
     }
 
 

@@ -21,7 +21,7 @@ from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
 from gpusched.api.pace import whole_body
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, gpu_request, plain
-from gpusched.api.render_ahead import forecast_json
+from gpusched.api.render_ahead import expected_json, forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
 from gpusched.api.sight import MASKED, Viewer, viewer_of
 from gpusched.daemon import commands, keys, yielding
@@ -437,6 +437,7 @@ async def show(request: web.Request) -> web.Response:
             "related": _related(job, viewer) if is_whole else [],
             "foreground": await foreground_json(job, service) if is_whole else None,
             "request": spec.pop("request"),
+            "expected": expected_json(job, service.scheduler, is_whole=is_whole),
             # What runs and whom it tells is for those whose job it is.
             "spec": spec if is_whole else None,
         }

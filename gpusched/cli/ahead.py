@@ -7,7 +7,7 @@ import time
 from gpusched.cli import tables
 from gpusched.cli.query import COMPACT
 from gpusched.cli.updates import UPDATES
-from gpusched.model.units import format_duration, printable
+from gpusched.model.units import format_duration, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,15 +97,34 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
         )
         if accuracy.get("likely_count", 0) >= _ENOUGH:
             lines[-1] += f"; {accuracy['likely_inside']:.0%} of {accuracy['likely_count']} in that of four in five"
-    said = why.get("predictions")
-    if why.get("start") and said and said["runs"] >= _ENOUGH_RUNS:
-        by = "predictions" if said["is_used"] else "limits"
-        lines.append(
-            f"run times of the last {said['runs']} jobs with a limit: limits are off by a factor of "
-            f"{said['limit_factor']:.1f}, predictions by {said['guess_factor']:.1f}; {by} are planned with"
-        )
+    if expected := expected_text(why.get("expected")):
+        lines.append(f"expected to run {expected}")
     lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
     return lines
+
+
+def expected_text(expected: dict[str, Any] | None) -> str:
+    """How long a pending job is expected to run, and why that is believed; empty when there is nothing to say."""
+    if not expected or expected["length_s"] is None:
+        return ""
+    length = format_duration(expected["length_s"])
+    by = expected.get("by")
+    if by is None:
+        return length
+    if by == "prediction" and not expected["is_stated"]:
+        return f"{length}, as jobs like it did"
+    if by == "overruns":
+        limit = format_duration(expected["time_limit_s"])
+        return f"{length} and not {limit}: {plural(expected['overruns'], 'job')} like it reached their time limit"
+    said = expected["predictions"]
+    text = f"{length}, as predicted" if by == "prediction" else f"{length}, its time limit"
+    if said["runs"] < _ENOUGH_RUNS or not expected["is_stated"]:
+        return text if by == "prediction" else ""
+    whose = f"{expected['user']}'s last {said['runs']} jobs" if said["is_own"] else f"the last {said['runs']} jobs"
+    return (
+        f"{text}: limits of {whose} were off by a factor of {said['limit_factor']:.1f}, "
+        f"predictions by {said['guess_factor']:.1f}"
+    )
 
 
 def _likely(start: dict[str, Any] | None, now: float) -> list[str]:

@@ -105,6 +105,11 @@ def describe(job: dict[str, Any]) -> str:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
     if job["deadline_at"] is not None:
         pairs.append(("Deadline", instant(job["deadline_at"])))
+    if job.get("expected"):
+        from gpusched.cli.ahead import expected_text
+
+        if expected := expected_text(job["expected"]):
+            pairs.append(("Expected", f"to run {expected}"))
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
     if job["spec"] and job["spec"]["alerting"] is not None:

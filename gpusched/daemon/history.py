@@ -21,7 +21,7 @@ from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import SAMPLES, Family, family, family_of, planned_s, predict
 from gpusched.predict.judging import Judge, Measure, Said
 from gpusched.predict.limits import LimitAdvice, advise
-from gpusched.predict.overruns import Ended, Overruns, at_least
+from gpusched.predict.overruns import Ended, Expectation, Overruns, at_least
 from gpusched.predict.past import Guess, Past, by_all_alike, by_last_two
 
 MOST_JOBS = 5000
@@ -191,6 +191,19 @@ class History:
         if limit_s is None:
             return guess
         return at_least(guess, limit_s, self._overruns.least_s(family(job), job.user, limit_s))
+
+    def expectation(self, job: Job) -> Expectation:
+        """How long a job is expected to run, and what that goes by."""
+        limit_s, guess = job.spec.time_limit_s, self.guess(job)
+        if limit_s is None:
+            return Expectation(None, "unknown") if guess is None else Expectation(guess.expected_s, "prediction")
+        if guess is None:
+            return Expectation(limit_s, "limit")
+        kind = family(job)
+        if guess.expected_s == self._overruns.least_s(kind, job.user, limit_s):
+            count = self._overruns.count(kind, job.user, limit_s)
+            return Expectation(guess.expected_s, "overruns", count)
+        return Expectation(guess.expected_s, "prediction")
 
     def measure(self, user: str | None = None) -> Measure:
         """How good guesses and limits have been, for jobs of this user; None: for everybody's."""

@@ -82,7 +82,7 @@ class Overruns:
         return self._families.get(kind, ())
 
     def count(self, kind: Hashable, user: str, limit_s: int) -> int:
-        """How many of the newest runs, of the family or else of the user, speak against this limit."""
+        """How many of the newest runs, of the family or else of the user, were ended and speak against this limit."""
         return sum(one.is_cut for one in self._against(kind, user, limit_s))
 
     def least_s(self, kind: Hashable, user: str, limit_s: int) -> int | None:
@@ -103,6 +103,17 @@ class Overruns:
             return known if any(one.is_cut for one in known) else []
         theirs = self._users.get(user, ())
         return list(theirs) if 2 * sum(one.is_cut for one in theirs) > len(theirs) else []
+
+
+class Expectation(Value):
+    """How long a job that waits is expected to run, and what that goes by."""
+
+    length_s: int | None
+    """None when nobody knows."""
+    by: str
+    """`limit`, `prediction` or `overruns`: runs like it that were ended at their limits; `unknown`."""
+    overruns: int = 0
+    """How many such runs."""
 
 
 def at_least(guess: Guess | None, limit_s: int, least_s: int | None) -> Guess | None:

@@ -241,17 +241,43 @@ def test_the_range_of_four_in_five_is_said_once_it_is_known() -> None:
     assert why_lines(asked(start=start, accuracy=good), NOW)[-1].endswith("; 80% of 30 in that of four in five")
 
 
-def test_how_good_predictions_were_is_said_with_what_is_planned_with() -> None:
-    start = {"low_at": NOW + 600, "high_at": NOW + 1200}
-    said = {"runs": 40, "guess_factor": 1.84, "limit_factor": 9.06, "is_better": True, "is_used": True}
-    assert why_lines(asked(start=start, predictions=said), NOW)[-1] == (
-        "run times of the last 40 jobs with a limit: limits are off by a factor of 9.1, predictions by 1.8; "
-        "predictions are planned with"
-    )
-    assert why_lines(asked(start=start, predictions={**said, "is_used": False}), NOW)[-1].endswith(
-        "limits are planned with"
-    )
-    assert len(why_lines(asked(start=start, predictions={**said, "runs": 19}), NOW)) == 1
+OFF = {"runs": 40, "guess_factor": 1.41, "limit_factor": 12.06, "is_own": True, "is_used": True}
+OWN = "limits of ann's last 40 jobs were off by a factor of 12.1, predictions by 1.4"
+EXPECTED = {
+    "a prediction": ({"by": "prediction"}, f"3:00:00, as predicted: {OWN}"),
+    "its limit": ({"by": "limit", "length_s": 36000}, f"10:00:00, its time limit: {OWN}"),
+    "everybody's runs": (
+        {"by": "prediction", "predictions": {**OFF, "is_own": False}},
+        f"3:00:00, as predicted: {OWN.replace('ann', 'the', 1).replace(chr(39) + 's', '', 1)}",
+    ),
+    "too few runs": ({"by": "prediction", "predictions": {**OFF, "runs": 19}}, "3:00:00, as predicted"),
+    "its limit, of which little is known": ({"by": "limit", "predictions": {**OFF, "runs": 19}}, ""),
+    "runs that reached their limit": (
+        {"by": "overruns", "overruns": 5, "length_s": 3600, "time_limit_s": 600},
+        "1:00:00 and not 10:00: 5 jobs like it reached their time limit",
+    ),
+    "no limit": ({"by": "prediction", "is_stated": False, "time_limit_s": None}, "3:00:00, as jobs like it did"),
+    "a default limit": ({"by": "limit", "is_stated": False}, ""),
+    "nothing": ({"by": "unknown", "is_stated": False, "length_s": None, "time_limit_s": None}, ""),
+}
+
+
+@pytest.mark.parametrize(("parts", "text"), EXPECTED.values(), ids=EXPECTED)
+def test_how_long_a_job_is_expected_to_run_is_said_with_what_that_goes_by(parts: dict[str, Any], text: str) -> None:
+    bare = {
+        "length_s": 10800,
+        "overruns": 0,
+        "user": "ann",
+        "time_limit_s": 36000,
+        "is_stated": True,
+        "predictions": OFF,
+    }
+    lines = why_lines(asked(expected={**bare, **parts}), NOW)
+    assert lines[1:] == ([f"expected to run {text}"] if text else [])
+
+
+def test_of_a_job_of_somebody_else_no_more_than_the_length_is_said() -> None:
+    assert why_lines(asked(expected={"length_s": 600}), NOW)[1:] == ["expected to run 10:00"]
 
 
 def test_both_ends_are_explained() -> None:

@@ -24,6 +24,7 @@ from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
 from gpusched.predict.families import planned_s, predict
 from gpusched.predict.judging import LEAST
+from gpusched.predict.overruns import Expectation
 from gpusched.predict.past import Guess, in_steps
 from gpusched.testing import NOW, job, launch, request, run
 
@@ -77,6 +78,7 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
         # Without a limit it is planned with what nine in ten kept to.
         free = scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None)))
         assert free == Guess(planned_s(predict([100.0] * LEAST)), in_steps(100, None))
+        assert scheduler.history.expectation(one) == Expectation(guess.expected_s, "prediction")
         measure = scheduler.history.measure()
         assert (measure.runs, round(measure.limit_factor)) == (LEAST, 36)
         assert measure.guess_factor < 1.3
@@ -86,6 +88,8 @@ def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
     lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
     lab.scheduler.history.load()
     ended(lab, LEAST, time_limit_s=100)
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)
+    assert lab.scheduler.history.expectation(one) == Expectation(100, "limit")
     assert lab.scheduler.history.guess(job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)) is None
 
 
@@ -152,6 +156,7 @@ def test_runs_ended_at_their_limit_say_that_those_like_them_take_longer_also_aft
         assert guess.plan_s == 60
         assert guess.expected_s == pytest.approx(6 * 60, rel=0.06)
         assert scheduler.history.guess(replace(one, user="bob")) is None
+        assert scheduler.history.expectation(one) == Expectation(guess.expected_s, "overruns", 5)
         # Their limits were exact, as far as others are concerned.
         assert scheduler.history.measure().limit_factor == pytest.approx(1, abs=0.05)
 
