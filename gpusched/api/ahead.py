@@ -29,6 +29,7 @@ from gpusched.model.units import gpu_label
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.life.intruders import in_words, intruder_text
+from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.priority import class_key
 
 
@@ -78,7 +79,8 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     service = viewer.service
     outlook = Outlook.of(service.scheduler)
     estimates = service.scheduler.estimates
-    place, found, alternatives = await service.work_out(lambda: _look(outlook, job), viewer.caller)
+    advice = service.scheduler.advise_limit(job.user, job.spec)
+    place, found, alternatives = await service.work_out(lambda: _look(outlook, job, advice), viewer.caller)
     is_whole = viewer.sees_all_of(job)
     measure = service.scheduler.history.measure(job.user if is_whole else None)
     return {
@@ -92,9 +94,11 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     }
 
 
-def _look(outlook: Outlook, job: Job) -> tuple[tuple[int, int] | None, StartRange, tuple[Alternative, ...]]:
+def _look(
+    outlook: Outlook, job: Job, advice: LimitAdvice | None
+) -> tuple[tuple[int, int] | None, StartRange, tuple[Alternative, ...]]:
     number = outlook.waiting_ids([job])[job.id]
-    return outlook.place(number), outlook.starts([number])[number], outlook.alternatives(job)
+    return outlook.place(number), outlook.starts([number])[number], outlook.alternatives(job, advice)
 
 
 async def starts(request: web.Request) -> web.Response:

@@ -20,8 +20,8 @@ from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import Value, replace
 from gpusched.policy.ahead.whatif import Alternative
 from gpusched.policy.life.dependencies import Never, Satisfied, evaluate, parse_dependency
+from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.planner import decide
-from gpusched.scheduler.priority import class_key
 
 
 class Forecast(Value):
@@ -95,19 +95,22 @@ def _of_completed(
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
     outlook = Outlook.of(scheduler, job)
-    return lambda: _look(outlook, job)
+    advice = scheduler.advise_limit(job.user, job.spec)
+    key = scheduler.world.key_of(job)
+    return lambda: _look(outlook, job, key, advice)
 
 
-def _look(outlook: Outlook, job: Job) -> Forecast:
+def _look(outlook: Outlook, job: Job, key: ClassKey, advice: LimitAdvice | None) -> Forecast:
     now = outlook.snapshot.now
     found = outlook.starts([job.id])[job.id]
     if job.eligible_at > now:
         text = f"begins in {format_duration(job.eligible_at - now)} at the earliest"
         return Forecast("waits", text, "BeginTime", start_at=found.high_at, start_low_at=found.low_at)
-    answer = _read(job.id, class_key(job), now, decide(outlook.snapshot, outlook.settings, outlook.extensions))
+    answer = _read(job.id, key, now, decide(outlook.snapshot, outlook.settings, outlook.extensions))
     if answer.verdict == "starts_now":
         return answer
-    return replace(answer, start_at=found.high_at, start_low_at=found.low_at, alternatives=outlook.alternatives(job))
+    alternatives = outlook.alternatives(job, advice)
+    return replace(answer, start_at=found.high_at, start_low_at=found.low_at, alternatives=alternatives)
 
 
 def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:

@@ -19,12 +19,13 @@ from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
 from gpusched.policy.ahead.future import Arrival
 from gpusched.policy.ahead.place import first_in_order, queue_position
+from gpusched.policy.ahead.trial import SensibleLimit
 from gpusched.policy.ahead.whatif import Alternative, alternatives
 from gpusched.policy.extension import Extensions
 from gpusched.policy.life import arrays
 from gpusched.policy.sharing.admission import Tally, why_refused
 from gpusched.predict.families import Family, family, predict
-from gpusched.scheduler.priority import class_key
+from gpusched.predict.limits import LimitAdvice
 
 from .tick import Scheduler
 
@@ -78,16 +79,16 @@ class Outlook:
         scheduler.history.load()
         now = scheduler.now()
         world = scheduler.world
-        arrivals = [Arrival(at, class_key(job), _waits(job)) for at, job in world.timed_jobs(SEEN_ARRIVALS)]
+        arrivals = [Arrival(at, world.key_of(job), _waits(job)) for at, job in world.timed_jobs(SEEN_ARRIVALS)]
         arrivals += [
-            Arrival(job.eligible_at, class_key(job), _waits(job), dependency, parents)
+            Arrival(job.eligible_at, world.key_of(job), _waits(job), dependency, parents)
             for job, dependency, parents in world.dependent_jobs(SEEN_ARRIVALS)
         ]
         snapshot = replace(scheduler.snapshot(now), pending=world.pending_views(SEEN_JOBS))
         if newcomer is not None and newcomer.eligible_at > now:
-            arrivals.append(Arrival(newcomer.eligible_at, class_key(newcomer), _waits(newcomer)))
+            arrivals.append(Arrival(newcomer.eligible_at, world.key_of(newcomer), _waits(newcomer)))
         elif newcomer is not None:
-            snapshot = with_job(snapshot, class_key(newcomer), _waits(newcomer))
+            snapshot = with_job(snapshot, world.key_of(newcomer), _waits(newcomer))
         names = JobNames(tuple(world.jobs[array_id] for array_id in world.arrays.ids))
         snapshot = replace(snapshot, name_of=names)
         tally = world.active.tally
@@ -123,14 +124,19 @@ class Outlook:
         """The jobs in the first places."""
         return first_in_order(self.snapshot, self.settings, most, self.extensions)
 
-    def alternatives(self, job: Job) -> tuple[Alternative, ...]:
-        """What one could change about a waiting job so that it starts now."""
+    def alternatives(self, job: Job, advice: LimitAdvice | None) -> tuple[Alternative, ...]:
+        """What one could change about a waiting job so that it starts now.
+
+        Args: advice: the time limit that jobs like it keep, None when too few have ended.
+        """
         settings, tally = self.settings, _without(self.tally, job)
 
         def allowed(key: ClassKey) -> bool:
             return why_refused(_changed(job.spec, key), job.user, settings, tally) is None
 
-        return alternatives(self.snapshot, settings, self.waiting_ids([job])[job.id], allowed, self.extensions)
+        sensible = None if advice is None else SensibleLimit(advice.least_s, advice.limit_s, advice.known)
+        number = self.waiting_ids([job])[job.id]
+        return alternatives(self.snapshot, settings, number, allowed, self.extensions, sensible)
 
 
 def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapshot:

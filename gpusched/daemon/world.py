@@ -388,6 +388,10 @@ class World:
             return self._lines.class_of(job_id)
         return self._lines.class_of(self.arrays.array_of(job_id) or 0)
 
+    def key_of(self, job: Job) -> ClassKey:
+        """The class that a job would wait in, with what is known of how long it runs."""
+        return class_key(job, None, *self.rules.learned(job))
+
     def position_in_class(self, job: Job) -> int:
         """How many jobs of its class are before an eligible job."""
         key = self.class_of(job.id)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from gpusched.model.snapshot import Prediction
-from gpusched.model.units import MAX_SECONDS
+from gpusched.model.units import MAX_SECONDS, format_duration
 from gpusched.predict.overruns import Ended
 
 LEAST = 3
@@ -43,6 +43,8 @@ class LimitAdvice:
     """That it is judged by."""
     why: str
     """`95 % of 34 jobs like it took less`."""
+    known: str
+    """`95 % of 34 jobs like it took at most 1:40:00`."""
 
 
 def advise(ended: Sequence[Ended]) -> LimitAdvice | None:
@@ -54,15 +56,22 @@ def advise(ended: Sequence[Ended]) -> LimitAdvice | None:
     rank = ceil(SHARE * (count + 1))
     if rank <= len(whole_s):
         least_s = whole_s[rank - 1]
-        return LimitAdvice(rounded_up(least_s * MARGIN), least_s, count, f"95 % of {count} jobs like it took less")
+        share = f"95 % of {count} jobs like it took"
+        known = f"{share} at most {_shown(least_s)}"
+        return LimitAdvice(rounded_up(least_s * MARGIN), least_s, count, f"{share} less", known)
     longest_s = max(one.run_s for one in ended)
-    why = f"half again as long as the longest of {count} jobs like it"
+    longest = f"the longest of {count} jobs like it"
     cut = count - len(whole_s)
+    why, known = f"half again as long as {longest}", f"{longest} took {_shown(longest_s)}"
     if cut:
-        why += f", {cut} of them ended by a time limit"
+        why, known = (f"{text}, {cut} of them ended by a time limit" for text in (why, known))
     # As long as limits end more than a few, all that is known is that they need more.
     least_s = longest_s if cut else whole_s[ceil(SHARE * count) - 1]
-    return LimitAdvice(rounded_up(longest_s * BEYOND), least_s, count, why)
+    return LimitAdvice(rounded_up(longest_s * BEYOND), least_s, count, why, known)
+
+
+def _shown(length_s: float) -> str:
+    return format_duration(ceil(length_s))
 
 
 def rounded_up(length_s: float) -> int:

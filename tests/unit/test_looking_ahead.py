@@ -343,7 +343,7 @@ def test_nothing_is_proposed_that_the_queue_does_not_admit() -> None:
     lab = Lab(gpus=2, outcome=Outcome(runs_s=3600), queue=queues)
     lab.submit(request=request(gpus=1), queue="default")
     waiting = lab.submit(request=request(gpus=1), queue="default")
-    found = outlook(lab).alternatives(lab.scheduler.world.jobs[waiting])
+    found = outlook(lab).alternatives(lab.scheduler.world.jobs[waiting], None)
     assert [one.option for one in found] == ["-q open"]
 
 

@@ -18,8 +18,13 @@ TYPING_S = 60
 """A gap shrinks while somebody types: this much of it is not used."""
 
 MAX_LIMIT_S = 7 * 86400
+SHORTEST_S = 600
+"""Of a job of which nothing is known, no shorter limit is proposed."""
+
+UNKNOWN_LENGTH = "if that is long enough: too few jobs like it have ended to tell"
 LEAST_SHARE = 0.5
-"""Less than this part of the memory that was asked for is not proposed: the job would hardly run with it."""
+"""Less than this part of the memory that was asked for is not proposed: the job would hardly run with it. Nor is less
+of a time limit, where nothing else is known."""
 
 _MAKERS = frozenset({"nvidia", "tesla", "geforce", "quadro", "amd", "radeon"})
 _SERIES = frozenset({"rtx", "gtx", "titan"})
@@ -32,23 +37,30 @@ _LIMIT, _QUEUE, _CONDITION, _TYPE, _SLICE, _FEWER = 0.0, 0.9, 1.0, 1.5, 2.0, 2.5
 
 
 def limits(trial: Trial) -> Iterator[Change]:
-    """A shorter time limit, to fit before what is kept for others."""
+    """A shorter time limit, to fit before what is kept for others: none that would end most jobs like it."""
     asked_s = trial.key.time_limit_s
     most_s = MAX_LIMIT_S if asked_s is None else asked_s - 1
+    if trial.sensible is None:
+        # Who says how long it takes knows best, within reason.
+        least_s = SHORTEST_S if asked_s is None else max(SHORTEST_S, LEAST_SHARE * asked_s)
+        remark = UNKNOWN_LENGTH
+    else:
+        least_s, remark = trial.sensible.least_s, trial.sensible.why
+        most_s = min(most_s, int(trial.sensible.most_s))
 
     def of(limit_s: int) -> Change:
         part = 0.8 if asked_s is None else 1 - limit_s / asked_s
         typed = format_limit(limit_s)
         key = replace(trial.key, time_limit_s=limit_s)
-        return Change(key, {"time_limit_s": limit_s}, f"-t {typed}", f"time={typed}", _LIMIT + part)
+        return Change(key, {"time_limit_s": limit_s}, f"-t {typed}", f"time={typed}", _LIMIT + part, remark=remark)
 
     for gap_s in trial.gaps_s:
         limit_s = _rounded(min(gap_s - TYPING_S, most_s))
-        if limit_s and trial.helps(of(limit_s)):
+        if limit_s and limit_s >= least_s and trial.helps(of(limit_s)):
             yield of(limit_s)
             return
     steps = range(STEP_S, int(most_s) + 1, STEP_S)
-    found = _longest(trial, [of(step) for step in _geometric(steps)])
+    found = _longest(trial, [of(step) for step in _geometric(steps) if step >= least_s])
     if found is not None:
         yield found
 

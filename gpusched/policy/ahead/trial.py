@@ -27,6 +27,20 @@ class Change:
     size: float
     without: str = ""
     """What has to be left out, when the change is not an option to type."""
+    remark: str = ""
+    """What speaks for it, or should be thought of."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensibleLimit:
+    """Which time limits make sense for a job, judged by jobs like it, in seconds."""
+
+    least_s: float
+    """Nearly all of them took no longer."""
+    most_s: float
+    """A longer one is no safer."""
+    why: str
+    """`95 % of 34 jobs like it took at most 1:40:00`."""
 
 
 @dataclass(slots=True)
@@ -46,6 +60,8 @@ class Trial:
     later: list[tuple[Change, float]] = field(default_factory=list)
     gaps_s: tuple[float, ...] = ()
     """How long what is kept for others or by the calendar is still free, longest first."""
+    sensible: SensibleLimit | None = None
+    """None when too few jobs like it have ended."""
 
     @classmethod
     def of(
@@ -55,6 +71,7 @@ class Trial:
         job_id: int,
         allowed: Callable[[ClassKey], bool],
         extensions: Extensions = NO_EXTENSIONS,
+        sensible: SensibleLimit | None = None,
     ) -> Trial | None:
         """None when the job is not in the snapshot."""
         for at, waiting in enumerate(snapshot.pending):
@@ -65,7 +82,7 @@ class Trial:
                 classes[at : at + 1] = [PendingClass(waiting.key, rest, waiting.total - 1)] if rest else []
                 without = replace(snapshot, pending=tuple(classes))
                 planner = Planner.from_snapshot(without, settings, extensions)
-                return cls(without, settings, waiting.key, job, allowed, planner)
+                return cls(without, settings, waiting.key, job, allowed, planner, sensible=sensible)
         return None
 
     def start_of(self, key: ClassKey) -> float | None:

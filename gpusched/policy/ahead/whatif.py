@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Snapshot
 from gpusched.policy.ahead import changes
-from gpusched.policy.ahead.trial import Change, Trial
+from gpusched.policy.ahead.trial import Change, SensibleLimit, Trial
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
 from gpusched.policy.shortage import about
 
@@ -52,13 +52,14 @@ def alternatives(
     job_id: int,
     allowed: Callable[[ClassKey], bool] = lambda key: True,
     extensions: Extensions = NO_EXTENSIONS,
+    sensible: SensibleLimit | None = None,
 ) -> tuple[Alternative, ...]:
     """Changes that make a waiting job start now, or clearly sooner, the smallest first.
 
-    `allowed` says whether a job with this key would be admitted. Empty when the job is not in the
-    snapshot, when it starts anyway, and when nothing that was tried helps.
+    `allowed` says whether a job with this key would be admitted, `sensible` which time limits jobs like it keep. Empty
+    when the job is not in the snapshot, when it starts anyway, and when nothing that was tried helps.
     """
-    trial = Trial.of(snapshot, settings, job_id, allowed, extensions)
+    trial = Trial.of(snapshot, settings, job_id, allowed, extensions, sensible)
     if trial is None or trial.start_of(trial.key) == snapshot.now:
         return ()
     found = [one for change in _CHANGES for one in change(trial)]
@@ -74,7 +75,8 @@ def _worded(one: Change, now: float, start_at: float | None) -> Alternative:
     how = f"without {one.without}" if one.without else f"with {one.option}"
     when = "now" if start_at is None else f"in {about(start_at - now)}"
     at = now if start_at is None else start_at
-    return Alternative(one.change, f"would start {when} {how}", one.option, one.update, at, start_at is None)
+    remark = f" ({one.remark})" if one.remark else ""
+    return Alternative(one.change, f"would start {when} {how}{remark}", one.option, one.update, at, start_at is None)
 
 
 def _sooner(trial: Trial) -> tuple[Change, float] | None:
