@@ -105,7 +105,7 @@ def prepare(asked: Asked) -> Simulation:
                     f"{policy.name} knows how long each job will run, and the daemon does not",
                     "leave --tick out, or name another policy",
                 )
-            if policy.predict not in (None, predicting.OWN):
+            if policy.predict not in (None, predicting.OWN, predicting.NONE):
                 raise UsageError(
                     f"{policy.name} is to predict by {policy.predict}, and with --tick the daemon does so by itself",
                     "leave that out",

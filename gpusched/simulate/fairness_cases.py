@@ -61,7 +61,7 @@ class Verdict:
         return self.figure <= self.goal
 
 
-def _job(number: int, submit_s: float, run_s: float, gpus: int, user: str, account: str = "") -> TraceJob:
+def made(number: int, submit_s: float, run_s: float, gpus: int, user: str, account: str = "") -> TraceJob:
     length_s = max(1, round(run_s))
     return TraceJob(
         id=str(number),
@@ -86,8 +86,8 @@ def simulated(jobs: Sequence[TraceJob], nodes: Sequence[NodeView], policy: Polic
 
 def two_users() -> tuple[list[TraceJob], tuple[NodeView, ...]]:
     """832 jobs of half an hour, one every 20 minutes, and two of 12 hours after one hour and after 2.3 days."""
-    jobs = [_job(number, number * 1200, 1800, 1, "heavy") for number in range(832)]
-    jobs += [_job(832 + number, at, 12 * HOUR_S, 1, "light") for number, at in enumerate((HOUR_S, 2.3 * DAY_S))]
+    jobs = [made(number, number * 1200, 1800, 1, "heavy") for number in range(832)]
+    jobs += [made(832 + number, at, 12 * HOUR_S, 1, "light") for number, at in enumerate((HOUR_S, 2.3 * DAY_S))]
     return jobs, nodes_of("1x1")
 
 
@@ -128,12 +128,12 @@ def thirty_users(days: int = 14, load: float = 0.65) -> tuple[list[TraceJob], tu
     room = sum(len(node.gpus) for node in nodes) * days * DAY_S
     stretch = load * room / sum(run_s * gpus for _, run_s, gpus, _ in drawn)
     drawn.sort()
-    return [_job(i, at, run_s * stretch, gpus, user) for i, (at, run_s, gpus, user) in enumerate(drawn)], nodes
+    return [made(i, at, run_s * stretch, gpus, user) for i, (at, run_s, gpus, user) in enumerate(drawn)], nodes
 
 
 def flood(at_s: float = DAY_S + 10 * HOUR_S) -> list[TraceJob]:
     """2,000 jobs of ten minutes that one of the thirty submits in a loop, within ten minutes."""
-    return [_job(1_000_000 + i, at_s + 0.3 * i, FLOOD_RUN_S, 1, FLOODER) for i in range(FLOOD_JOBS)]
+    return [made(1_000_000 + i, at_s + 0.3 * i, FLOOD_RUN_S, 1, FLOODER) for i in range(FLOOD_JOBS)]
 
 
 def judge_thirty_users(policy: Policy, replays: int = 8) -> tuple[Verdict, Verdict]:
@@ -207,7 +207,7 @@ def group_shares(days: int = 10) -> tuple[list[TraceJob], tuple[NodeView, ...]]:
         # A tenth of it is pending from the beginning, so that neither account ever runs out of jobs.
         for place, (run_s, gpus) in enumerate(drawn):
             at = max(0.0, (place / len(drawn) - 0.1) / 0.9) * days * DAY_S
-            jobs.append(_job(len(jobs), at, run_s, gpus, f"{account}{dice.randrange(users)}", account))
+            jobs.append(made(len(jobs), at, run_s, gpus, f"{account}{dice.randrange(users)}", account))
 
     stream(NARROW, 4, 1800.0, (1,))
     stream(WIDE, 2, 6.0 * HOUR_S, (4, 8))

@@ -85,7 +85,7 @@ def _named(name: str, config: Path | None) -> Policy:
 
 def _of_daemon(name: str, settings: Settings) -> Policy:
     """One that predicts as the daemon does under these settings."""
-    return Policy(name, settings, predict=predicting.OWN if settings.priority.predict else None)
+    return Policy(name, settings, predict=predicting.OWN if settings.priority.predict else predicting.NONE)
 
 
 def refuse_fast(policy: Policy) -> None:

@@ -13,7 +13,7 @@ from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.predict.judging import Judge, Said
 from gpusched.predict.overruns import Ended, Overruns, at_least
-from gpusched.predict.past import METHODS, Guess, Past
+from gpusched.predict.past import METHODS, Guess, Marks, Past
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
 from gpusched.simulate.trace import TraceJob
@@ -25,10 +25,13 @@ OWN = "own"
 """As the daemon: `similar` for jobs without a limit; for others `mixed`, while that has been better than their user's
 limits, and no shorter than runs that were ended at their limits make likely."""
 
+NONE = "none"
+"""Nothing: jobs have the limits that their users gave, and of one without nobody knows how long it runs."""
+
 CUT = "timeout"
 """How a job ended that ran to its limit, in the words of a trace."""
 
-NAMES = (*METHODS, OWN, EXACT)
+NAMES = (*METHODS, OWN, NONE, EXACT)
 
 
 def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
@@ -36,9 +39,9 @@ def check(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
     if name is not None and name not in NAMES:
         text = f"{name!r} is no way to predict that is known: {', '.join(NAMES)}"
         raise UsageError(text, "--policy fcfs+sjbf --predict similar")
-    if name is None and order == "spf" and not orders_by_run_time:
+    if name in (None, NONE) and order == "spf" and not orders_by_run_time:
         raise UsageError("the order spf goes by predictions, and none were asked for", "--predict mixed")
-    if name is not None and orders_by_run_time:
+    if name not in (None, NONE) and orders_by_run_time:
         text = f"sjf_exact knows every run time, and {name} is a way to guess them"
         raise UsageError(text, f"--policy spf+easy --predict {name}")
 
@@ -77,7 +80,7 @@ class Foresight:
         self._past = Past()
         self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
         own = "mixed" if self.has_limits else "similar"
-        self._method = None if name == EXACT else METHODS[own if name == OWN else name]
+        self._method = None if name == EXACT else _nothing if name == NONE else METHODS[own if name == OWN else name]
         self._judge = Judge() if name == OWN and self.has_limits else None
         """Of whether guesses are gone by; None: they are."""
         self._overruns = Overruns()
@@ -170,6 +173,10 @@ class Foresight:
             group.guess = guess
             known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
             self._planner.predict(group.job_class, *known)
+
+
+def _nothing(past: Past, marks: Marks, limit_s: int | None) -> None:
+    """No guess."""
 
 
 def _whose(job: TraceJob) -> str:

@@ -73,6 +73,6 @@ def test_a_mean_wait_grows_by_what_is_beyond_the_floor_and_beyond_chance():
 
 
 def test_served_time_is_counted_within_the_window_alone():
-    jobs = [fair._job(1, 0, 100, 2, "ann", "a"), fair._job(2, 0, 100, 1, "bob", "b")]
+    jobs = [fair.made(1, 0, 100, 2, "ann", "a"), fair.made(2, 0, 100, 1, "bob", "b")]
     served = fair.served_gpu_s(Outcome(jobs, [0, 90], 2), 50, 150)
     assert served == {"a": 100.0, "b": 60.0}

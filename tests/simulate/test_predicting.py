@@ -90,6 +90,20 @@ def test_a_trace_without_estimates_is_not_told_its_run_times(name):
     assert schedule(jobs, "spf+sjbf", name) != schedule(jobs, "spf+sjbf", "exact")
 
 
+def test_a_daemon_that_predicts_nothing_knows_no_run_times_where_nobody_gives_a_limit():
+    """The narrow job would end long before the running one, but nobody has said so."""
+    jobs = [
+        TraceJob("runs", 0, 1000, 1000, gpus=3),
+        TraceJob("wide", 60, 100, 100, gpus=4),
+        TraceJob("narrow", 120, 10, 10, gpus=1),
+    ]
+    (slurm,) = policies_of(["slurm"])
+    nodes = cluster.nodes_of("1x4")
+    for policy in (slurm, *policies_of(["slurm"], is_exact=True)):
+        found = planner_run.run(jobs, nodes, policy.settings, predict=policy.predict).start_s
+        assert found == ([0, 1000, 1100] if policy is slurm else [0, 1000, 120])
+
+
 @pytest.mark.parametrize("order", ["multifactor", "fifo"])
 def test_a_guess_is_told_once_for_all_who_wait_with_it(order, monkeypatch):
     ranked = 0
@@ -193,7 +207,7 @@ def test_the_daemons_policy_is_simulated_with_the_daemons_predictions(tmp_path):
         policies_of(["default:last2"])[0].predict,
         policies_of(["fcfs+easy"])[0].predict,
     ]
-    assert found == ["own", None, None, "last2", None]
+    assert found == ["own", "none", None, "last2", None]
 
 
 def test_without_limits_the_daemon_goes_by_those_most_alike():

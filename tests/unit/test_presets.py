@@ -112,7 +112,7 @@ def test_other_presets_can_be_laid_under_what_is_stated(tmp_path: Path) -> None:
 def test_presets_are_policies_of_a_simulation() -> None:
     policies = policies_of(list(PRESETS))
     assert [one.settings for one in policies] == [Settings(priority=preset(name)) for name in PRESETS]
-    assert [one.predict for one in policies] == ["own", "own", "own", None]
+    assert [one.predict for one in policies] == ["own", "own", "own", "none"]
 
 
 def test_auto_is_no_policy_of_a_simulation() -> None:
