@@ -97,6 +97,12 @@ def database() -> str:
     return os.path.join(state_dir(), "gpusched.db")
 
 
+def preset_file() -> str:
+    """What `[priority] preset = "auto"` has chosen, of the daemon that commands talk to."""
+    folder = SYSTEM_STATE if _root is None and finds_system() else state_dir()
+    return os.path.join(folder, "preset.json")
+
+
 def spool_dir() -> str:
     """Claims and results of runs."""
     return os.path.join(state_dir(), "spool")

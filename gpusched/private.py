@@ -8,7 +8,7 @@ import stat
 
 from gpusched.errors import NotReady
 
-_OURS = frozenset({"config.toml", "notify.toml", "start.lock", "daemon.lock", "gpusched.db", "api.sock"})
+_OURS = frozenset({"config.toml", "notify.toml", "preset.json", "start.lock", "daemon.lock", "gpusched.db", "api.sock"})
 _FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls"})
 
 

@@ -351,6 +351,21 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
+        "/v1/preset",
+        site.preset,
+        "Which preset is in force and why, and what each would have made of the last weeks.",
+        "preset",
+    ),
+    Route(
+        "POST",
+        "/v1/preset/judge",
+        site.judge_presets,
+        "Have the last weeks replayed under every preset now; for admins.",
+        "preset",
+        body={},
+    ),
+    Route(
+        "GET",
         "/v1/metrics",
         metrics.metrics,
         "Numbers about the queue, GPUs, users and the daemon itself, for Prometheus.",

@@ -19,6 +19,7 @@ from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
 from gpusched.daemon.access import Caller, hides, is_private, is_root, unknown
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.commands import Command
 from gpusched.daemon.progress import ProgressReader, Shown
@@ -82,6 +83,8 @@ class Service:
     """The record of refusals; a personal daemon, which refuses nobody anything, has none."""
     bypassers: Bypassers | None = None
     """Tells those who use GPUs without a job; a personal daemon tells nobody."""
+    auto_preset: AutoPreset | None = None
+    """Knows which preset is in force and why; where none is given, one that keeps nothing."""
     progress: ProgressReader | None = None
     """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
@@ -94,6 +97,13 @@ class Service:
     """How many jobs each user waits for, counted once for each request."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Works out what takes a while, one question after the other; its thread begins with the first one."""
+
+    @property
+    def presets(self) -> AutoPreset:
+        """Knows which preset is in force and why."""
+        if self.auto_preset is None:
+            self.auto_preset = AutoPreset(self.scheduler, None)
+        return self.auto_preset
 
     @property
     def settings(self) -> Settings:

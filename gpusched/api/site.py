@@ -74,6 +74,7 @@ async def cluster(request: web.Request) -> web.Response:
         queues=queues,
         loans=loans,
         reservations=reservations(viewer),
+        preset=service.presets.document(),
     )
 
 
@@ -202,6 +203,20 @@ async def undrain(request: web.Request) -> web.Response:
 async def reload(request: web.Request) -> web.Response:
     """POST /v1/reload"""
     return respond(**await service_of(request).ask(Reload(caller_of(request))))
+
+
+async def preset(request: web.Request) -> web.Response:
+    """GET /v1/preset"""
+    return respond(preset=viewer_of(request).service.presets.table())
+
+
+async def judge_presets(request: web.Request) -> web.Response:
+    """POST /v1/preset/judge"""
+    service, caller = service_of(request), caller_of(request)
+    check_admin(caller, "have the presets judged", service.settings)
+    service.presets.judge_now()
+    service.scheduler.witness(Deed(caller, "judge", "the presets"))
+    return respond(preset=service.presets.table())
 
 
 async def status(request: web.Request) -> web.Response:

@@ -471,8 +471,9 @@ def doctor(as_json: Json = False) -> None:
 def config_show(as_json: Json = False) -> None:
     """Print every setting with its value and where it came from."""
     from gpusched.config import load_settings
+    from gpusched.daemon.auto_preset import read_state
 
-    loaded = load_settings(paths.config_file(), os.environ)
+    loaded = load_settings(paths.config_file(), os.environ, chosen=read_state(paths.preset_file()).in_force)
     if as_json:
         found = {path: {"value": value, "origin": origin} for path, value, origin in loaded.values()}
         output.print_json({"settings": found})

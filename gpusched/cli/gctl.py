@@ -67,8 +67,14 @@ def body(words: list[str]) -> int:
         raise UsageError(f"filters go with hold and release, not with {action}", "see: gctl --help")
     if "hold" in values and action != "requeue":
         raise UsageError(f"--hold goes with requeue, not with {action}", "to hold pending jobs: gctl hold 41")
+    if "judge" in values and action != "preset":
+        raise UsageError(f"--judge goes with preset, not with {action}", "see: gctl --help")
     if action == "reload":
         return _reload(rest, values)
+    if action == "preset":
+        from gpusched.cli import presets  # tables that no other action prints
+
+        return presets.show(rest, values)
     if action == "reserve":
         return reserving.reserve(rest, values)
     if action == "unreserve":

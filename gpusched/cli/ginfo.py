@@ -75,6 +75,9 @@ def _print(cluster: dict[str, Any]) -> None:
         sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
+    from gpusched.cli.presets import line_of
+
+    sys.stdout.write(f"preset: {line_of(cluster['preset'])}\n")
     broken = {node["gpu_error"] for node in cluster["nodes"] if node["gpu_error"] and not node["message"]}
     gpus = [
         (

@@ -376,6 +376,12 @@ def gctl_table() -> Table:
                 help="let the jobs wait until they are released",
             ),
             Option(
+                "--judge",
+                sets={"judge": True},
+                section="With preset",
+                help="replay the last weeks under every preset now; for admins",
+            ),
+            Option(
                 "-m",
                 "--message",
                 metavar="TEXT",

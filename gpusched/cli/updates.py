@@ -25,6 +25,7 @@ ACTIONS = {
     "unreserve": "take a reservation out: gctl unreserve course",
     "account": "show the tree of accounts, its members, shares and use: gctl account vision",
     "queue": "show what queues are guaranteed, hold, borrow and lend: gctl queue vision",
+    "preset": "show which preset is in force, and what each would have made of the last weeks: gctl preset",
     "reload": "read the config file again: gctl reload",
 }
 

@@ -18,6 +18,7 @@ from gpusched.api.gate import Gate
 from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.checkpoints import CheckpointKeeper
 from gpusched.daemon.clients import ClientWatch
@@ -81,6 +82,9 @@ class Loop:
         scheduler.listeners.append(self._checkpoints.changed)
         self.audit: Audit | None = None
         self.bypassers: Bypassers | None = None
+        self.auto_preset: AutoPreset | None = None
+        self._export: asyncio.TimerHandle | None = None
+        """Set while the history is exported for it."""
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         """Set while events wait to be recorded again: one timer, however many ticks come in between."""
@@ -112,6 +116,7 @@ class Loop:
             "service status": self._show_status,
             "audit": self._poll_audit,
             "pruning schedule": self._schedule_pruning,
+            "preset": self._poll_preset,
         }
         """What each poll looks at, by name and in this order. Each is on its own: one that raises stops no other."""
         self.after_tick: dict[str, Callable[[], None]] = {
@@ -163,12 +168,14 @@ class Loop:
         finally:
             self._manager.stopping()
             timers = (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell, self._alerts_due)
-            for timer in timers:
+            for timer in (*timers, self._export):
                 if timer is not None:
                     timer.cancel()
             self._scheduler.plugins.thread.attach(None)
             self._scheduler.engine.set_waker(None)
             self._checkpoints.close()
+            if self.auto_preset is not None:
+                self.auto_preset.close()
             if server is not None:
                 server.close()
             await runner.cleanup()
@@ -379,6 +386,16 @@ class Loop:
     def _take_bite(self) -> None:
         if self._pruner.bite():
             self._schedule_pruning()
+
+    def _poll_preset(self) -> None:
+        if self.auto_preset is not None and self._export is None and self.auto_preset.poll():
+            self._export = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._go_on_exporting)
+
+    def _go_on_exporting(self) -> None:
+        """Between ticks, and not when one is due, as with pruning."""
+        self._export = None
+        if self._due is None:
+            self._failures.run("preset", self._poll_preset)
 
     def _request_gpus(self) -> None:
         self._last_gpu_poll = asyncio.get_running_loop().time()

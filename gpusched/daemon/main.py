@@ -21,6 +21,7 @@ from gpusched.api.identity import user_name
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.daemon.audit import Audit
+from gpusched.daemon.auto_preset import AutoPreset, sentence
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
@@ -301,7 +302,9 @@ def _serve(
         tell_of_restart(scheduler)
         if file.problem is None:
             file.accept(settings)
-        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, chosen.text))
+        auto_preset = AutoPreset(scheduler, paths.preset_file(), file.choose)
+        log.info("preset: %s", sentence(auto_preset.document()))
+        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text))
         scheduler.flush()
         log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")
     finally:
@@ -347,11 +350,13 @@ async def _loop(
     report: _Report,
     dispatcher: Dispatcher,
     manager: ServiceManager,
+    auto_preset: AutoPreset,
     launcher: str,
 ) -> None:
     loop = Loop(scheduler, worker, host, dispatcher, manager)
+    loop.auto_preset = auto_preset
     facts = _facts(manager.unit, launcher)
-    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=facts)
+    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=facts, auto_preset=auto_preset)
     service.progress = ProgressReader(paths.spool_dir(), time.time)
     if not paths.is_system():
         await loop.run(build_app(service), paths.socket_path(), report.ready)

@@ -17,6 +17,7 @@ from gpusched.errors import GpuschedError, NotReady, UsageError
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 
+from .auto_preset import read_state
 from .reloading import check_promises
 
 log = getLogger("gpusched.daemon")
@@ -32,13 +33,19 @@ class SettingsFile:
 
     def __init__(self) -> None:
         self.problem: tuple[str, str] | None = None
+        self._chosen = read_state(paths.preset_file()).in_force
+        """The preset in force where the file says `auto`."""
         self._accepted = os.path.join(paths.state_dir(), "config.accepted.toml")
 
     def read(self) -> Loaded:
         """The settings as they are in the file now. Raises: SettingsError; NotReady for one that others may write."""
         if paths.is_system():
             _check_trusted(paths.config_file())
-        return _completed(load_settings(paths.config_file(), os.environ))
+        return _completed(load_settings(paths.config_file(), os.environ, chosen=self._chosen))
+
+    def choose(self, preset: str) -> None:
+        """From now on this preset is in force where the file says `auto`."""
+        self._chosen = preset
 
     def at_start(self) -> Settings:
         """Those of the file, or of the last file that was accepted. Raises: SettingsError, UsageError, NotReady."""
@@ -80,7 +87,7 @@ class SettingsFile:
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
             # Another one may have been written since the settings were read.
-            if _load_copy(draft).settings == settings:
+            if self._load_copy(draft).settings == settings:
                 os.replace(draft, self._accepted)
             else:
                 os.unlink(draft)
@@ -90,17 +97,17 @@ class SettingsFile:
     def _last_accepted(self) -> tuple[Settings, float] | None:
         try:
             at = os.stat(self._accepted).st_mtime
-            settings = _load_copy(self._accepted).settings
+            settings = self._load_copy(self._accepted).settings
             check_promises(settings)
         except (OSError, UsageError):
             # Of an older release, whose settings had other names.
             return None
         return settings, at
 
-
-def _load_copy(path: str) -> Loaded:
-    # A variable that names another file would win over the path.
-    return _completed(load_settings(path, {key: text for key, text in os.environ.items() if key != "GPUSCHED_CONFIG"}))
+    def _load_copy(self, path: str) -> Loaded:
+        # A variable that names another file would win over the path.
+        environment = {key: text for key, text in os.environ.items() if key != "GPUSCHED_CONFIG"}
+        return _completed(load_settings(path, environment, chosen=self._chosen))
 
 
 def _completed(loaded: Loaded) -> Loaded:

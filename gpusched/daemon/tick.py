@@ -32,6 +32,7 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, split_run_id
+from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -547,6 +548,13 @@ class Scheduler:
         for note in reloaded.notes:
             log.warning("%s", note)
         return reloaded.answer()
+
+    def use_preset(self, name: str) -> None:
+        """Go on under another preset, between two ticks; what the administrator has stated stays."""
+        self.settings = under_preset(self.settings, name)
+        self._look_again = True
+        if not self.failures.run("settings", self._adopt_settings):
+            self._is_behind = True
 
     def _adopt_settings(self) -> None:
         settings = self.settings

@@ -18,10 +18,9 @@ from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.policy.life.dependencies import parse_dependency
-from gpusched.ports import JobFilter
+from gpusched.ports import JobFilter, Store
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob
 from gpusched.store.look import open_to_read
-from gpusched.store.sqlite import SqliteStore
 
 _NAME = "the history"
 _NOT_ITS_OWN = frozenset({JobState.PREEMPTED, JobState.NODE_FAIL})
@@ -35,7 +34,7 @@ def read_history(path: str, since_at: float | None = None) -> Trace:
     """
     store = open_to_read(path)
     try:
-        trace = _read(store, since_at)
+        trace = trace_of(store, since_at)
     finally:
         store.close()
     if not trace.jobs:
@@ -73,7 +72,8 @@ def read_machine(path: str, settings: Settings) -> NodeView:
     )
 
 
-def _read(store: SqliteStore, since_at: float | None) -> Trace:
+def trace_of(store: Store, since_at: float | None = None) -> Trace:
+    """The jobs of a table that have ended, in the order of the table; there may be none."""
     jobs = [
         job
         for job in store.jobs(JobFilter(since=since_at))
@@ -162,7 +162,7 @@ def _attempts(runs: Iterable[Run]) -> Iterable[tuple[int, str]]:
         yield max(1, round(moved_s)), str(run.outcome).lower()
 
 
-def _ends_of_others(store: SqliteStore, jobs: Iterable[Job]) -> dict[int, float]:
+def _ends_of_others(store: Store, jobs: Iterable[Job]) -> dict[int, float]:
     """When the jobs ended that any of these waited for."""
     wanted = {job_id for job in jobs for job_id in _named(job)}
     if not wanted:
@@ -180,7 +180,7 @@ def _named(job: Job) -> tuple[int, ...]:
         return ()  # of a release that wrote them in another way
 
 
-def _arrives_at(store: SqliteStore, job: Job, first: Run, ends: dict[int, float]) -> float:
+def _arrives_at(store: Store, job: Job, first: Run, ends: dict[int, float]) -> float:
     """When nothing but the scheduler kept it any more, and never after it started."""
     at = [job.submit_at, job.queued_at]
     at += [ends[job_id] for job_id in _named(job) if job_id in ends]

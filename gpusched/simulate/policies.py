@@ -15,6 +15,7 @@ from pathlib import Path
 from gpusched import paths
 from gpusched.config import load_settings
 from gpusched.config.reading import CONFIG_VARIABLE
+from gpusched.daemon.auto_preset import read_state
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.presets import PRESETS, preset
 from gpusched.model.settings import AUTO, Settings
@@ -71,7 +72,8 @@ def _named(name: str, config: Path | None) -> Policy:
             raise NotFound(f"there is no config file {config}", "see what is in force: gpusched config show")
         return _of_daemon(name, load_settings(None, {CONFIG_VARIABLE: str(config)}).settings)
     if name == PRESENT:
-        return _of_daemon(name, load_settings(paths.config_file(), os.environ).settings)
+        chosen = read_state(paths.preset_file()).in_force
+        return _of_daemon(name, load_settings(paths.config_file(), os.environ, chosen=chosen).settings)
     if name in PRESETS:
         return _of_daemon(name, Settings(priority=preset(name)))
     if name == AUTO:

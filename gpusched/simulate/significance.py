@@ -18,6 +18,7 @@ from itertools import pairwise
 from math import fsum
 
 from gpusched.model.units import plural
+from gpusched.policy.preset_choice import ALPHA
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 
@@ -25,8 +26,6 @@ PARTS = 12
 LEAST_PARTS = 6
 """With fewer, a gain in every part would still be chance once three policies have been compared: 3 in 2^5."""
 LEAST_IN_PART = 10
-ALPHA = 0.05
-"""What chance does as well less often than this is significant."""
 
 
 @dataclass(frozen=True, slots=True)

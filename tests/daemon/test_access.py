@@ -40,6 +40,7 @@ ADMINS_ALONE = {
     ("POST", "/v1/unreserve"): {"names": ["r"]},
     ("POST", "/v1/reload"): {},
     ("POST", "/v1/shutdown"): {},
+    ("POST", "/v1/preset/judge"): {},
     ("GET", "/v1/snapshot"): None,
 }
 ACTS = {

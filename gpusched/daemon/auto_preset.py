@@ -1,0 +1,453 @@
+"""`preset = "auto"`: each night the last weeks are replayed under every preset, and what came of it is decided on.
+
+    export     bite by bite, between ticks: the jobs of the last weeks, without anything that users have written
+    replay     in a process of its own (`simulate.preset_trial`) that has the export and nothing else; of the system's
+               daemon it runs as nobody
+    decide     by `policy.preset_choice`; kept in a file of the daemon's, so that a restart changes nothing
+
+A process that dies, takes too long or answers nonsense leaves what is in force as it is; the next night tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from logging import getLogger
+from typing import IO, Any
+
+import gpusched
+from gpusched import paths
+from gpusched.errors import GpuschedError, Refused
+from gpusched.model import codec
+from gpusched.model.history_export import (
+    EndedJob,
+    ReplayRequest,
+    TrialLimits,
+    at_rest,
+    without_paths,
+    without_texts,
+)
+from gpusched.model.presets import CHOICES
+from gpusched.model.settings import AUTO
+from gpusched.model.value import asdict, replace
+from gpusched.policy.preset_choice import (
+    Judgement,
+    PresetState,
+    TrialResult,
+    decide,
+    too_little,
+    with_fewer_jobs,
+    with_problem,
+    with_too_little,
+)
+from gpusched.predict.families import family
+
+from .tick import Scheduler
+
+log = getLogger("gpusched.daemon")
+
+HOUR = 3
+"""Local time from which the machine is taken to be quiet."""
+WINDOW_S = 28 * 86400.0
+MOST_EXPORTED = 20_000
+"""With more, the window is halved."""
+CPU_S = 1800
+MEMORY_MIB = 1024
+WALL_S = 3 * 3600.0
+"""Of one replay."""
+
+_CHUNK = 64
+_LARGEST_ANSWER = 1 << 20
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from gpusched.simulate.preset_trial import main; main(sys.argv[2])"
+)
+_NOBODY = 65534
+
+Start = Callable[[int, TrialLimits], subprocess.Popen[bytes]]
+"""Start the process on an export, by descriptor."""
+
+
+def read_state(path: str) -> PresetState:
+    """What was decided last; that nothing was, when the file is not there or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            state = codec.decode(file.read(_LARGEST_ANSWER), PresetState)
+    except (OSError, ValueError):
+        return PresetState()
+    return state if state.in_force in CHOICES else PresetState()
+
+
+def night_after(at: float) -> float:
+    """The next beginning of a quiet time, in UTC epoch seconds."""
+    day = time.localtime(at)
+    for later in (0, 1):
+        found = time.mktime((day.tm_year, day.tm_mon, day.tm_mday + later, HOUR, 0, 0, 0, 0, -1))
+        if found > at:
+            break
+    return found
+
+
+class AutoPreset:
+    """Judges presets, and has the one that was chosen in force.
+
+    Args:
+        path: the file with what was decided; None: it is not kept.
+        on_choice: called with the preset in force when that becomes another one, before the settings change.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        path: str | None,
+        on_choice: Callable[[str], None] = lambda name: None,
+        *,
+        start: Start | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = PresetState() if path is None else read_state(path)
+        self._scheduler = scheduler
+        self._path = path
+        self._on_choice = on_choice
+        self._start = start or start_trial
+        self._monotonic = monotonic
+        self._is_asked = False
+        """An admin wants it judged now."""
+        self._export: Generator[None, None, bool] | None = None
+        self._file: IO[bytes] | None = None
+        self._exported = (0, 0.0, 0.0)
+        """How many jobs, and the ends of the first and the last."""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+        self._ending: list[subprocess.Popen[bytes]] = []
+        """Killed and not reaped yet: nobody waits for them."""
+        self._answer = b""
+        self._judged = ""
+        """The preset that the others are compared with in the judgement under way."""
+
+    # --- what others see ------------------------------------------------------------------------
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the settings leave the choice to it."""
+        return self._scheduler.settings.priority.preset == AUTO
+
+    @property
+    def in_force(self) -> str:
+        """The preset in force."""
+        return self.state.in_force if self.is_auto else self._scheduler.settings.priority.preset
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether a judgement is under way."""
+        return self._is_asked or self._export is not None or self._child is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that replays now."""
+        return None if self._child is None else self._child.pid
+
+    def next_at(self) -> float | None:
+        """When it is judged next; None when it never is."""
+        if not self.is_auto:
+            return None
+        now = self._scheduler.now()
+        return now if self.is_judging else max(now, self._due_at(now))
+
+    def document(self) -> dict[str, Any]:
+        """For clients: what is in force and why."""
+        state, judgement = self.state, self.state.judgement
+        return {
+            "setting": self._scheduler.settings.priority.preset,
+            "in_force": self.in_force,
+            "since_at": state.since_at if self.is_auto else None,
+            "why": state.why if self.is_auto else "the settings say so",
+            "problem": state.problem,
+            "judged_at": None if judgement is None else judgement.at,
+            "next_at": self.next_at(),
+            "is_judging": self.is_judging,
+        }
+
+    def table(self) -> dict[str, Any]:
+        """For clients: what the last judgement made of each preset."""
+        judgement = self.state.judgement
+        presets = []
+        for name in CHOICES:
+            worth = None if judgement is None else judgement.worth.get(name)
+            gain = None if judgement is None else judgement.gains.get(name)
+            presets.append(
+                {
+                    "preset": name,
+                    "in_force": name == self.in_force,
+                    "worth": None if worth is None else asdict(worth),
+                    "gain": None if gain is None else asdict(gain),
+                    "excluded": None if judgement is None else self.state.excluded.get(name),
+                }
+            )
+        return {
+            **self.document(),
+            "jobs": None if judgement is None else judgement.jobs,
+            "jobs_since_at": None if judgement is None else judgement.since_at,
+            "compared_with": None if judgement is None else judgement.in_force,
+            "presets": presets,
+        }
+
+    def judge_now(self) -> None:
+        """Have it judged now. Raises: Refused while it is."""
+        if self.is_judging:
+            raise Refused("the presets are being judged", "see what comes of it with: gctl preset")
+        self._is_asked = True
+
+    # --- what the loop calls --------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Do a little of what is due; whether to come again soon."""
+        self._ending = [one for one in self._ending if one.poll() is None]
+        if self._child is not None:
+            if not self.is_auto and not self._is_asked:
+                self._end("the settings no longer leave the choice to it")
+                return False
+            self._follow(self._child)
+            return False
+        if self._export is None and not self._is_due():
+            return False
+        if not self._scheduler.is_quiet:
+            return self._export is not None
+        try:
+            self._go_on()
+        except (OSError, GpuschedError, subprocess.SubprocessError) as error:
+            self._end(f"the history could not be exported: {getattr(error, 'message', error)}")
+        return self._export is not None
+
+    def close(self) -> None:
+        """End what is under way; the next daemon begins anew."""
+        self._let_go()
+
+    # --- the steps ------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        now = self._scheduler.now()
+        if self._is_asked:
+            return True
+        if not self.is_auto:
+            return False
+        if self.state.tried_at is None:
+            self._keep(replace(self.state, tried_at=now))
+        return now >= self._due_at(now)
+
+    def _due_at(self, now: float) -> float:
+        tried_at = now if self.state.tried_at is None else self.state.tried_at
+        # A clock that was set back must not put it off for long.
+        return night_after(min(tried_at, now))
+
+    def _go_on(self) -> None:
+        if self._export is None:
+            self._keep(replace(self.state, tried_at=self._scheduler.now()))
+            self._judged = self.in_force
+            self._export = self._steps()
+        try:
+            next(self._export)
+        except StopIteration as stop:
+            self._export = None
+            if stop.value:
+                self._replay()
+
+    def _steps(self) -> Generator[None, None, bool]:
+        """Write the export, bite by bite; whether there is enough to replay."""
+        now, window_s = self._scheduler.now(), WINDOW_S
+        while not (yield from self._write(now, now - window_s)):
+            window_s /= 2
+        count, first_at, last_at = self._exported
+        why = too_little(count, last_at - first_at)
+        if why is None:
+            return True
+        self._let_go()
+        if self.is_auto:
+            self._keep(with_too_little(self.state, why))
+        else:
+            self._keep(with_problem(self.state, why))
+        self._say()
+        return False
+
+    def _write(self, now: float, since_at: float) -> Generator[None, None, bool]:
+        """Write what ended since; whether that was few enough."""
+        scheduler = self._scheduler
+        store = scheduler.store
+        if self._file is not None:
+            self._file.close()
+        self._file = file = tempfile.TemporaryFile(dir=os.path.dirname(self._path or "") or None)  # noqa: SIM115  it outlives this
+        (node,) = scheduler.nodes(now)
+        request = ReplayRequest(at_rest(node), scheduler.settings, self._judged, self.state.most_jobs)
+        file.write(codec.encode(request) + b"\n")
+        after, count, first_at = (since_at, 0), 0, 0.0
+        while jobs := store.ended_jobs(now, after, _CHUNK):
+            after = (jobs[-1].end_at or 0.0, jobs[-1].id)
+            ended = [job for job in jobs if job.run and not job.is_array]
+            runs: dict[int, list[Any]] = {}
+            for run in store.runs([job.id for job in ended]):
+                runs.setdefault(run.job_id, []).append(without_paths(run))
+            for job in ended:
+                events = store.events(job.id) if job.spec.hold else ()
+                released = tuple(replace(one, text="") for one in events if one.kind == "released")
+                line = EndedJob(without_texts(job, family(job).command), tuple(runs.get(job.id, ())), released)
+                file.write(codec.encode(line) + b"\n")
+            if ended and not count:
+                first_at = ended[0].end_at or 0.0
+            count += len(ended)
+            self._exported = count, first_at, after[0]
+            if count > MOST_EXPORTED:
+                return False
+            yield
+        if not count:
+            self._exported = 0, 0.0, 0.0
+        return True
+
+    def _replay(self) -> None:
+        file = self._file
+        assert file is not None  # it has been written
+        file.flush()
+        # Another description of it: this one can be read, and nothing else.
+        fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._child = self._start(fd, TrialLimits(os.getpid(), CPU_S, MEMORY_MIB))
+        finally:
+            os.close(fd)
+            file.close()
+            self._file = None
+        self._answer, self._deadline = b"", self._monotonic() + WALL_S
+        log.info("preset: the jobs of the last weeks (%d) are replayed under every preset", self._exported[0])
+
+    def _follow(self, child: subprocess.Popen[bytes]) -> None:
+        has_ended = child.poll() is not None
+        self._collect(child)
+        if len(self._answer) > _LARGEST_ANSWER:
+            self._end("the process that replays the last weeks says what makes no sense")
+        elif has_ended:
+            self._conclude(child.returncode)
+        elif self._monotonic() > self._deadline:
+            self._end(f"replaying the last weeks took longer than {WALL_S / 3600:.0f} hours", with_fewer_jobs)
+
+    def _collect(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        fd = child.stdout.fileno()
+        while len(self._answer) <= _LARGEST_ANSWER and select.select([fd], [], [], 0)[0]:
+            data = os.read(fd, 1 << 16)
+            if not data:
+                break
+            self._answer += data
+
+    def _conclude(self, code: int) -> None:
+        answer, judged = self._answer, self._judged
+        if code:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._end(f"the process that replays the last weeks has ended early ({how})", with_fewer_jobs)
+            return
+        try:
+            result = codec.decode(answer, TrialResult)
+        except (ValueError, RecursionError):
+            result = None
+        if result is not None and result.error is not None:
+            took_too_much = with_fewer_jobs if result.is_too_much else with_problem
+            self._end(f"the last weeks could not be replayed: {result.error}", took_too_much)
+            return
+        if result is None or not result.makes_sense(judged):
+            self._end("the process that replays the last weeks says what makes no sense")
+            return
+        self._let_go()
+        now = self._scheduler.now()
+        judgement = Judgement(now, result.jobs, self._exported[1], judged, result.worth, result.gains)
+        if not self.is_auto or judged != self.state.in_force:
+            # It is looked at, and nothing is changed by it.
+            self._keep(replace(self.state, judgement=judgement, problem=None))
+        else:
+            before = self.state.in_force
+            self._keep(decide(self.state, judgement))
+            if self.state.in_force != before:
+                self._on_choice(self.state.in_force)
+                self._scheduler.use_preset(self.state.in_force)
+        self._say()
+
+    def _end(self, why: str, becomes: Callable[[PresetState, str], PresetState] = with_problem) -> None:
+        self._let_go()
+        self._keep(becomes(self.state, why))
+        log.warning("preset: %s; %s stays in force", why, self.in_force)
+
+    def _let_go(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            if child.stdout is not None:
+                child.stdout.close()
+            self._ending.append(child)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._export, self._is_asked, self._answer = None, False, b""
+
+    def _keep(self, state: PresetState) -> None:
+        """Go on with this, also after a restart. What cannot be written is kept until then."""
+        self.state = state
+        if self._path is None:
+            return
+        draft = f"{self._path}.new"
+        try:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                # `gpusched config show` says to anybody what is in force.
+                os.fchmod(fd, 0o644)
+                file.write(codec.encode(state))
+                file.flush()
+                os.fsync(fd)
+            os.replace(draft, self._path)
+        except OSError as error:
+            log.warning("preset: what was decided cannot be kept in %s: %s", self._path, error.strerror)
+
+    def _say(self) -> None:
+        log.info("preset: %s", sentence(self.document()))
+
+
+def sentence(document: dict[str, Any]) -> str:
+    """What is in force and why, without instants: `auto: fair; no other preset would be better`."""
+    in_force, setting = document["in_force"], document["setting"]
+    if setting != AUTO:
+        return str(in_force)
+    return f"{AUTO}: {in_force}; {document['why']}"
+
+
+def start_trial(fd: int, limits: TrialLimits) -> subprocess.Popen[bytes]:
+    """The process, on an export that it can read alone; of root's daemon it is nobody's."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
+    path = [entry for entry in sys.path if entry]
+    if root not in path:
+        path.append(root)
+    environment = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ}
+    return subprocess.Popen(
+        # -S: the path is handed over complete, so the search for site packages can be saved.
+        [sys.executable, "-S", "-c", _BOOT, json.dumps(path), codec.encode(limits).decode()],
+        stdin=fd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",
+        env={**environment, "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"},
+        start_new_session=True,
+        **_least_privilege(),
+    )
+
+
+def _least_privilege() -> dict[str, Any]:
+    if not paths.is_system():
+        return {}
+    uid = gid = _NOBODY
+    with suppress(KeyError):
+        found = pwd.getpwnam("nobody")
+        uid, gid = found.pw_uid, found.pw_gid
+    return {"user": uid, "group": gid, "extra_groups": []}

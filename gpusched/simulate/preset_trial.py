@@ -1,0 +1,156 @@
+"""The last weeks under every preset: the process that the daemon starts at night for `preset = "auto"`.
+
+It reads an export (`model.history_export`) from its standard input, writes one document to its standard output, and has
+neither the job table nor anything else of the daemon's. Before it reads it gives up what it can do without: it runs
+when nobody else wants a processor or the disk, within limits on processor time and memory, writes no file, starts no
+process, and dies with the daemon.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import ceil
+
+import psutil
+
+from gpusched.errors import GpuschedError
+from gpusched.model import codec
+from gpusched.model.cluster import NodeView
+from gpusched.model.history_export import EndedJob, ReplayRequest, TrialLimits
+from gpusched.model.presets import CHOICES, under_preset
+from gpusched.policy.preset_choice import PresetGain, PresetWorth, TrialResult
+from gpusched.ports import Changes
+from gpusched.simulate import daemon_run
+from gpusched.simulate.cluster import largest
+from gpusched.simulate.fitting import leave_out_what_cannot_fit
+from gpusched.simulate.history import trace_of
+from gpusched.simulate.metrics import width
+from gpusched.simulate.outcome import Outcome
+from gpusched.simulate.policies import Policy
+from gpusched.simulate.significance import compare
+from gpusched.simulate.trace import Trace, TraceJob
+from gpusched.store.memory import MemoryStore
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+
+
+def main(limits: str) -> None:
+    """The process."""
+    confine(codec.decode(limits, TrialLimits))
+    try:
+        result = judge(sys.stdin.buffer)
+    except GpuschedError as error:
+        result = TrialResult(error=error.message)
+    except MemoryError:
+        result = TrialResult(error="the memory that it may use was not enough", is_too_much=True)
+    except (ValueError, OSError) as error:
+        result = TrialResult(error=f"the history cannot be read: {error}")
+    sys.stdout.buffer.write(codec.encode(result))
+    sys.stdout.buffer.flush()
+
+
+def confine(limits: TrialLimits) -> None:
+    """Give up what is not needed. Nothing of it can be taken back."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != limits.parent:
+        # It died before it could be followed.
+        os._exit(1)
+    prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    memory = limits.memory_mib << 20
+    for what, most in (
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, 64),
+    ):
+        _, hard = resource.getrlimit(what)
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (bound, bound))
+    # Containers may refuse one or the other; being slower than wanted is all that comes of it.
+    with suppress(OSError):
+        os.nice(19)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError, psutil.Error):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def judge(lines: Iterable[bytes]) -> TrialResult:
+    """Replay what is exported under each preset. Raises: GpuschedError, ValueError."""
+    found = iter(lines)
+    request = codec.decode(next(found, b""), ReplayRequest)
+    nodes = (request.node,)
+    trace = _trace(found)
+    trace.jobs = sorted(trace.jobs, key=lambda job: job.submit_s)[-request.most_jobs :]
+    policies = [Policy(name, under_preset(request.settings, name)) for name in CHOICES]
+    gpus, procs = largest(nodes)
+    trace.keep_those_that_fit(gpus=gpus, procs=procs)
+    leave_out_what_cannot_fit(trace, nodes, policies, is_admitted=True)
+    outcomes = {one.name: daemon_run.run(trace.jobs, nodes, one.settings) for one in policies}
+    worth = {name: worth_of(outcome, request.node) for name, outcome in outcomes.items()}
+    before = outcomes[request.in_force] if request.in_force in outcomes else outcomes[CHOICES[0]]
+    gains = {}
+    for name, outcome in outcomes.items():
+        if name != request.in_force:
+            made = compare(before, outcome, mean_completion_s, comparisons=len(CHOICES) - 1)
+            gains[name] = PresetGain(made.parts, made.better, made.worse, made.p)
+    return TrialResult(len(trace.jobs), worth, gains)
+
+
+def _trace(lines: Iterable[bytes]) -> Trace:
+    store = MemoryStore()
+    changes = Changes()
+    for line in lines:
+        one = codec.decode(line, EndedJob)
+        changes.jobs[one.job.id] = one.job
+        changes.runs.update({run.id: run for run in one.runs})
+        changes.events += one.events
+    store.commit(changes)
+    return trace_of(store)
+
+
+def mean_completion_s(outcome: Outcome) -> float:
+    """Mean time from submission to end, in seconds."""
+    return _mean(outcome.completion_s)
+
+
+def worth_of(outcome: Outcome, node: NodeView) -> PresetWorth:
+    """What a schedule is worth: see `policy.preset_choice`."""
+    wide = max(2, ceil(len(node.gpus) / 2))
+    light = _light_users(outcome.jobs)
+    return PresetWorth(
+        completion_s=mean_completion_s(outcome),
+        wait_s=_mean(outcome.wait_s),
+        longest_wait_s=float(max(outcome.wait_s)),
+        wide_wait_s=_mean_wait(outcome, lambda job: job.gpus >= wide),
+        light_wait_s=_mean_wait(outcome, lambda job: job.user in light),
+    )
+
+
+def _light_users(jobs: Sequence[TraceJob]) -> frozenset[str]:
+    """Users who have used less than an equal part of all GPU time; none where there is one user."""
+    used: defaultdict[str, float] = defaultdict(float)
+    for job in jobs:
+        used[job.user] += job.run_s * (width(job) or job.cpus)
+    fair = sum(used.values()) / max(1, len(used))
+    return frozenset(user for user, amount in used.items() if amount < fair)
+
+
+def _mean_wait(outcome: Outcome, is_one: Callable[[TraceJob], bool]) -> float | None:
+    waits = [wait_s for job, wait_s in zip(outcome.jobs, outcome.wait_s, strict=True) if is_one(job)]
+    return _mean(waits) if waits else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

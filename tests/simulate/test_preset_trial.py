@@ -1,0 +1,219 @@
+"""The process that replays the last weeks: what it makes of them, and what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import Lab
+from preset_builders import Processes, lab_with_history
+from support import wait_until
+
+from gpusched import paths
+from gpusched.daemon import auto_preset
+from gpusched.daemon.auto_preset import AutoPreset, night_after, start_trial
+from gpusched.model import codec
+from gpusched.model.history_export import TrialLimits
+from gpusched.model.presets import CHOICES
+from gpusched.policy.preset_choice import PresetState, TrialResult
+from gpusched.simulate.preset_trial import judge
+
+LIMITS = TrialLimits(os.getpid(), 600, 1024)
+
+
+def export_of(lab: Lab, folder: Path) -> Path:
+    """What the daemon writes for the process."""
+    processes = Processes()
+    processes.says = f"cat > {folder}/export"
+    auto = AutoPreset(lab.scheduler, str(folder / "preset.json"), start=processes)
+    auto.judge_now()
+    while auto.pid is None:
+        auto.poll()
+    processes.started[0].wait(30)
+    auto.close()
+    return folder / "export"
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_of(lab_with_history(), tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for child in found:
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def test_every_preset_is_replayed_on_the_same_jobs(export: Path) -> None:
+    found = judge(export.read_bytes().splitlines())
+    assert found.jobs == 240
+    assert found.makes_sense("fair")
+    assert list(found.worth) == list(CHOICES)
+    assert all(gain.parts == 12 for gain in found.gains.values())
+    # Jobs of four users' hours on four GPUs have to wait now and then.
+    assert any(one.wait_s > 0 for one in found.worth.values())
+    assert all(one.wide_wait_s is not None and one.light_wait_s is not None for one in found.worth.values())
+
+
+def test_only_the_newest_jobs_are_replayed(export: Path) -> None:
+    head, *rest = export.read_bytes().splitlines()
+    assert judge([head.replace(b'"most_jobs":10000', b'"most_jobs":100'), *rest]).jobs == 100
+
+
+def test_what_the_administrator_states_counts_under_every_preset(tmp_path: Path) -> None:
+    # Whoever states the order leaves presets little to differ in.
+    lab = lab_with_history(order="fifo", backfill=False, predict=False)
+    worth = judge(export_of(lab, tmp_path).read_bytes().splitlines()).worth
+    assert len(set(worth.values())) == 1
+
+
+def test_the_answer_of_the_process_is_decided_on(tmp_path: Path) -> None:
+    lab = lab_with_history()
+    auto = AutoPreset(lab.scheduler, str(tmp_path / "preset.json"))
+    auto.poll()
+    lab.clock.at = night_after(lab.clock.at)
+    auto.poll()
+
+    def is_over() -> bool:
+        auto.poll()
+        return not auto.is_judging
+
+    wait_until(is_over, 60, what="the judgement")
+    assert auto.state.problem is None
+    assert auto.state.judgement is not None
+    assert auto.state.judgement.jobs == 240
+    assert auto.state.why != PresetState().why
+
+
+# --- what it cannot do ----------------------------------------------------------------------------
+
+
+def run_trial(export: Path, limits: TrialLimits = LIMITS) -> tuple[int, bytes]:
+    fd = os.open(export, os.O_RDONLY)
+    try:
+        child = start_trial(fd, limits)
+    finally:
+        os.close(fd)
+    out, _ = child.communicate(timeout=120)
+    return child.returncode, out
+
+
+def test_it_uses_no_more_processor_time_than_it_may(export: Path) -> None:
+    code, out = run_trial(export, TrialLimits(os.getpid(), 1, 1024))
+    assert (code, out) == (-signal.SIGKILL, b"")
+
+
+def test_it_uses_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    with open(tmp_path / "export", "wb") as file:
+        # One line, and none of it on the disk.
+        file.truncate(2 << 30)
+    code, out = run_trial(tmp_path / "export", TrialLimits(os.getpid(), 600, 512))
+    assert code == 0
+    assert codec.decode(out, TrialResult) == TrialResult(
+        error="the memory that it may use was not enough", is_too_much=True
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "hello\n", "\x00" * 5000, "[" * 100_000])
+def test_an_export_that_is_none_is_an_answer_too(tmp_path: Path, text: str) -> None:
+    (tmp_path / "export").write_text(text)
+    code, out = run_trial(tmp_path / "export")
+    assert code == 0
+    found = codec.decode(out, TrialResult)
+    assert "the history cannot be read" in (found.error or "")
+    assert "Traceback" not in (found.error or "")
+
+
+def waiting_trial(started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """One that waits for its export."""
+    read_fd, write_fd = os.pipe()
+    child = start_trial(read_fd, LIMITS)
+    os.close(read_fd)
+    os.set_inheritable(write_fd, False)
+    started.append(child)
+    # It is confined before it reads.
+    wait_until(lambda: os.sched_getscheduler(child.pid) == os.SCHED_IDLE, 30, what="the process to be confined")
+    return child
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux")
+def test_it_runs_when_nobody_else_wants_to_and_writes_nothing(started: list[subprocess.Popen[bytes]]) -> None:
+    child = waiting_trial(started)
+    wait_until(lambda: limit_of(child.pid, "Max open files") == "64", 30, what="its limits")
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19
+    assert limit_of(child.pid, "Max file size") == "0"
+    assert limit_of(child.pid, "Max processes") == "0"
+    assert limit_of(child.pid, "Max address space") == str(1024 << 20)
+    assert limit_of(child.pid, "Max cpu time") == "600"
+    status = Path(f"/proc/{child.pid}/status").read_text()
+    assert "NoNewPrivs:\t1" in status
+    opened = [os.readlink(f"/proc/{child.pid}/fd/{name}") for name in os.listdir(f"/proc/{child.pid}/fd")]
+    assert not [one for one in opened if one.startswith("/") and one != "/dev/null"]
+
+
+def limit_of(pid: int, name: str) -> str:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line for line in lines if line.startswith(name)).removeprefix(name).split()[0]
+
+
+def test_it_dies_with_the_daemon(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from gpusched.daemon.auto_preset import start_trial\n"
+        "from gpusched.model.history_export import TrialLimits\n"
+        "read_fd, _ = os.pipe()\n"
+        "child = start_trial(read_fd, TrialLimits(os.getpid(), 600, 1024))\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    try:
+        pid = int(parent.stdout.readline())
+        wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE, 30, what="the process to be confined")
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_until(lambda: is_gone(pid), 30, what="its end")
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def is_gone(pid: int) -> bool:
+    """Also where nobody reaps what has lost its parent."""
+    try:
+        return ") Z" in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def test_one_whose_daemon_is_gone_already_does_nothing(export: Path) -> None:
+    code, out = run_trial(export, TrialLimits(1, 600, 1024))
+    assert (code, out) == (1, b"")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
+def test_that_of_the_systems_daemon_is_nobodys(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "is_system", lambda: True)
+    says = "import os; print(os.getresuid(), os.getresgid(), os.getgroups(), sorted(os.environ))"
+    monkeypatch.setattr(auto_preset, "_BOOT", says)
+    # That of the tests may lie in a folder of root's.
+    monkeypatch.setattr(sys, "executable", shutil.which("python3", path=os.defpath) or sys.executable)
+    monkeypatch.setenv("SECRET", "hunter2")
+    code, out = run_trial(export)
+    assert code == 0
+    assert out.startswith(b"(65534, 65534, 65534) (65534, 65534, 65534) [] ")
+    assert b"SECRET" not in out

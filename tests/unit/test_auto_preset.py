@@ -1,0 +1,415 @@
+"""`preset = "auto"` in the daemon: when it judges, what it makes of answers, and what a restart finds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab
+from preset_builders import DAY_S, Processes, lab_with_history, result
+from support import wait_until
+
+from gpusched.daemon import auto_preset
+from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
+from gpusched.engine.simulated import Outcome
+from gpusched.errors import NotReady, Refused
+from gpusched.model import codec
+from gpusched.model.presets import PRESETS, preset
+from gpusched.model.settings import PrioritySettings
+from gpusched.model.value import replace
+from gpusched.policy.preset_choice import MOST_JOBS, PresetState
+from gpusched.testing import request
+
+
+class Night:
+    """A scheduler whose nights come when they are called."""
+
+    def __init__(self, folder: Path, lab: Lab) -> None:
+        self.lab = lab
+        self.path = str(folder / "preset.json")
+        self.processes = Processes()
+        self.chosen: list[str] = []
+        self.monotonic = 0.0
+        self.auto = self.restart()
+
+    def restart(self) -> AutoPreset:
+        """A daemon that finds what the last one has left."""
+        self.auto = AutoPreset(
+            self.lab.scheduler,
+            self.path,
+            self.chosen.append,
+            start=self.processes,
+            monotonic=lambda: self.monotonic,
+        )
+        return self.auto
+
+    def falls(self) -> None:
+        """Go on to the next night, and let it be judged."""
+        self.auto.poll()
+        self.lab.clock.at = night_after(self.lab.clock.at)
+        self.is_judged()
+
+    def is_judged(self) -> None:
+        """Poll until there is nothing more to do."""
+        self.auto.poll()
+
+        def is_over() -> bool:
+            self.auto.poll()
+            return not self.auto.is_judging
+
+        wait_until(is_over, what="the judgement")
+
+    def begins(self) -> int:
+        """Go on to the next night, until the process is there; its pid."""
+        self.auto.poll()
+        self.lab.clock.at = night_after(self.lab.clock.at)
+        while self.auto.pid is None:
+            self.auto.poll()
+        return self.auto.pid
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Any:
+    made = Night(tmp_path, lab_with_history())
+    yield made
+    made.auto.close()
+    for child in made.processes.started:
+        child.kill()
+        child.wait()
+
+
+# --- when -----------------------------------------------------------------------------------------
+
+
+def test_nights_begin_at_three_in_the_morning() -> None:
+    at = time.mktime((2026, 11, 22, 2, 59, 0, 0, 0, -1))
+    first = night_after(at)
+    assert time.localtime(first)[:5] == (2026, 11, 22, HOUR, 0)
+    assert time.localtime(night_after(first))[:5] == (2026, 11, 23, HOUR, 0)
+
+
+@pytest.mark.parametrize("month", [3, 10])
+def test_nights_in_which_the_clock_is_changed_come_once(month: int) -> None:
+    at = time.mktime((2026, month, 20, 12, 0, 0, 0, 0, -1))
+    days = []
+    for _ in range(15):
+        at = night_after(at)
+        days.append(time.localtime(at)[2:4])
+    assert all(hour == HOUR for _, hour in days)
+    assert len(set(days)) == 15
+
+
+def test_it_is_judged_once_each_night(night: Night) -> None:
+    night.processes.answer(result())
+    assert night.auto.poll() is False
+    assert not night.processes.started
+    for nights in (1, 2, 3):
+        night.falls()
+        night.lab.clock.advance(600)
+        night.is_judged()
+        assert len(night.processes.started) == nights
+
+
+def test_a_restart_in_the_night_does_not_judge_again(night: Night) -> None:
+    night.processes.answer(result())
+    night.falls()
+    night.restart()
+    night.is_judged()
+    assert len(night.processes.started) == 1
+
+
+def test_a_daemon_that_is_down_at_night_judges_when_it_is_up(night: Night) -> None:
+    night.processes.answer(result())
+    night.auto.poll()
+    for _ in range(3):
+        # Each day it is started at noon and stopped in the evening.
+        night.lab.clock.advance(DAY_S)
+        night.restart()
+        night.is_judged()
+    assert len(night.processes.started) == 3
+
+
+def test_presets_that_were_chosen_by_hand_are_not_judged(tmp_path: Path) -> None:
+    night = Night(tmp_path, lab_with_history(preset="fifo"))
+    night.falls()
+    assert not night.processes.started
+    assert night.auto.next_at() is None
+    assert sentence(night.auto.document()) == "fifo"
+
+
+def test_no_judgement_is_begun_while_anything_is_left_to_record(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(night.lab.scheduler), "is_quiet", property(lambda scheduler: False))
+    night.auto.poll()
+    night.lab.clock.at = night_after(night.lab.clock.at)
+    night.auto.poll()
+    assert not night.auto.is_judging
+
+
+# --- what is decided ------------------------------------------------------------------------------
+
+
+def test_it_changes_over_the_second_night_and_keeps_what_is_stated(tmp_path: Path) -> None:
+    night = Night(tmp_path, lab_with_history(weight_age=7.0))
+    night.processes.answer(result(throughput=0.2))
+    night.falls()
+    assert (night.auto.in_force, night.chosen) == ("fair", [])
+    assert "changes over if it is so again" in sentence(night.auto.document())
+    night.falls()
+    assert (night.auto.in_force, night.chosen) == ("throughput", ["throughput"])
+    assert night.lab.scheduler.settings.priority == preset("throughput", {"preset": "auto", "weight_age": 7.0})
+    assert night.lab.scheduler.planner().settings.priority.order == PRESETS["throughput"]["order"]
+    night.lab.scheduler.tick()
+    assert sentence(night.auto.document()) == (
+        "auto: throughput; throughput is 20% better (better in 11 of 12 parts, p = 0.01), twice in a row"
+    )
+
+
+def test_a_restart_keeps_what_is_in_force_and_what_was_found_the_night_before(night: Night) -> None:
+    night.processes.answer(result(slurm=0.2))
+    night.falls()
+    night.restart()
+    assert night.auto.state.candidate == "slurm"
+    night.falls()
+    assert read_state(night.path).in_force == "slurm"
+    assert night.restart().in_force == "slurm"
+
+
+def test_waiting_jobs_go_by_the_new_preset_at_once(tmp_path: Path) -> None:
+    (tmp_path / "preset.json").write_bytes(codec.encode(PresetState("fifo")))
+    night = Night(tmp_path, lab_with_history())
+    scheduler = night.lab.scheduler
+    scheduler.use_preset(night.auto.in_force)
+    night.lab.outcome = Outcome(runs_s=1e9)
+    night.lab.submit(request=request(gpus=4))
+    long, short = (night.lab.submit(request=request(gpus=4), time_limit_s=limit_s) for limit_s in (36_000, 60))
+    jobs = [night.lab.job(job_id) for job_id in (short, long)]
+    assert [job.id for job in scheduler.in_queue_order(jobs)] == [long, short]
+    night.processes.answer(result("fifo", throughput=0.2))
+    night.falls()
+    assert [job.id for job in scheduler.in_queue_order(jobs)] == [long, short]
+    night.falls()
+    assert [job.id for job in scheduler.in_queue_order(jobs)] == [short, long]
+
+
+def test_too_little_history_is_said_to_be_and_starts_nothing(tmp_path: Path) -> None:
+    night = Night(tmp_path, lab_with_history(jobs=83, days=3))
+    night.falls()
+    assert not night.processes.started
+    assert sentence(night.auto.document()) == (
+        "auto: fair; too little history: 83 jobs that ended in 2.1 days, 200 in 7 days are needed"
+    )
+
+
+def test_a_machine_without_any_job_has_too_little(tmp_path: Path) -> None:
+    night = Night(tmp_path, Lab(priority=PrioritySettings(preset="auto")))
+    night.falls()
+    assert "too little history: no job has ended yet" in night.auto.state.why
+
+
+def test_what_a_full_machine_has_run_is_taken_from_fewer_days(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_preset, "MOST_EXPORTED", 200)
+    monkeypatch.setattr(auto_preset, "WINDOW_S", 14 * DAY_S)
+    night.falls()
+    # Of 14 days there are 240, of 7 half as many.
+    assert "too little history: 1" in night.auto.state.why
+
+
+# --- what the process may say ---------------------------------------------------------------------
+
+NONSENSE = {
+    "nothing": "cat > /dev/null",
+    "no JSON": "cat > /dev/null; echo hello",
+    "cut short": "cat > /dev/null; printf '{\"jobs\": 24'",
+    "another document": "cat > /dev/null; echo '{\"worth\": 3}'",
+    "no presets": "cat > /dev/null; echo '{\"jobs\": 5}'",
+    "nested": "cat > /dev/null; yes '[' | head -c 100000",
+    "without end": "yes",
+    "bytes": "head -c 3000 /dev/urandom",
+}
+
+
+@pytest.mark.parametrize("says", NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_changes_nothing_and_the_next_night_tries_again(night: Night, says: str) -> None:
+    night.processes.says = says
+    night.falls()
+    assert night.auto.in_force == "fair"
+    assert night.auto.state.problem == "the process that replays the last weeks says what makes no sense"
+    assert night.auto.state.judgement is None
+    night.processes.answer(result())
+    night.falls()
+    assert night.auto.state.problem is None
+    assert night.auto.state.judgement is not None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"jobs": 0},
+        {"jobs": -5},
+        {"gains": {}},
+        {"worth": {}},
+        {"worth": {"quick": result().worth["fair"]}},
+        {"worth": {**result().worth, "fifo": replace(result().worth["fifo"], completion_s=0.0)}},
+        {"worth": {**result().worth, "fifo": replace(result().worth["fifo"], completion_s=-1.0)}},
+        {"worth": {**result().worth, "fifo": replace(result().worth["fifo"], wide_wait_s=-1.0)}},
+        {"gains": {**result().gains, "fifo": replace(result().gains["fifo"], p=-0.1)}},
+        {"gains": {**result().gains, "fair": result().gains["fifo"]}},
+    ],
+)
+def test_values_that_no_replay_has_are_nonsense(night: Night, parts: dict[str, Any]) -> None:
+    night.processes.answer(replace(result(throughput=0.5), **parts))
+    night.falls()
+    night.falls()
+    assert night.auto.in_force == "fair"
+    assert "makes no sense" in (night.auto.state.problem or "")
+
+
+def test_its_own_error_is_passed_on(night: Night) -> None:
+    night.processes.answer(replace(result(), error="no job can be replayed"))
+    night.falls()
+    assert night.auto.state.problem == "the last weeks could not be replayed: no job can be replayed"
+    assert night.auto.state.most_jobs == MOST_JOBS
+
+
+def test_a_process_that_is_killed_changes_nothing_and_the_next_has_fewer_jobs(night: Night) -> None:
+    night.processes.says = "kill -9 $$"
+    night.falls()
+    assert night.auto.state.problem == "the process that replays the last weeks has ended early (signal 9)"
+    assert (night.auto.in_force, night.auto.state.most_jobs) == ("fair", MOST_JOBS // 2)
+    for _ in range(10):
+        night.falls()
+    assert night.auto.state.most_jobs == 1000
+
+
+def test_one_that_takes_too_long_is_ended(night: Night) -> None:
+    night.processes.says = "exec sleep 1000"
+    night.begins()
+    night.monotonic = WALL_S - 1
+    night.auto.poll()
+    assert night.auto.is_judging
+    night.monotonic = WALL_S + 1
+    night.auto.poll()
+    assert not night.auto.is_judging
+    assert night.auto.state.problem == "replaying the last weeks took longer than 3 hours"
+    assert night.processes.started[0].wait(10) == -9
+
+
+def test_one_that_ignores_everything_keeps_the_daemon_nowhere(night: Night) -> None:
+    night.processes.says = "trap '' TERM; exec 1>&-; exec sleep 1000"
+    night.begins()
+    wait_until(lambda: night.auto.poll() is False, what="a poll")
+    assert night.auto.is_judging
+    night.auto.close()
+    assert night.processes.started[0].wait(10) == -9
+
+
+def test_a_daemon_that_ends_takes_it_along(night: Night) -> None:
+    night.processes.says = "exec sleep 1000"
+    night.begins()
+    night.auto.close()
+    assert night.processes.started[0].wait(10) == -9
+    assert night.restart().state.judgement is None
+
+
+def test_a_preset_chosen_by_hand_meanwhile_ends_it(night: Night) -> None:
+    night.processes.says = "exec sleep 1000"
+    night.begins()
+    night.lab.scheduler.settings = replace(night.lab.scheduler.settings, priority=preset("slurm"))
+    night.auto.poll()
+    assert not night.auto.is_judging
+    assert night.processes.started[0].wait(10) == -9
+    assert night.auto.in_force == "slurm"
+
+
+def test_a_process_that_cannot_be_started_is_a_problem_and_no_more(night: Night) -> None:
+    def fails(fd: int, limits: object) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    night.auto = AutoPreset(night.lab.scheduler, night.path, start=fails)
+    night.falls()
+    assert "Cannot allocate memory" in (night.auto.state.problem or "")
+
+
+def test_a_table_that_cannot_be_read_is_a_problem_and_no_more(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> Any:
+        raise NotReady("the table is away", "put it back")
+
+    monkeypatch.setattr(night.lab.store, "ended_jobs", fails)
+    night.falls()
+    assert night.auto.state.problem == "the history could not be exported: the table is away"
+    assert not night.auto.is_judging
+
+
+# --- what it is given -----------------------------------------------------------------------------
+
+
+def test_the_export_has_no_words_of_users(night: Night, tmp_path: Path) -> None:
+    night.processes.says = f"cat > {tmp_path}/seen"
+    night.falls()
+    seen = (tmp_path / "seen").read_text()
+    assert len(seen.splitlines()) == 241
+    for word in ("secret", "hunter2", "/home/ann", "python"):
+        assert word not in seen
+
+
+def test_the_export_can_be_read_and_nothing_else(night: Night) -> None:
+    night.processes.says = "echo x >> /proc/self/fd/0 2> /dev/null; echo x >&0"
+    night.falls()
+    assert night.processes.started[0].returncode != 0
+    assert sorted(path.name for path in Path(night.path).parent.iterdir()) == ["preset.json"]
+
+
+# --- asked for ------------------------------------------------------------------------------------
+
+
+def test_an_admin_can_have_it_judged_at_once(night: Night) -> None:
+    night.processes.answer(result(throughput=0.2))
+    night.auto.judge_now()
+    with pytest.raises(Refused, match="being judged"):
+        night.auto.judge_now()
+    night.is_judged()
+    assert night.auto.state.candidate == "throughput"
+    night.auto.judge_now()
+    night.is_judged()
+    # The second time the same day is no second opinion.
+    assert (night.auto.in_force, night.auto.state.candidate) == ("fair", "throughput")
+
+
+def test_judging_where_a_preset_is_chosen_by_hand_changes_nothing(tmp_path: Path) -> None:
+    night = Night(tmp_path, lab_with_history(preset="slurm"))
+    night.processes.answer(result("slurm", throughput=0.4))
+    for _ in range(2):
+        night.auto.judge_now()
+        night.is_judged()
+        night.lab.clock.advance(DAY_S)
+    table = night.auto.table()
+    assert (table["in_force"], table["compared_with"], table["why"]) == ("slurm", "slurm", "the settings say so")
+    assert [one["preset"] for one in table["presets"] if one["in_force"]] == ["slurm"]
+    assert table["presets"][1]["gain"]["better"] == 11
+    assert night.auto.state.in_force == "fair"
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", '{"in_force": 3}', '{"in_force": "quick"}', "\x00\xff"])
+def test_a_file_that_is_broken_is_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "preset.json").write_text(text, encoding="latin-1")
+    assert read_state(str(tmp_path / "preset.json")) == PresetState()
+
+
+def test_what_cannot_be_kept_holds_until_the_restart(night: Night, tmp_path: Path) -> None:
+    night.processes.answer(result(throughput=0.2))
+    night.auto.poll()
+    (tmp_path / "preset.json.new").mkdir()
+    night.falls()
+    night.falls()
+    assert night.auto.in_force == "throughput"
+    assert night.restart().in_force == "fair"
+
+
+def test_it_can_be_read_by_everybody(night: Night) -> None:
+    night.auto.poll()
+    assert Path(night.path).stat().st_mode & 0o777 == 0o644
