@@ -2,10 +2,10 @@
 
 A run that is ended at its limit does not say how long it would have taken, only that it would have taken longer: its
 length is censored. The mean length of jobs like it is then estimated by the time that all of them ran, over the number
-of those that ended by themselves, which is the estimate of greatest likelihood where runs end at a constant rate. The
-limit of the job in question counts as one more that ran so long and ended:
+of those that ended by themselves, which is the estimate of greatest likelihood where runs end at a constant rate. While
+none did, the limit of the job in question counts as one that ran so long and ended:
 
-    (limit + run times of all) / (1 + those that ended by themselves)
+    run times of all / those that ended by themselves
 
 So a job that is stated to take 10 minutes, is ended, and is stated to take 10 minutes again, is expected to take 20,
 then 30, up to `KEPT` times its limit, until one ends by itself and says how long they really take. A limit `BELIEVED`
@@ -90,10 +90,12 @@ class Overruns:
         known = self._against(kind, user, limit_s)
         if not known:
             return None
-        ended = 1 + sum(not one.is_cut for one in known)
+        ended = sum(not one.is_cut for one in known)
         if kind in self._families:
-            return in_steps((limit_s + sum(one.run_s for one in known)) / ended, None)
-        return in_steps(limit_s * (1 + sum(one.multiple for one in known)) / ended, None)
+            total_s = sum(one.run_s for one in known)
+        else:
+            total_s = limit_s * sum(one.multiple for one in known)
+        return in_steps(total_s / ended if ended else total_s + limit_s, None)
 
     def _against(self, kind: Hashable, user: str, limit_s: int) -> list[Ended]:
         """The runs that count for such a job, where any of them speaks against its limit."""
