@@ -322,7 +322,7 @@ class DaemonRun:
             return found
         mark = (
             *(job.procs, job.gpus, job.cpus, job.mem_mib, job.gpu_fraction),
-            *(job.estimate_s, job.queue, job.name),
+            *(job.estimate_s, job.queue, job.account, job.name),
         )
         found = self._specs.get(mark)
         if found is None:
@@ -333,6 +333,7 @@ class DaemonRun:
                 launch=Launch((name,), None, None, _NO_TEXT, "/"),
                 retry=RetryRule(retries=self._mishaps.retries),
                 queue=job.queue or self._settings.default.queue,
+                account=job.account,
                 time_limit_s=job.estimate_s,
             )
         return found

@@ -37,7 +37,7 @@ def leave_out_what_cannot_fit(
         # Most jobs are like another one: nothing is made anew for those.
         mark: object = (job.procs, job.gpus, job.cpus, job.mem_mib, job.gpu_fraction, job.spec)
         if is_admitted:
-            mark = mark, job.user, job.queue, job.estimate_s
+            mark = mark, job.user, job.account, job.queue, job.estimate_s
         if mark not in known:
             spec = _spec(job, nodes)
             found = (_why_not(policy, spec, job, nodes, is_admitted) for policy in policies)
@@ -92,7 +92,14 @@ def _spec(job: TraceJob, nodes: Sequence[NodeView]) -> JobSpec:
     if job.spec is not None:
         return job.spec
     # Without a queue it goes to that of the settings, which each policy may have in another way.
-    return JobSpec(job.name or "job", request_of(job, nodes), _LAUNCH, queue=job.queue, time_limit_s=job.estimate_s)
+    return JobSpec(
+        job.name or "job",
+        request_of(job, nodes),
+        _LAUNCH,
+        queue=job.queue,
+        account=job.account,
+        time_limit_s=job.estimate_s,
+    )
 
 
 _LAUNCH = Launch(("job",), None, None, "", "/")

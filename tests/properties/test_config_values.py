@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpusched.config import describe_settings, load_settings, problems_in
 from gpusched.config.known import SETTINGS, TABLE_SETTINGS, Setting
 from gpusched.model.presets import FAIR, PRESETS, preset
-from gpusched.model.rules import Amounts, Cells, Folder, Numbers, OneOf, Range, SomeOf, Text, Texts
+from gpusched.model.rules import Amounts, Cells, Folder, Members, Numbers, OneOf, Range, SomeOf, Text, Texts
 from gpusched.model.settings import AUTO, Settings
 from gpusched.model.value import replace
 
@@ -25,6 +25,7 @@ TEXTS = st.text(st.characters(exclude_characters="\0\r\n", exclude_categories=["
 HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
     # What could contradict each other, drawn so that it does not.
     "default.time_limit_s": st.integers(1, 1000),
+    "queue.default_time_s": st.integers(1, 1000),
     "queue.max_time_s": st.integers(1000, 2000),
     "queue.guaranteed_gpus": st.integers(0, 9),
     "queue.guaranteed_cpus": st.integers(0, 9),
@@ -62,6 +63,9 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
         return st.lists(WORDS, max_size=3)
     if isinstance(rule, Amounts):
         return st.dictionaries(WORDS, st.integers(1, 9), max_size=3)
+    if isinstance(rule, Members):
+        named = st.dictionaries(WORDS | st.just("*"), st.integers(1, 9), max_size=3)
+        return named | st.lists(WORDS, max_size=3, unique=True) | st.just("*")
     if isinstance(rule, Folder):
         return WORDS.map(lambda word: "/" + word)
     if isinstance(rule, SomeOf):
@@ -101,6 +105,8 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from([[0], [48, -1], ["48"], [1.5], [True], 48])
     if isinstance(rule, Amounts):
         return st.sampled_from([{"a": -1}, {"a": 1, "b": -0.5}, {"": 1}, {"a b": 2}])
+    if isinstance(rule, Members):
+        return st.sampled_from([{"a": -1}, {"a": 0}, {"": 1}, {"a b": 2}, [""], ["a", "b c"], ["a", 3], "ann", "", 3])
     return st.sampled_from([0, 1, "true", "", []])
 
 
@@ -173,6 +179,13 @@ def loaded_value(settings: Any, path: tuple[str, ...]) -> Any:
     return list(settings) if isinstance(settings, tuple) else settings
 
 
+def meant(line: Line) -> Any:
+    """The value as it is once loaded: members are names with their shares however they are written."""
+    if isinstance(line.setting.rule, Members) and not isinstance(line.value, dict):
+        return dict.fromkeys(line.value, 1.0)
+    return line.value
+
+
 def file_with(text: str) -> str:
     """A file that holds this, for one example."""
     folder = tempfile.mkdtemp(prefix="gpusched-config-")
@@ -195,7 +208,7 @@ def test_what_is_written_is_loaded_with_its_line_and_the_rest_is_default(lines: 
     finally:
         removed(path)
     for line in lines:
-        assert loaded_value(loaded.settings, line.path) == line.value, line.path
+        assert loaded_value(loaded.settings, line.path) == meant(line), line.path
         assert loaded.origin[".".join(line.path)] == f"file {path}, line {at[line.path]}"
     said = {".".join(line.path) for line in lines}
     name = loaded.settings.priority.preset
@@ -230,5 +243,5 @@ def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
 
 def test_every_kind_of_rule_is_drawn_above() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
-    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, Folder, Numbers, type(None)}
+    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, Members, Folder, Numbers, type(None)}
     assert {type(one.rule) for one in known} == drawn
