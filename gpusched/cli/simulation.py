@@ -70,6 +70,7 @@ class Simulation(Value):
                 self.nodes,
                 policy.settings,
                 mishaps=self.mishaps,
+                knows_run_times=policy.predict is None,
                 keeps_places=keeps_places,
                 progress=progress,
             )

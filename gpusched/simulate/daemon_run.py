@@ -43,12 +43,12 @@ from gpusched.scheduler.priority import rank_period_s
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.simulate.rules import request_of
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.trace import CUT, TraceJob
 from gpusched.store.memory import MemoryStore
 
 FAILED = frozenset({"failed", "node_fail", "boot_fail"})
 """Words of traces for a job that did not end well."""
-OUT_OF_MEMORY, TIMEOUT = "out_of_memory", "timeout"
+OUT_OF_MEMORY = "out_of_memory"
 
 _AGAIN_S = 600
 """Who was refused because of how many jobs there are asks again after so long."""
@@ -109,17 +109,22 @@ def run(
     settings: Settings,
     *,
     mishaps: Mishaps | None = None,
+    knows_run_times: bool = True,
     keeps_places: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """The schedule of these jobs on this node, with every run of each.
 
-    Args: keeps_places: put down where each ran.
+    Args:
+        knows_run_times: where no job of the trace states a limit, each is submitted with what it will run; else with
+            none.
+        keeps_places: put down where each ran.
     Raises: UsageError for what the daemon, or a simulation of it, cannot do; UserError when jobs are left that nothing
     lets start.
     """
     refuse(nodes, settings)
-    body = DaemonRun(jobs, nodes[0], settings, mishaps or Mishaps(), RunLog(nodes, settings) if keeps_places else None)
+    run_log = RunLog(nodes, settings) if keeps_places else None
+    body = DaemonRun(jobs, nodes[0], settings, mishaps or Mishaps(), run_log, knows_run_times=knows_run_times)
     return body.outcome(play([job.submit_s for job in jobs], body, progress))
 
 
@@ -175,8 +180,11 @@ class DaemonRun:
         settings: Settings,
         mishaps: Mishaps,
         run_log: RunLog | None = None,
+        *,
+        knows_run_times: bool = True,
     ) -> None:
         self._jobs = jobs
+        self._has_limits = knows_run_times or any(job.estimate_s != job.run_s for job in jobs)
         self._node = node
         self._mishaps = mishaps
         self._clock = VirtualClock()
@@ -334,7 +342,7 @@ class DaemonRun:
                 retry=RetryRule(retries=self._mishaps.retries),
                 queue=job.queue or self._settings.default.queue,
                 account=job.account,
-                time_limit_s=job.estimate_s,
+                time_limit_s=job.estimate_s if self._has_limits else None,
             )
         return found
 
@@ -356,7 +364,7 @@ class DaemonRun:
             return simulated.Outcome(runs_s=run_s, exit_code=1)
         if how == OUT_OF_MEMORY:
             return simulated.Outcome(runs_s=run_s, exit_code=1, gpu_oom=True)
-        if how == TIMEOUT and ticket.time_limit_s is not None:
+        if how == CUT and ticket.time_limit_s is not None:
             return simulated.Outcome(runs_s=inf)
         return simulated.Outcome(runs_s=run_s)
 

@@ -16,7 +16,7 @@ from gpusched.predict.overruns import Ended, Overruns, at_least
 from gpusched.predict.past import METHODS, Guess, Marks, Past
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.trace import CUT, TraceJob
 
 EXACT = "exact"
 """Every job is known to run as long as it will."""
@@ -27,9 +27,6 @@ limits, and no shorter than runs that were ended at their limits make likely."""
 
 NONE = "none"
 """Nothing: jobs have the limits that their users gave, and of one without nobody knows how long it runs."""
-
-CUT = "timeout"
-"""How a job ended that ran to its limit, in the words of a trace."""
 
 NAMES = (*METHODS, OWN, NONE, EXACT)
 
@@ -152,12 +149,17 @@ class Foresight:
         """A job has ended, and everybody may know how long it ran."""
         job, group = self._jobs[number], self._group_of(number)
         self._groups[number] = None
+        marks = group.marks
         if self._judge is not None:
             self._judge.add(group.user, Said(self._said_s.pop(number), job.estimate_s, job.run_s))
-            ended = Ended(job.run_s, job.estimate_s, job.outcome == CUT and job.run_s >= job.estimate_s)
-            self._overruns.learn(group.kind, group.user, ended)
+            is_cut = job.outcome == CUT and job.run_s >= job.estimate_s
+            if is_cut:
+                # As the daemon learns it: those with the same limit take as long, and others longer.
+                marks = marks[:1]
+            if not (is_cut and _goes_on(job)):
+                self._overruns.learn(group.kind, group.user, Ended(job.run_s, job.estimate_s, is_cut))
         if self._method is not None:
-            self._past.learn(group.marks, job.run_s)
+            self._past.learn(marks, job.run_s)
             self._changed[group.user] = None
 
     def renew(self) -> None:
@@ -177,6 +179,11 @@ class Foresight:
 
 def _nothing(past: Past, marks: Marks, limit_s: int | None) -> None:
     """No guess."""
+
+
+def _goes_on(job: TraceJob) -> bool:
+    """Whether it asked to be run again at its limit."""
+    return job.spec is not None and "timeout" in job.spec.retry.retry_on
 
 
 def _whose(job: TraceJob) -> str:

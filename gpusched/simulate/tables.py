@@ -1,7 +1,7 @@
 """Traces as CSV tables, told apart by the names of their columns.
 
 Philly, Muri, Tiresias, Gavel   submit_s, duration_s (duration_v100_s), num_gpus, and what the job is or whose;
-                                one's own may have user, queue and deadline_s besides
+                                one's own may have user, queue, deadline_s and time_limit_s besides
 Pollux                          several workloads in one table; run times are those it reports for one scheduler
 openb                           tasks of the Alibaba cluster (`read_pods`) and its nodes (`cluster.read_nodes`)
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from gpusched.model.spelling import closest
 from gpusched.model.units import printable
-from gpusched.simulate.trace import BadTrace, Trace, TraceJob, finished, lines_of, whole
+from gpusched.simulate.trace import CUT, BadTrace, Trace, TraceJob, finished, lines_of, whole
 
 Row = Mapping[str, str]
 
 _JOB_COLUMNS = frozenset(
     {
         *("job_id", "name", "submit_s", "duration_s", "duration_v100_s", "jct_tiresias_s", "num_gpus", "workload"),
-        *("model", "job_type", "application", "user", "queue", "vc", "deadline_s"),
+        *("model", "job_type", "application", "user", "queue", "vc", "deadline_s", "time_limit_s"),
     }
 )
 _OF_OTHERS = frozenset({"steps", "batch_size", "jct_optimus_s", "jct_pollux_s"})
@@ -99,8 +99,12 @@ def read_table(path: Path, workload: int = 1) -> Trace:
         submit_s = whole(row["submit_s"], "submit_s", path, number)
         run_s, gpus = whole(row[run_time], run_time, path, number), whole(row["num_gpus"], "num_gpus", path, number)
         name = row.get("job_id") or row.get("name") or str(number - 1)
+        # With a limit for some and none for others nobody could tell what is known of a job.
+        limit_s = whole(row["time_limit_s"], "time_limit_s", path, number) if "time_limit_s" in row else None
         if submit_s < 0:
             trace.drop("submitted before the trace begins", name)
+        elif limit_s is not None and limit_s < 1:
+            trace.drop("has a time limit of less than a second", name)
         elif run_s < 0:
             trace.drop("ended before it began", name)
         elif run_s < 1:
@@ -113,12 +117,14 @@ def read_table(path: Path, workload: int = 1) -> Trace:
                 TraceJob(
                     id=name,
                     submit_s=submit_s,
-                    run_s=run_s,
-                    estimate_s=run_s,
+                    # What would run on is ended at its limit.
+                    run_s=run_s if limit_s is None else min(run_s, limit_s),
+                    estimate_s=limit_s or run_s,
                     gpus=gpus,
                     user=row.get("user", ""),
                     queue=row.get("queue") or row.get("vc", ""),
                     name=kind,
+                    outcome=CUT if limit_s is not None and run_s > limit_s else "",
                     deadline_s=whole(row["deadline_s"], "deadline_s", path, number) if row.get("deadline_s") else None,
                 )
             )

@@ -24,6 +24,10 @@ _NAMED = 5
 """So many jobs of one kind that was left out are named; the rest is counted."""
 
 
+CUT = "timeout"
+"""How a job ended that was ended at its time limit, in the words of `TraceJob.outcome`."""
+
+
 class BadTrace(UserError):
     """A trace that cannot be read, with the line where that was seen."""
 

@@ -159,6 +159,24 @@ def test_a_run_ends_at_its_time_limit():
     assert ends_of(outcome, 1) == [(60, 80, "completed")]
 
 
+def test_jobs_that_would_take_longer_end_at_the_limits_of_their_trace(tmp_path):
+    table = tmp_path / "jobs.csv"
+    table.write_text("submit_s,duration_s,num_gpus,time_limit_s\n0,7200,4,600\n1,300,4,600\n")
+    jobs = read_trace(table).jobs
+    planned, ticked = both(jobs, ONE, "default")
+    assert list(planned.end_s) == list(ticked.end_s) == [600, 900]
+    assert ends_of(ticked, 0) == [(0, 600, "timeout")]
+
+
+def test_the_daemon_is_told_no_run_times_that_a_trace_does_not_state():
+    jobs = [gpu_job("a", 0, 100, gpus=3), gpu_job("b", 1, 100, gpus=4), gpu_job("c", 2, 50)]
+    (rules,) = policies_of(["fcfs+easy"])
+    assert list(daemon_run.run(jobs, ONE, rules.settings).start_s) == [0, 100, 2]
+    assert list(daemon_run.run(jobs, ONE, rules.settings, knows_run_times=False).start_s) == [0, 100, 200]
+    stated = [replace(job, estimate_s=2 * job.run_s) for job in jobs]
+    assert list(daemon_run.run(stated, ONE, rules.settings, knows_run_times=False).start_s) == [0, 100, 2]
+
+
 def test_each_recorded_run_of_a_job_of_the_history_is_repeated():
     asked = spec(retry=RetryRule(retries=3, backoff_s=0.0), time_limit_s=500)
     job = replace(gpu_job("a", 0, 70), spec=asked, attempts=((5, "failed"), (6, "out_of_memory"), (70, "completed")))

@@ -12,8 +12,7 @@ from gpusched.simulate import cluster
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.planner_run import PlannerRun
 from gpusched.simulate.policies import Policy, policies_of
-from gpusched.simulate.predicting import CUT
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.trace import CUT, TraceJob
 
 HOUR_S, SLICE_S = 3600, 600
 PROCS = 8

@@ -45,6 +45,21 @@ def test_a_log_in_swf(tmp_path, name):
     assert trace.notes == ["1 job submitted before the one above; each arrives at its own instant"]
 
 
+def test_a_table_with_time_limits(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text("submit_s,duration_s,num_gpus,time_limit_s\n0,7200,1,600\n1,300,1,600\n2,600,1,600\n3,5,1,0\n")
+    trace = read_trace(path)
+    assert [(job.run_s, job.estimate_s, job.outcome) for job in trace.jobs] == [
+        (600, 600, "timeout"),
+        (300, 600, ""),
+        (600, 600, ""),
+    ]
+    assert trace.dropped["has a time limit of less than a second"].count == 1
+    path.write_text("submit_s,duration_s,num_gpus,time_limit_s\n0,7200,1,\n")
+    with pytest.raises(BadTrace, match="line 2: time_limit_s is ''"):
+        read_trace(path)
+
+
 def test_a_table_of_gpu_jobs(tmp_path):
     text = "job_id,submit_s,duration_s,num_gpus,vc\na,0,50,12,x\nb,1,0,1,x\nc,2,5,0,x\nd,3,5,64,y\ne,-1,5,1,y\n"
     trace = read_trace(write(tmp_path, text, "jobs.csv.gz"))
