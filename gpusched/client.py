@@ -74,6 +74,14 @@ class Client:
             raise error_from(document.get("error", {}))
         return document  # type: ignore[no-any-return]
 
+    def try_once(self, path: str, timeout_s: float) -> dict[str, Any] | None:
+        """An answer that nobody depends on: None when there is none at once, or within the time."""
+        try:
+            status, answer = self._exchange(f"GET {path} HTTP/1.1\r\nHost: gpusched\r\n\r\n".encode(), timeout_s)
+        except (OSError, errors.GpuschedError):
+            return None
+        return quickjson.loads(answer) if status == 200 else None
+
     def text(self, path: str, timeout_s: float | None = None) -> str:
         """Ask for what is no JSON document. Raises: as `call`."""
         return self.raw(path, timeout_s).decode()

@@ -118,6 +118,11 @@ def log_file() -> str:
     return os.path.join(state_dir(), "log", "gpuschedd.log")
 
 
+def limit_hint() -> str:
+    """An empty file of the user's, whose time of modification says until when `gsub` gives no hint about limits."""
+    return os.path.join(state_dir(), "limit-hint")
+
+
 def daemon_output() -> str:
     """What a daemon that a client started prints before its log is open."""
     return os.path.join(state_dir(), "log", "gpuschedd.out")

@@ -8,7 +8,12 @@ import stat
 
 from gpusched.errors import NotReady
 
-_OURS = frozenset({"config.toml", "notify.toml", "preset.json", "start.lock", "daemon.lock", "gpusched.db", "api.sock"})
+_OURS = frozenset(
+    {
+        *("config.toml", "notify.toml", "preset.json", "start.lock", "daemon.lock", "gpusched.db", "api.sock"),
+        "limit-hint",
+    }
+)
 _FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls"})
 
 

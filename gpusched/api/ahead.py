@@ -21,6 +21,7 @@ from gpusched.api.render_ahead import (
 )
 from gpusched.api.service import service_of
 from gpusched.api.sight import Viewer, viewer_of
+from gpusched.daemon.limit_hint import limit_hint
 from gpusched.daemon.outlook import Outlook
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
@@ -70,6 +71,15 @@ async def why(request: web.Request) -> web.Response:
     return respond(why=document)
 
 
+async def limit(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/limit-hint"""
+    viewer = viewer_of(request)
+    job = viewer.read(request.match_info["id"])
+    question = limit_hint(job, viewer.service.scheduler) if viewer.sees_all_of(job) else None
+    found = None if question is None else await viewer.service.work_out(question, viewer.caller)
+    return respond(hint=None if found is None else plain(found))
+
+
 async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """What is said of a job's future; nothing of one that does not wait."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
@@ -82,6 +92,9 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     advice = service.scheduler.advise_limit(job.user, job.spec)
     place, found, alternatives = await service.work_out(lambda: _look(outlook, job, advice), viewer.caller)
     is_whole = viewer.sees_all_of(job)
+    if not is_whole:
+        # What jobs like it took is for those whose jobs they are.
+        alternatives = tuple(one for one in alternatives if "time_limit_s" not in one.change)
     measure = service.scheduler.history.measure(job.user if is_whole else None)
     return {
         "place": place and place[0],

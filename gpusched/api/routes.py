@@ -103,6 +103,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
+        "/v1/jobs/{id}/limit-hint",
+        ahead.limit,
+        "What jobs like a waiting one took, and when it would start with a time limit; null where none would help.",
+        "hint",
+    ),
+    Route(
+        "GET",
         "/v1/starts",
         ahead.starts,
         "When waiting jobs start: from when, until when at the latest; null is unknown.",

@@ -101,6 +101,11 @@ def body(words: list[str]) -> int:
         _say_limits(answer, values)
         if (seen := answer.get("vram")) and seen["proposal"]:
             sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
+        if _may_lack_a_limit(answer, values):
+            from gpusched.cli.limit_hint import is_typed_by_hand, say  # scripts do without
+
+            if is_typed_by_hand():
+                say(client, job["id"])
         if values.get("follow"):
             from gpusched.cli.follow import follow_job  # reads files and waits: nothing a plain gsub needs
 
@@ -222,6 +227,15 @@ def _say_limits(answer: dict[str, Any], values: Values) -> None:
     if (source := job["time_limit_source"]) in ("default", "maximum"):
         words = "the default" if source == "default" else "the longest that is allowed"
         output.note("gsub", f"time limit {format_duration(job['time_limit_s'])}, {words}; give another with -t")
+
+
+def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:
+    """Whether the job waits and nobody has said how long it may run; not where the rest of the output is awaited."""
+    job = answer["job"]
+    if job["state"] != "PENDING" or job["hold"] or job["time_limit_source"] not in (None, "default", "maximum"):
+        return False
+    is_awaited = any(values.get(name) for name in ("quiet", "json", "wait", "follow"))
+    return not (is_awaited or answer.get("existing")) and sys.stdout.isatty()
 
 
 def _print_batch(answer: dict[str, Any], values: Values) -> int:

@@ -6,6 +6,7 @@ nothing in it but values: no part of the daemon's memory can be reached from it,
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -105,6 +106,20 @@ class Outlook:
         """When these jobs start."""
         known = cache(self.predict)
         return forecast_starts(self.snapshot, self.settings, known, wanted, max_cycles, self.arrivals, self.extensions)
+
+    def in_class(self, job_id: int, key: ClassKey) -> Outlook:
+        """The same present but for one waiting job, which is in another class."""
+        pending, moved = [], None
+        for waiting in self.snapshot.pending:
+            rest = tuple(one for one in waiting.jobs if one.id != job_id)
+            if len(rest) < len(waiting.jobs):
+                (moved,) = (one for one in waiting.jobs if one.id == job_id)
+                waiting = PendingClass(waiting.key, rest, waiting.total - 1)
+            if rest:
+                pending.append(waiting)
+        if moved is None:
+            return self
+        return dataclasses.replace(self, snapshot=with_job(replace(self.snapshot, pending=tuple(pending)), key, moved))
 
     def waiting_ids(self, jobs: Iterable[Job]) -> dict[int, int]:
         """The id under which each of these is in the snapshot, by its own: of an array, that of its next task."""

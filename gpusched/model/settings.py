@@ -363,6 +363,8 @@ class SubmitSettings(Value):
     """Name patterns of variables that are left out of the environment that a job is given and the job table stores,
     unless the submitter names them; capitals count as small letters. A pattern that begins with `!` keeps what others
     leave out."""
+    limit_hint: bool = True
+    """Tell who submits at a terminal without a time limit, once a day, what one would change."""
 
 
 class LifeSettings(Value):

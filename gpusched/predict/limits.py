@@ -95,6 +95,6 @@ _UNITS = ((90, 1, "s"), (5400, 60, "min"), (48 * 3600, 3600, "h"))
 
 def _said(length_s: float) -> str:
     unit_s, unit = next(((size, word) for most_s, size, word in _UNITS if length_s < most_s), (86_400, "d"))
-    number = length_s / unit_s
+    number = max(1.0, length_s / unit_s)
     shown = f"{number:.0f}" if number >= 10 or unit in ("s", "min") else f"{number:.1f}".removesuffix(".0")
     return f"{shown} {unit}"

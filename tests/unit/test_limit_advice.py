@@ -131,6 +131,7 @@ def test_limits_are_rounded_up_as_people_type_them(length_s: float, limit_s: int
         (HOUR * 1.0, HOUR * 3.0, "60 min to 3 h"),
         (HOUR * 2.0, HOUR * 3.5, "2 to 3.5 h"),
         (20.0, 50.0, "20 to 50 s"),
+        (0.0, 0.2, "about 1 s"),
         (290.0, 310.0, "about 5 min"),
         (86_400 * 2.0, 86_400 * 11.2, "2 to 11 d"),
     ],
