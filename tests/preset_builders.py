@@ -23,12 +23,9 @@ DAY_S = 86400.0
 PLAIN = PresetWorth(100_000, 50_000, 300_000, 80_000, 20_000)
 
 
-def lab_with_history(jobs: int = 240, days: float = 14, preset: str = "auto", **priority: Any) -> Lab:
-    """Four GPUs and three users; jobs of minutes and hours that ended up to now."""
-    lab = Lab(gpus=4, priority=PrioritySettings(preset=preset, **priority))
-    lab.settings = replace(lab.settings, stated=tuple(sorted(priority)))
-    lab.scheduler.settings = lab.settings
-    random, now, changes = Random(1), lab.clock.now(), Changes()
+def history(now: float, jobs: int = 240, days: float = 14) -> Changes:
+    """Jobs of minutes and hours on four GPUs, of three users, that ended up to now."""
+    random, changes = Random(1), Changes()
     for number in range(1, jobs + 1):
         at = now - days * DAY_S + number * (days - 1) * DAY_S / jobs
         gpus, run_s = random.choice([1, 1, 1, 2, 4]), random.choice([600, 600, 600, 7200, 14_400])
@@ -55,7 +52,15 @@ def lab_with_history(jobs: int = 240, days: float = 14, preset: str = "auto", **
         )
         changes.jobs[number] = replace(made, state=JobState.COMPLETED, start_at=at, end_at=at + run_s, run=1)
         changes.runs[one.id] = one
-    lab.store.commit(changes)
+    return changes
+
+
+def lab_with_history(jobs: int = 240, days: float = 14, preset: str = "auto", **priority: Any) -> Lab:
+    """A scheduler that has run these jobs on four GPUs."""
+    lab = Lab(gpus=4, priority=PrioritySettings(preset=preset, **priority))
+    lab.settings = replace(lab.settings, stated=tuple(sorted(priority)))
+    lab.scheduler.settings = lab.settings
+    lab.store.commit(history(lab.clock.now(), jobs, days))
     lab.scheduler.reload()
     lab.scheduler.tick()
     return lab

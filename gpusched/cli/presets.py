@@ -39,7 +39,7 @@ def show(operands: list[str], values: Values) -> int:
     sys.stdout.write(f"preset: {line_of(found)}\n")
     if found["next_at"] is not None and not found["is_judging"]:
         sys.stdout.write(f"judged next: {instant(found['next_at'])}\n")
-    if found["problem"]:
+    if found["problem"] and found["setting"] != "auto":
         output.note("gctl", f"the last judgement came to nothing: {printable(found['problem'])}")
     if found["jobs"] is not None:
         jobs, since = plural(found["jobs"], "job"), instant(found["jobs_since_at"])
@@ -58,7 +58,8 @@ def line_of(found: dict[str, Any]) -> str:
     if found["setting"] != "auto":
         return printable(found["in_force"])
     judged = f", judged {instant(found['judged_at'])}" if found["judged_at"] is not None else ""
-    return printable(f"auto: {found['in_force']}; {found['why']}{judged}")
+    failed = f"; the last judgement came to nothing: {found['problem']}" if found["problem"] else ""
+    return printable(f"auto: {found['in_force']}; {found['why']}{judged}{failed}")
 
 
 def _row(one: dict[str, Any], found: dict[str, Any]) -> tuple[str, ...]:

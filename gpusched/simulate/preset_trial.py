@@ -63,6 +63,9 @@ def confine(limits: TrialLimits) -> None:
     if os.getppid() != limits.parent:
         # It died before it could be followed.
         os._exit(1)
+    # The first to be ended where memory runs out, whatever it has inherited of the daemon.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     memory = limits.memory_mib << 20

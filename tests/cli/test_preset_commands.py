@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from preset_builders import result
+from preset_builders import history, result
 from shell import Shell
 from support import wait_until
 
@@ -16,6 +18,7 @@ from gpusched.cli import presets
 from gpusched.model import codec
 from gpusched.model.value import replace
 from gpusched.policy.preset_choice import Judgement, PresetState, decide
+from gpusched.store.sqlite import SqliteStore
 
 AT = 1_795_000_000.0
 
@@ -99,6 +102,33 @@ def test_judging_with_too_little_history_says_so(own: Shell) -> None:
     assert own.ok("gctl", "preset").startswith("preset: auto: fair; too little history: no job has ended yet")
 
 
+def test_the_history_of_a_daemon_is_judged_while_it_runs_and_again_after_a_crash(own: Shell) -> None:
+    configure(own, '[priority]\npreset = "auto"\n')
+    own.home.chmod(0o700)
+    store = SqliteStore.open(str(own.home / "gpusched.db"))
+    store.commit(history(time.time()))
+    store.close()
+    own.ok("gpusched", "daemon", "start", GPUSCHED_FAKE_GPUS="4x24GiB")
+    status = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]
+    own.ok("gctl", "preset", "--judge")
+    assert "the presets are being judged" in own.type("gctl", "preset", "--judge").err
+    os.kill(status["pid"], signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{status['pid']}"), what="the end of the daemon")
+    own.ok("gpusched", "daemon", "start", GPUSCHED_FAKE_GPUS="4x24GiB")
+    own.ok("gctl", "preset", "--judge")
+
+    def document() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(own.ok("gctl", "preset", "--json"))["preset"]
+        return found
+
+    wait_until(lambda: not document()["is_judging"], 120, what="the judgement")
+    found = document()
+    assert found["problem"] is None
+    assert found["jobs"] == 240
+    assert all(one["worth"] is not None for one in found["presets"])
+    assert "240 jobs that ended since" in own.ok("gctl", "preset")
+
+
 def test_a_preset_by_hand_is_shown_as_it_is(own: Shell) -> None:
     configure(own, '[priority]\npreset = "fifo"\n')
     own.ok("gpusched", "daemon", "start")
@@ -124,5 +154,5 @@ def test_a_mistake_is_one_sentence_and_a_hint(own: Shell, words: tuple[str, ...]
 
 
 def test_what_a_daemon_says_is_made_printable() -> None:
-    found = {"setting": "auto", "in_force": "fair", "why": "a\x1b[31mb", "judged_at": None}
+    found = {"setting": "auto", "in_force": "fair", "why": "a\x1b[31mb", "judged_at": None, "problem": "\x1b[31m"}
     assert "\x1b" not in presets.line_of(found)

@@ -159,6 +159,7 @@ def test_it_runs_when_nobody_else_wants_to_and_writes_nothing(started: list[subp
     assert limit_of(child.pid, "Max cpu time") == "600"
     status = Path(f"/proc/{child.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status
+    assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
     opened = [os.readlink(f"/proc/{child.pid}/fd/{name}") for name in os.listdir(f"/proc/{child.pid}/fd")]
     assert not [one for one in opened if one.startswith("/") and one != "/dev/null"]
 
