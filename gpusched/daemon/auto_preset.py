@@ -318,6 +318,10 @@ class AutoPreset:
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._child = self._start(fd, TrialLimits(os.getpid(), CPU_S, MEMORY_MIB))
+        except (OSError, subprocess.SubprocessError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            self._end(f"the process that replays the last weeks cannot be started: {why.lower()}{_whose_rights()}")
+            return
         finally:
             os.close(fd)
             file.close()
@@ -347,8 +351,12 @@ class AutoPreset:
     def _conclude(self, code: int) -> None:
         answer, judged = self._answer, self._judged
         if code:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._end(f"the process that replays the last weeks has ended early ({how})", with_fewer_jobs)
+            text = "the process that replays the last weeks has ended early"
+            if code < 0:
+                # Most likely by what it may use.
+                self._end(f"{text} (signal {-code})", with_fewer_jobs)
+            else:
+                self._end(f"{text} (exit code {code}){_whose_rights()}")
             return
         try:
             result = codec.decode(answer, TrialResult)
@@ -441,6 +449,10 @@ def start_trial(fd: int, limits: TrialLimits) -> subprocess.Popen[bytes]:
         start_new_session=True,
         **_least_privilege(),
     )
+
+
+def _whose_rights() -> str:
+    return f"; it runs as nobody, who must be able to run {sys.executable}" if paths.is_system() else ""
 
 
 def _least_privilege() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lab import Lab
 from preset_builders import DAY_S, Processes, lab_with_history, result
 from support import wait_until
 
+from gpusched import paths
 from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
 from gpusched.engine.simulated import Outcome
@@ -329,7 +331,21 @@ def test_a_process_that_cannot_be_started_is_a_problem_and_no_more(night: Night)
 
     night.auto = AutoPreset(night.lab.scheduler, night.path, start=fails)
     night.falls()
-    assert "Cannot allocate memory" in (night.auto.state.problem or "")
+    assert night.auto.state.problem == (
+        "the process that replays the last weeks cannot be started: cannot allocate memory"
+    )
+    assert night.auto.state.most_jobs == MOST_JOBS
+
+
+def test_one_that_nobody_may_run_says_who_must_be_able_to(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "is_system", lambda: True)
+    night.processes.says = "exit 1"
+    night.falls()
+    assert night.auto.state.problem == (
+        "the process that replays the last weeks has ended early (exit code 1); it runs as nobody, who must be able to "
+        f"run {sys.executable}"
+    )
+    assert night.auto.state.most_jobs == MOST_JOBS
 
 
 def test_a_table_that_cannot_be_read_is_a_problem_and_no_more(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
