@@ -19,6 +19,7 @@ Source: Epstein and Sobel, Life Testing (1953).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable
 
 from gpusched.model.value import Value
@@ -47,22 +48,43 @@ class Ended(Value):
         return self.run_s / self.limit_s if self.limit_s else 0.0
 
 
+class _Newest:
+    """Runs of a family or user, oldest first, with how many of them were ended at their limits: asked for each job."""
+
+    __slots__ = ("cuts", "runs")
+
+    def __init__(self, runs: Iterable[Ended] = ()) -> None:
+        self.runs = deque(runs, KEPT)
+        self.cuts = sum(one.is_cut for one in self.runs)
+
+    def add(self, ended: Ended) -> None:
+        """One more, the newest."""
+        if len(self.runs) == KEPT:
+            self.cuts -= self.runs[0].is_cut
+        self.runs.append(ended)
+        self.cuts += ended.is_cut
+
+
+_NONE = _Newest()
+
+
 class Overruns:
     """The newest ends under each family of jobs and each user."""
 
     def __init__(self) -> None:
-        self._families: dict[Hashable, tuple[Ended, ...]] = {}
-        self._users: dict[str, tuple[Ended, ...]] = {}
+        self._families: dict[Hashable, _Newest] = {}
+        self._users: dict[Hashable, _Newest] = {}
 
     def learn(self, kind: Hashable, user: str, ended: Ended) -> None:
         """A job of this family and user has ended by itself, or was ended at its limit."""
-        self._families[kind] = (*self._families.pop(kind, ()), ended)[-KEPT:]
-        if len(self._families) > MOST_MARKS:
-            del self._families[next(iter(self._families))]
-        if ended.limit_s is not None:
-            self._users[user] = (*self._users.pop(user, ()), ended)[-KEPT:]
-            if len(self._users) > MOST_MARKS:
-                del self._users[next(iter(self._users))]
+        for known, mark in ((self._families, kind), (self._users, user)):
+            if known is self._users and ended.limit_s is None:
+                continue
+            # As the last, so that those without a run for longest are the first to go.
+            known[mark] = newest = known.pop(mark, None) or _Newest()
+            newest.add(ended)
+            if len(known) > MOST_MARKS:
+                del known[next(iter(known))]
 
     def learn_older(self, ended: Iterable[tuple[Hashable, str, Ended]]) -> None:
         """Jobs of these families and users had ended before all that is known; oldest first."""
@@ -73,13 +95,13 @@ class Overruns:
             if one.limit_s is not None:
                 users.setdefault(user, []).append(one)
         for kind, older in families.items():
-            self._families[kind] = (*older, *self._families.get(kind, ()))[-KEPT:]
+            self._families[kind] = _Newest((*older, *self._families.get(kind, _NONE).runs))
         for user, older in users.items():
-            self._users[user] = (*older, *self._users.get(user, ()))[-KEPT:]
+            self._users[user] = _Newest((*older, *self._users.get(user, _NONE).runs))
 
     def ended(self, kind: Hashable) -> tuple[Ended, ...]:
         """The newest runs of a family, oldest first."""
-        return self._families.get(kind, ())
+        return tuple(self._families.get(kind, _NONE).runs)
 
     def count(self, kind: Hashable, user: str, limit_s: int) -> int:
         """How many of the newest runs, of the family or else of the user, were ended and speak against this limit."""
@@ -100,11 +122,13 @@ class Overruns:
     def _against(self, kind: Hashable, user: str, limit_s: int) -> list[Ended]:
         """The runs that count for such a job, where any of them speaks against its limit."""
         family = self._families.get(kind)
-        if family is not None:
-            known = [one for one in family if not one.is_cut or limit_s < BELIEVED * one.run_s]
-            return known if any(one.is_cut for one in known) else []
-        theirs = self._users.get(user, ())
-        return list(theirs) if 2 * sum(one.is_cut for one in theirs) > len(theirs) else []
+        if family is None:
+            theirs = self._users.get(user, _NONE)
+            return list(theirs.runs) if 2 * theirs.cuts > len(theirs.runs) else []
+        if not family.cuts:
+            return []
+        known = [one for one in family.runs if not one.is_cut or limit_s < BELIEVED * one.run_s]
+        return known if any(one.is_cut for one in known) else []
 
 
 class Expectation(Value):
