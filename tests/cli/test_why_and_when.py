@@ -128,6 +128,18 @@ def test_earlier_runs_make_the_early_end(own: Shell) -> None:
     assert last["start_high_at"] - usual["start_high_at"] == pytest.approx(3600, abs=60)
 
 
+def test_what_a_job_is_expected_to_run_is_shown_while_it_waits(own: Shell) -> None:
+    for _ in range(2):
+        own.ok("gsub", "-g", "1", "--wait", "--", "sleep", "0.1")
+    own.submit("-g", "1", "--hold", "--", "sleep", "0.1")
+    assert "  expected to run 0:01, as jobs like it did\n" in own.ok("gq", "--why", "3")
+    assert re.search(r"^Expected: +to run 0:01, as jobs like it did$", own.ok("gshow", "3"), re.MULTILINE)
+    (job,) = json.loads(own.ok("gshow", "3", "--json"))["jobs"]
+    assert (job["expected"]["by"], job["expected"]["length_s"]) == ("prediction", 1)
+    (ended,) = json.loads(own.ok("gshow", "1", "--json"))["jobs"]
+    assert ended["expected"] is None
+
+
 def test_estimates_are_recorded_and_completed(own: Shell) -> None:
     own.submit("-g", "2", "-t", "1h", "--", "sleep", "9")
     waiting = own.submit("-g", "2", "-t", "1h", "--", "true")
