@@ -1,4 +1,4 @@
-"""The hint of gsub about time limits, as a person at a terminal sees it, and as nobody else does."""
+"""Time limits that nobody stated, as gsub tells of them: hints to a person at a terminal, `-t auto`, defaults."""
 
 from __future__ import annotations
 
@@ -141,3 +141,64 @@ def test_where_it_cannot_be_kept_that_it_was_said_nothing_is_said(lab: Shell) ->
     mark(lab).unlink()
     mark(lab).mkdir()
     assert "jobs like it" not in typed(lab)
+
+
+def streams(sh: Shell, *words: str, **env: str) -> str:
+    """A command with what it printed, ids left out."""
+    done = sh.type("gsub", *words, **env)
+    shown = [f"$ gsub {' '.join(words)}", *done.out.splitlines(), *(f"2> {line}" for line in done.err.splitlines())]
+    text = re.sub(r"\bjob \d+", "job 9", re.sub(r"\d+ to \d+", "8 to 9", "\n".join(shown)))
+    return re.sub(r"^\d+$|\bp\d+\b", "9", text, flags=re.M) + f"\n[{done.code}]\n"
+
+
+def test_auto_is_said_to_people_and_to_scripts(lab: Shell) -> None:
+    (lab.work / "slurm.sh").write_text("#!/bin/sh\n#SBATCH --time=auto --gres=gpu:1\n#SBATCH -J train\nsleep 600\n")
+    (lab.work / "p.toml").write_text(
+        '[step.a]\nscript = "train.sh"\ngpus = 1\ntime = "auto"\n[step.b]\nwrap = "true"\n'
+    )
+    said = [
+        streams(lab, "-t", "auto", "-g", "1", "train.sh"),
+        streams(lab, "--parsable", "-t", "auto", "-g", "1", "train.sh"),
+        streams(lab, "-g", "1", "train.sh", GSUB_TIME="AUTO"),
+        streams(lab, "-a", "0-3", "-t", "auto", "-g", "1", "train.sh"),
+        streams(lab, "slurm.sh"),
+        streams(lab, "--dag", "p.toml"),
+        streams(lab, "--dag", "p.toml", "--quiet"),
+        streams(lab, "-t", "auto", "-g", "2", "train.sh"),
+        streams(lab, "-t", "outo", "-g", "1", "train.sh"),
+        streams(lab, "-t", "auto:2", "-g", "1", "train.sh"),
+        streams(lab, "-t", "", "-g", "1", "train.sh"),
+    ]
+    compare("limit-auto.txt", "\n".join(said))
+    document = json.loads(lab.ok("gsub", "--json", "-t", "auto", "-g", "1", "train.sh"))
+    assert (document["job"]["time_limit_s"], document["job"]["time_limit_source"]) == (300, "auto")
+    assert document["limits"] == ["time limit 5:00: half again as long as the longest of 3 jobs like it"]
+    dry = json.loads(lab.ok("gsub", "--dry-run", "--json", "-t", "auto", "-g", "1", "train.sh"))["dry_run"]
+    assert (dry["time_limit_s"], dry["time_limit_source"]) == (300, "auto")
+    assert "\nRequested:  1 CPU, GPUs 1, time limit 5:00 (auto)\n" in lab.ok("gshow", document["job"]["id"])
+
+
+def test_a_default_is_shown_where_it_came_in(lab: Shell) -> None:
+    queues = (
+        "[default]\ntime_limit_s = 14400\n[queue.default]\n[queue.short]\ndefault_time_s = 600\nmax_time_s = 3600\n"
+    )
+    (lab.home / "config.toml").write_text(CONFIG + queues)
+    lab.ok("gctl", "reload")
+    assert typed(lab, "gsub", "--", "true").endswith("gsub: time limit 4:00:00, the default; give another with -t\n")
+    shown = typed(lab, "gsub", "-q", "short", "--", "true")
+    assert shown.endswith("gsub: time limit 10:00, the default; give another with -t\n")
+    assert lab.type("gsub", "--", "true").err == "", "no script is told"
+    assert "time limit" not in typed(lab, "gsub", "-t", "1h", "--", "true")
+    assert "time limit" not in typed(lab, "gsub", "-t", "unlimited", "--", "true")
+    refused = lab.type("gsub", "-q", "short", "-t", "0", "--", "true")
+    assert (refused.code, refused.err) == (
+        1,
+        "gsub: error: asked for no time limit; queue short allows at most 1:00:00\n"
+        "gsub: hint: ask for one: -t 1:00:00\n",
+    )
+    job = lab.submit("-q", "short", "--hold", "--", "true")
+    assert "time limit 10:00 (default)" in lab.ok("gshow", job)
+    lab.ok("gctl", "update", job, "time=1h")
+    assert "time limit 1:00:00\n" in lab.ok("gshow", job)
+    lab.ok("gctl", "update", job, "time=")
+    assert "time limit 10:00 (default)\n" in lab.ok("gshow", job)

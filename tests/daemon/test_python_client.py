@@ -291,6 +291,8 @@ def test_the_feed_of_ends_says_when_it_cannot_know(daemon: Daemon) -> None:
         ({"vram": 100}, "vram_mib", 100),
         ({"time": timedelta(minutes=2)}, "time_limit_s", 120),
         ({"time": 90}, "time_limit_s", 90),
+        ({"time": "auto"}, "time_limit_s", "auto"),
+        ({"time": "UNLIMITED"}, "time_limit_s", "unlimited"),
         ({"backoff": 0}, "backoff_s", 0),
         ({"begin": datetime(2030, 1, 1, tzinfo=timezone.utc)}, "begin_at", 1893456000.0),
         ({"output": Path("a")}, "stdout", "a"),
