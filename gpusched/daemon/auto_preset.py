@@ -67,7 +67,7 @@ WALL_S = 3 * 3600.0
 _CHUNK = 64
 _LARGEST_ANSWER = 1 << 20
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "import json, os, sys; os.nice(19); sys.path[:] = json.loads(sys.argv[1]); "
     "from gpusched.simulate.preset_trial import main; main(sys.argv[2])"
 )
 _NOBODY = 65534

@@ -125,12 +125,7 @@ class Objective:
     def score(self, outcome: Outcome) -> Score:
         """What a schedule is worth by it."""
         limited = tuple(term.value(outcome) for term in self.limits)
-        excess = sum(
-            max(0.0, value / term.limit - 1.0)
-            for value, term in zip(limited, self.limits, strict=True)
-            if term.limit is not None
-        )
-        return Score(self.target.value(outcome), limited, excess)
+        return Score(self.target.value(outcome), limited, self.excess(outcome))
 
 
 def objective_of(text: str) -> Objective:

@@ -14,6 +14,7 @@ from gpusched.model.presets import FAIR, FIFO, PRESETS, SLURM, THROUGHPUT, prese
 from gpusched.model.settings import AUTO, PRESET_NAMES, PrioritySettings, Settings
 from gpusched.model.value import fields, replace
 from gpusched.simulate.policies import policies_of
+from gpusched.simulate.replay import under
 
 
 def load(folder: Path, text: str, **more: Any) -> Loaded:
@@ -119,3 +120,10 @@ def test_auto_is_no_policy_of_a_simulation() -> None:
     with pytest.raises(UsageError, match="auto is whichever of the others") as caught:
         policies_of([AUTO])
     assert caught.value.hint == "--policy fair,throughput,fifo,slurm"
+
+
+def test_a_recorded_snapshot_can_be_replayed_under_a_preset(tmp_path: Path) -> None:
+    recorded = load(tmp_path, '[priority]\nweight_nice = 5\n[placement]\nstrategy = "spread"\n').settings
+    made = under(recorded, THROUGHPUT)
+    assert (made.priority.order, made.priority.weight_nice) == (PRESETS[THROUGHPUT]["order"], 5.0)
+    assert made.placement.strategy == "spread"
