@@ -157,7 +157,8 @@ def _check_number(name: str, value: Any, field: Field) -> None:
     whole = field.kind == "integer"
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not is_number or (isinstance(value, float) and not isfinite(value)):
-        raise _wrong(name, value, " or ".join(("a whole number" if whole else "a number", *field.words)))
+        wanted = ", ".join(("a whole number" if whole else "a number", *field.words[:-1]))
+        raise _wrong(name, value, " or ".join((wanted, *field.words[-1:])))
     low, high = field.low, field.high
     if low is not None and (value < low or (field.exclusive_low and value <= low)):
         least = f"above {low:g}" if field.exclusive_low else f"at least {low:g}"

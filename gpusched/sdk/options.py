@@ -201,7 +201,7 @@ def _field(name: str, value: Any) -> dict[str, Any]:
     if name in _TIMES:
         if name == "time" and isinstance(value, str) and value.lower() in TIME_LIMIT_WORDS:
             return {"time_limit_s": value.lower()}
-        seconds = _seconds(value)
+        seconds = _seconds(value, ", or as auto" if name == "time" else "")
         return {_TIMES[name]: int(seconds) if name == "time" else seconds}
     if name in _INSTANTS:
         if isinstance(value, str):
@@ -220,10 +220,10 @@ def _field(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
-def _seconds(value: Any) -> float:
+def _seconds(value: Any, also: str) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
-    return parse_duration_s(value) if isinstance(value, str) else value
+    return parse_duration_s(value, also) if isinstance(value, str) else value
 
 
 def _gpus(value: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
+from gpusched.api.again import read_resubmission
 from gpusched.daemon.commands import Submit, Update
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.pipelines import Step, SubmitPipeline
+from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.model.job import ArraySpec, Job
@@ -325,3 +326,43 @@ def test_a_default_limit_is_no_word_of_the_user() -> None:
     assert found.plan_s <= 1.3 * HOUR
     stated = lab.submit(launch=TRAIN, request=request(gpus=1), hold=True, time_limit_s=2 * HOUR)
     assert lab.scheduler.history.guess(lab.job(stated)) is None, "its limit is gone by"
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "wanted"),
+    [
+        pytest.param((5400, "auto"), {}, (None, "auto"), id="auto is worked out anew"),
+        pytest.param((HOUR, "default"), {}, (None, ""), id="a default is that of today"),
+        pytest.param((HOUR, "maximum"), {}, (None, ""), id="so is the longest that is allowed"),
+        pytest.param((None, "unlimited"), {}, (None, "unlimited"), id="none stays none"),
+        pytest.param((HOUR, ""), {}, (HOUR, ""), id="what was stated stays"),
+        pytest.param((HOUR, "default"), {"time_limit_s": 60}, (60, ""), id="another is stated"),
+        pytest.param((HOUR, ""), {"time_limit_s": "auto"}, (None, "auto"), id="auto is asked for"),
+        pytest.param((HOUR, "auto"), {"time_limit_s": None}, (None, ""), id="it is taken back"),
+    ],
+)
+def test_a_repeated_job_asks_for_the_limit_that_was_asked_for(
+    before: tuple[int | None, str], changes: dict[str, Any], wanted: tuple[int | None, str]
+) -> None:
+    lab = a_lab()
+    old = lab.job(lab.submit(hold=True))
+    old = replace(old, spec=replace(old.spec, time_limit_s=before[0], time_limit_source=before[1]))
+    (made,) = read_resubmission([old], changes, ANN, lab.settings, lab.store).specs
+    assert (made.time_limit_s, made.time_limit_source) == wanted
+
+
+def test_a_step_that_its_automatic_limit_ended_is_resumed_with_a_longer_one() -> None:
+    lab = a_lab()
+    ended(lab, 3)
+    lab.outcome = Outcome(runs_s=2 * HOUR)
+    answer = asked(lab, SubmitPipeline(ANN, "p", "", [Step("a", auto(), Needs(), "step a")], {"e": b"{}"}))
+    first = int(answer["jobs"]["a"])
+    lab.turn(1)
+    lab.turn(5400 + 60)
+    lab.turn(60)
+    assert lab.job(first).state is JobState.TIMEOUT
+    again = asked(lab, ResumePipeline(ANN, 1))
+    assert limit_of(lab.job(int(again["jobs"]["a"]))) == (8400, "auto")
+    assert again["limits"][0].startswith(
+        "step a: time limit 2:20:00: half again as long as the longest of 4 jobs like it"
+    )
