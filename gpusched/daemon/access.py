@@ -84,30 +84,35 @@ def is_admin(caller: Caller, settings: Settings) -> bool:
     return bool(groups_of(caller, (group,)))
 
 
-def is_member(uid: int, group: str) -> bool:
-    """Whether the user database has this user in this group at this moment; who or what is not in it is not."""
+def look_up_groups(uid: int, groups: Collection[str]) -> frozenset[str]:
+    """Those of these groups in which the user database has this user at this moment; none for an unknown user."""
     try:
         user = pwd.getpwuid(uid)
-        return grp.getgrnam(group).gr_gid in os.getgrouplist(user.pw_name, user.pw_gid)
+        gids = frozenset(os.getgrouplist(user.pw_name, user.pw_gid))
     except (KeyError, OSError):
-        return False
+        return frozenset()
+    return frozenset(group for group in groups if _gid_of(group) in gids)
+
+
+def _gid_of(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except (KeyError, OSError):
+        return None
 
 
 def groups_of(caller: Caller, groups: Collection[str]) -> frozenset[str]:
     """Those of these Unix groups that the user is in at this moment; what was looked up once holds for the request."""
-    for group in groups:
-        if group not in caller.groups:
-            caller.groups[group] = is_member(caller.uid, group)
+    unknown = [group for group in groups if group not in caller.groups]
+    if unknown:
+        found = look_up_groups(caller.uid, unknown)
+        caller.groups.update({group: group in found for group in unknown})
     return frozenset(group for group in groups if caller.groups[group])
 
 
 def is_group(name: str) -> bool:
     """Whether the user database has such a group at this moment."""
-    try:
-        grp.getgrnam(name)
-    except (KeyError, OSError):
-        return False
-    return True
+    return _gid_of(name) is not None
 
 
 def operates(caller: Caller, queue: str, settings: Settings) -> bool:

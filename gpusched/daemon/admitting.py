@@ -170,14 +170,15 @@ def check_update(before: Job, after: Job, owner: Caller, turn: Turn) -> None:
         raise Refused(f"job {after.shown_id} cannot be changed so: {problem}", f"see it with: gshow {after.shown_id}")
     if new.request != old.request:
         check_can_fit(new, turn)
-    if new.account != old.account:
-        check_account(new, owner, turn)
+    is_moved = new.reservation not in (None, old.reservation)
+    # Queues, QOS and reservations may be for accounts: the account of a former member leads to no others of them.
+    if is_moved or (new.account, new.queue, new.qos) != (old.account, old.queue, old.qos):
+        check_account(new, owner, turn, "account=")
     if _asks(new) != _asks(old):
         jobs = turn.world.arrays.left(before)
         with turn.world.active.with_more(old, before.user, -jobs):
             check_admitted(new, after.user, turn, max(1, jobs))
-    is_moved = new.reservation != old.reservation
-    if is_moved or (new.reservation in turn.world.calendar and _asks(new) != _asks(old)):
+    if new.reservation != old.reservation or (new.reservation in turn.world.calendar and _asks(new) != _asks(old)):
         check_reservation(new, after.user, turn)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
         old.deadline_at,
@@ -222,9 +223,9 @@ def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
         raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
 
 
-def check_account(spec: JobSpec, owner: Caller, turn: Turn) -> None:
+def check_account(spec: JobSpec, owner: Caller, turn: Turn, option: str = "-A") -> None:
     """Refuse an account that the owner of the job is no member of, whoever asks for it."""
-    found = account_refusal(spec.account, owner.user, _groups(owner, turn.settings), turn.settings)
+    found = account_refusal(spec.account, owner.user, _groups(owner, turn.settings), turn.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint)
 

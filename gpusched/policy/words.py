@@ -79,11 +79,16 @@ def name_some(noun: str, names: Sequence[str], named: int = NAMED) -> str:
 
 
 def choose(names: Iterable[str], option: str) -> str:
-    """`name it: -q nlp`, `name one of them: -q nlp, -q vision`."""
+    """`name it: -q nlp`, `name one of them: -q nlp, -q vision`, and `account=nlp` for the option `account=`."""
     ordered = sorted(names)
-    shown = ", ".join(f"{option} {name}" for name in ordered[:MOST_CHOICES])
+    shown = ", ".join(with_value(option, name) for name in ordered[:MOST_CHOICES])
     more = f" and {len(ordered) - MOST_CHOICES} more" if len(ordered) > MOST_CHOICES else ""
     return f"name {'it' if len(ordered) == 1 else 'one of them'}: {shown}{more}"
+
+
+def with_value(option: str, value: str) -> str:
+    """An option as it is typed: `-q nlp`, `queue=nlp`."""
+    return f"{option}{value}" if option.endswith("=") else f"{option} {value}"
 
 
 def about(seconds: float) -> str:

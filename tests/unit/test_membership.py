@@ -16,10 +16,11 @@ from gpusched.daemon.commands import Release, Submit, Update
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.reloading import Reload
+from gpusched.daemon.reserving import Reserve
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model.job import ArraySpec
-from gpusched.model.settings import AccessSettings, AccountSettings, Settings
+from gpusched.model.settings import AccessSettings, AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.policy.life.pipelines import Needs
@@ -297,9 +298,11 @@ def test_a_job_without_an_account_gets_the_default_of_its_user(lab: Lab) -> None
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
-    """Uids by group, in place of the system's user database; `asked` counts look-ups."""
+    """Uids by group, in place of the system's user database."""
     members: dict[str, set[int]] = {"students": {EVE.uid}}
-    monkeypatch.setattr(access, "is_member", lambda uid, group: uid in members.get(group, ()))
+    monkeypatch.setattr(
+        access, "look_up_groups", lambda uid, names: {name for name in names if uid in members.get(name, ())}
+    )
     return members
 
 
@@ -331,7 +334,7 @@ def test_an_update_by_an_admin_asks_for_the_groups_of_the_owner(lab: Lab, groups
 
 def test_groups_are_not_looked_up_where_no_account_lists_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(access, "is_member", lambda uid, group: bool(asked.append(group)))
+    monkeypatch.setattr(access, "look_up_groups", lambda uid, names: asked.extend(names))
     lab.submit(account="chem")
     assert asked == []
 
@@ -363,6 +366,39 @@ def test_jobs_of_a_user_who_is_taken_out_go_on_and_new_ones_are_refused(lab: Lab
     assert lab.job(running).state is JobState.RUNNING
     assert {job.state for job in lab.store.jobs(JobFilter()) if job.array_id == held} == {JobState.RUNNING}
     assert {job.spec.account for job in lab.store.jobs(JobFilter())} == {"chem"}
+
+
+@pytest.mark.parametrize("changes", [{"queue": "rich"}, {"qos": "high"}, {"reservation": "talk"}], ids=str)
+def test_the_account_of_before_opens_no_other_queue_qos_or_reservation(changes: dict[str, str]) -> None:
+    queues = {"default": QueueSettings("default"), "rich": QueueSettings("rich", accounts=("chem",))}
+    qos = {"high": QosSettings("high", tier=1, accounts=("chem",))}
+    lab = Lab(outcome=Outcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues, qos=qos)
+    lab.ask(Reserve(ROOT, "talk", start_at=lab.clock.now() + 1e5, duration_s=600.0, gpus=1, accounts=("chem",)))
+    before, after = (lab.submit(account="chem", hold=True, time_limit_s=60) for _ in range(2))
+    assert texts(lab.ask(Update(ANN, (before,), changes))) == [""]
+    take_out(lab, "ann")
+    (refused,) = lab.ask(Update(ANN, (after,), changes))
+    assert refused.message == "user ann is not a member of account chem, nor of any other"
+    # What it has it keeps, and it may leave.
+    assert texts(lab.ask(Update(ANN, (before,), {**changes, "nice": 5}))) == [""]
+    assert texts(lab.ask(Update(ANN, (before,), {"reservation": None}))) == [""]
+
+
+def test_a_queue_of_the_accounts_name_makes_nobody_a_member() -> None:
+    queues = {"default": QueueSettings("default"), "bio": QueueSettings("bio")}
+    lab = Lab(outcome=Outcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues)
+    job_id = lab.submit(account="chem", queue="bio", hold=True)
+    (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "bio"}))
+    assert refused.message == SENTENCE
+
+
+def test_a_refused_update_says_what_to_type(lab: Lab) -> None:
+    job_id = lab.submit(account="chem", hold=True)
+    (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "bio"}))
+    assert refused.hint == "name one of them: account=chem, account=physics"
+    lab.scheduler.settings = settings_of(node=lab.settings.node)
+    (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "bio"}))
+    assert refused.hint == "account=ann, or ask an admin to add [account.bio] to the config file"
 
 
 def test_a_job_whose_account_is_gone_can_still_be_changed(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 from gpusched.model.value import replace
 from gpusched.policy.refusal import Refusal
-from gpusched.policy.words import MOST_CHOICES, choose, name_some
+from gpusched.policy.words import MOST_CHOICES, choose, name_some, with_value
 
 _BY_NAME, _BY_GROUP, _AS_EVERYBODY = range(3)
 """How an account lists a user, the most specific first."""
@@ -64,18 +64,22 @@ def _listings(user: str, groups: Collection[str], accounts: Mapping[str, Account
     return found
 
 
-def account_refusal(account: str, user: str, groups: Collection[str], settings: Settings) -> Refusal | None:
+def account_refusal(
+    account: str, user: str, groups: Collection[str], settings: Settings, option: str = "-A"
+) -> Refusal | None:
     """Refuse an account that the user is no member of, with the accounts that the user has; None for one of these.
 
     Asked when a job is given its account, not of jobs that have one: those go on when their user or their account is
     taken out of the settings. A job that names none and has no default is under its user's name.
+
+    Args: option: how the account was typed, `-A` or `account=`.
     """
     if not settings.account:
-        return _not_configured(account, user)
+        return _not_configured(account, user, option)
     own = accounts_of(user, groups, settings)
     if account in own:
         return None
-    hint = choose(own, "-A") if own else _ask_admin(account, user, settings)
+    hint = choose(own, option) if own else _ask_admin(account, user, settings)
     if account in ("", user) and account not in settings.account and len(own) != 1:
         if own:
             return Refusal(f"user {user} is a member of {_some(own)}, so the job must name one", hint)
@@ -84,18 +88,21 @@ def account_refusal(account: str, user: str, groups: Collection[str], settings: 
     if account not in settings.account and "accounts" not in settings.access.private_data:
         near = closest(account, own)
         only = f"; user {user} is a member of {_some(own)}" if own else ""
-        return Refusal(f"there is no account '{shown}'{only}", f"did you mean -A {near}?" if near else hint)
+        return Refusal(
+            f"there is no account '{shown}'{only}", f"did you mean {with_value(option, near)}?" if near else hint
+        )
     others = f"only of {_some(own)}" if own else "nor of any other"
     return Refusal(f"user {user} is not a member of account {shown}, {others}", hint)
 
 
-def _not_configured(account: str, user: str) -> Refusal | None:
+def _not_configured(account: str, user: str, option: str) -> Refusal | None:
     if account in ("", user):
         return None
     shown = printable(account, 60)
     return Refusal(
         f"there is no account '{shown}', because none is configured; jobs of {user} count for {user}",
-        f"leave out -A, or ask an admin to add [account.{shown}] to the config file",
+        f"{'leave out -A' if option == '-A' else with_value(option, user)}, or ask an admin to add [account.{shown}] "
+        "to the config file",
     )
 
 
