@@ -94,7 +94,7 @@ def judge(lines: Iterable[bytes]) -> TrialResult:
     found = iter(lines)
     request = codec.decode(next(found, b""), ReplayRequest)
     nodes = (request.node,)
-    trace = _trace(found)
+    trace = read_export(found)
     trace.jobs = sorted(trace.jobs, key=lambda job: job.submit_s)[-request.most_jobs :]
     policies = [Policy(name, under_preset(request.settings, name)) for name in CHOICES]
     gpus, procs = largest(nodes)
@@ -111,7 +111,8 @@ def judge(lines: Iterable[bytes]) -> TrialResult:
     return TrialResult(len(trace.jobs), worth, gains)
 
 
-def _trace(lines: Iterable[bytes]) -> Trace:
+def read_export(lines: Iterable[bytes]) -> Trace:
+    """The jobs of an export, as they would be read from the table. Raises: ValueError."""
     store = MemoryStore()
     changes = Changes()
     for line in lines:

@@ -20,9 +20,16 @@ from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import AutoPreset, night_after, start_trial
 from gpusched.model import codec
 from gpusched.model.history_export import TrialLimits
+from gpusched.model.job import ArraySpec, JobEvent
 from gpusched.model.presets import CHOICES
+from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.policy.preset_choice import PresetState, TrialResult
-from gpusched.simulate.preset_trial import judge
+from gpusched.ports import Changes
+from gpusched.simulate.history import trace_of
+from gpusched.simulate.preset_trial import judge, read_export
+from gpusched.simulate.trace import TraceJob
+from gpusched.testing import job, launch, run
 
 LIMITS = TrialLimits(os.getpid(), 600, 1024)
 
@@ -33,7 +40,7 @@ def export_of(lab: Lab, folder: Path) -> Path:
     processes.says = f"cat > {folder}/export"
     auto = AutoPreset(lab.scheduler, str(folder / "preset.json"), start=processes)
     auto.judge_now()
-    while auto.pid is None:
+    while auto.pid is None and auto.is_judging:
         auto.poll()
     processes.started[0].wait(30)
     auto.close()
@@ -65,6 +72,57 @@ def test_every_preset_is_replayed_on_the_same_jobs(export: Path) -> None:
     # Jobs of four users' hours on four GPUs have to wait now and then.
     assert any(one.wait_s > 0 for one in found.worth.values())
     assert all(one.wide_wait_s is not None and one.light_wait_s is not None for one in found.worth.values())
+
+
+def test_an_export_says_all_that_a_replay_reads_from_the_table(tmp_path: Path) -> None:
+    lab = lab_with_history()
+    changes, at = Changes(), lab.clock.now() - 5000.0
+    odd = {
+        330: {},
+        331: {"dependency": "afterok:330"},
+        332: {"array": ArraySpec("0-3", throttle=2)},
+        333: {"time_limit_s": 600, "qos": "", "nice": 5},
+        334: {"deadline_at": at + 9000},
+        335: {"begin_at": at + 50},
+    }
+    for number, parts in odd.items():
+        made = job(number, submit_at=at, queued_at=at, user="dan", **parts)
+        if number == 330:
+            made = replace(made, spec=replace(made.spec, hold=True))
+        if number == 332:
+            made = replace(made, array_id=328, task=3)
+        ends = (JobState.PREEMPTED, JobState.FAILED, JobState.COMPLETED)
+        for attempt, end in enumerate(ends, start=1):
+            start_at = at + 100 * attempt
+            one = run(
+                made,
+                number=attempt,
+                state=RunState.ENDED,
+                intent_at=start_at,
+                start_at=start_at,
+                end_at=start_at + 90,
+                outcome=end,
+                reason=ReasonCode.NONE,
+            )
+            changes.runs[one.id] = one
+        changes.jobs[number] = replace(made, state=JobState.COMPLETED, start_at=start_at, end_at=start_at + 90, run=3)
+    changes.events = [JobEvent(330, at + 60, "released", "by eve"), JobEvent(330, at + 1, "held", "by eve")]
+    never_ran = job(336, submit_at=at)
+    changes.jobs[336] = replace(never_ran, state=JobState.CANCELLED, end_at=at + 1)
+    lab.store.commit(changes)
+    lab.scheduler.reload()
+    lab.scheduler.tick()
+
+    def told(one: TraceJob) -> TraceJob:
+        """Without what is its user's own."""
+        assert one.spec is not None
+        spec = replace(one.spec, name="", launch=launch())
+        return replace(one, name="", spec=spec)
+
+    _, *lines = export_of(lab, tmp_path).read_bytes().splitlines()
+    direct, exported = trace_of(lab.store), read_export(lines)
+    assert [told(one) for one in exported.jobs] == [told(one) for one in direct.jobs]
+    assert len(exported.jobs) == 246
 
 
 def test_only_the_newest_jobs_are_replayed(export: Path) -> None:
