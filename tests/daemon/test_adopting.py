@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -274,6 +275,18 @@ def test_what_it_asks_of_its_queue_is_checked(make_daemon: Callable[..., Daemon]
     assert "short" in refusal(daemon, process.pid, time_limit_s=3600)
     assert process.poll() is None
     assert daemon.job(adopt(daemon, process.pid))["time_limit_s"] == 60
+
+
+def test_its_account_is_one_of_its_owners(make_daemon: Callable[..., Daemon], strangers: Strangers) -> None:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    accounts = f'[account.lab]\nusers = ["{user}"]\n[account.theory]\nusers = ["nobody"]\n'
+    daemon = make_daemon(fake_gpus=str(strangers.path), config=CONFIG + accounts)
+    process = strangers.start()
+    stand_on(daemon, strangers, 0, process.pid)
+    text = refusal(daemon, process.pid, account="theory")
+    assert text == f"user {user} is not a member of account theory, only of lab"
+    assert daemon.job(adopt(daemon, process.pid))["account"] == "lab"
+    end(process, strangers)
 
 
 def test_nobody_gets_beyond_a_limit_by_it(make_daemon: Callable[..., Daemon], strangers: Strangers) -> None:
