@@ -13,16 +13,15 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
 from gpusched.predict import vram
 from gpusched.predict.calibrating import Calibration, Told, calibrate
-from gpusched.predict.families import SAMPLES, Family, family, family_of, planned_s, predict
+from gpusched.predict.families import SAMPLES, Family, family, family_of, predict
 from gpusched.predict.judging import Judge, Measure, Said
 from gpusched.predict.limits import LimitAdvice, advise
 from gpusched.predict.overruns import Ended, Expectation, Overruns, at_least
-from gpusched.predict.past import Guess, Past, by_all_alike, by_last_two
+from gpusched.predict.past import Guess, Past, by_all_alike, by_mean
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""
@@ -181,10 +180,7 @@ class History:
         """
         limit_s = job.spec.time_limit_s
         if _stated_limit_s(job) is None:
-            guess = by_last_two(self._past, _marks(job), limit_s)
-            usual_s = planned_s(self.predict(job))
-            if guess is not None and usual_s is not None:
-                guess = replace(guess, plan_s=usual_s if limit_s is None else min(usual_s, limit_s))
+            guess = by_mean(self._past, _marks(job), limit_s)
         else:
             assert limit_s is not None
             guess = self._guess(job, limit_s) if self._judge.is_better(job.user) else None

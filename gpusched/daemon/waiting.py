@@ -46,7 +46,9 @@ def waiting_codes(world: World, plan: Plan, now: float) -> Callable[[Job], Reaso
         if found is not None:
             return found.code
         first, code, of_followers = of_class.get(id(world.class_of(job.id)), _NOT_IN_LINE)
-        return code if job.id == first else of_followers
+        # An array stands where the first of its tasks does that has no row yet.
+        is_first = job.id == first or (job.spec.array is not None and not world.position_in_class(job))
+        return code if is_first else of_followers
 
     return code_of
 

@@ -29,6 +29,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # Mean completion is best served by the shortest; max_wait_s keeps the others from waiting for ever.
         THROUGHPUT: {
             "order": "spf",
+            "fence_s": 2 * _DAY_S,
             "max_wait_s": 7 * _DAY_S,
             "backfill": True,
             "backfill_depth": 1,
@@ -39,6 +40,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         FIFO: {
             "order": "fifo",
+            "fence_s": 2 * _DAY_S,
             "backfill": True,
             "backfill_depth": 1,
             "backfill_elsewhere": True,
@@ -50,6 +52,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # PriorityDecayHalfLife=7-0, as in https://slurm.schedmd.com/priority_multifactor.html and its examples.
         SLURM: {
             "order": "multifactor",
+            "fence_s": 2 * _DAY_S,
             "weight_age": 1000.0,
             "max_age_s": 7 * _DAY_S,
             "weight_nice": 20000.0,

@@ -49,7 +49,10 @@ PRESET_NAMES = ("fair", "throughput", "fifo", "slurm", AUTO)
 BACKFILL_ORDERS = ("line", "shortest")
 
 BACKFILL_BY = ("limit", "prediction")
-ORDERS = ("multifactor", "fifo", "priority", "utilisation", "hybrid", "sjf", "spf", "saf", "drf", "fairshare")
+ORDERS = (
+    *("response_ratio", "multifactor", "fifo", "priority", "utilisation", "hybrid"),
+    *("sjf", "spf", "saf", "drf", "fairshare"),
+)
 STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
 LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
 """Those that look at the jobs that are usual here."""
@@ -63,17 +66,32 @@ class PrioritySettings(Value):
     preset: Annotated[str, OneOf(PRESET_NAMES)] = "fair"
     """Defaults of the settings below that the file does not state: `fair`, `throughput`, `fifo`, `slurm`, or `auto`,
     under which the daemon chooses one of the four, see [presets](../howto/presets.md)."""
-    order: Annotated[str, OneOf(ORDERS)] = "multifactor"
-    """Order of the whole queue: `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`, `spf`, `saf`, `drf`
-    or `fairshare`. In all but the first two a job that has waited max_wait_s goes first, so that none starves."""
+    order: Annotated[str, OneOf(ORDERS)] = "response_ratio"
+    """Order of the whole queue: `response_ratio`, `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`,
+    `spf`, `saf`, `drf` or `fairshare`. In `response_ratio` users who have used less of their share go first, and among
+    users who stand alike the jobs that have waited longest for their length. In the last seven a job that has waited
+    max_wait_s goes first, so that none starves."""
+    fairshare_step: Annotated[float, Range(1, 1_000_000)] = 1.4
+    """In `response_ratio`, users stand alike whose use of their shares differs by less than this factor; of others
+    those who have used less go first, whatever their jobs are like. 1: fair share ranks nobody."""
+    reserve_after_s: Annotated[float, Range(0, MAX_SECONDS)] = 6 * 3600.0
+    """Time a job waits, on top of reserve_after_runs, before room is reserved for it, in seconds. Until then whatever
+    fits may start before it."""
+    reserve_after_runs: Annotated[float, Range(0, 1000)] = 10.0
+    """The same in multiples of how long the job is expected to run: draining GPUs costs most where jobs are long.
+    Users who have used less than their share wait less for it, down to a tenth."""
+    fence_s: Annotated[float, SOME_TIME] = 2 * 86400.0
+    """How long jobs that are expected to end in time, but may not, can delay a reserved job: once its first expected
+    start, or this time since it was first reserved if that is later, is over, none starts on what is reserved for it;
+    after twice this time more the reservation stays where it is."""
     weight_age: Annotated[float, WEIGHT] = 16000.0
     """Weight of the age factor: time waited over max_age_s, at most 1. 1000 points are a week of waiting."""
     max_age_s: Annotated[float, SOME_TIME] = 112 * 86400.0
     """Time after which waiting longer adds nothing, in seconds: so long that age outweighs in the end what others may
     be ahead."""
-    max_wait_s: Annotated[float, SOME_TIME] = 7 * 86400.0
-    """Time after which a job goes first in orders that do not count age, and over which the deadline factor rises, in
-    seconds."""
+    max_wait_s: Annotated[float, SOME_TIME] = 3 * 86400.0
+    """Time after which a job goes first in orders that do not count age, and in `response_ratio` whatever its user has
+    used, and over which the deadline factor rises, in seconds."""
     weight_nice: Annotated[float, WEIGHT] = 20000.0
     """Weight of the nice factor; at 20000 one nice step is one point."""
     weight_fairshare: Annotated[float, WEIGHT] = 500.0
@@ -109,12 +127,12 @@ class PrioritySettings(Value):
     backfill_elsewhere: bool = True
     """A later job that may not start where it would be put best starts where it leaves what is reserved alone; without
     this it waits."""
-    backfill_by: Annotated[str, OneOf(BACKFILL_BY)] = "limit"
+    backfill_by: Annotated[str, OneOf(BACKFILL_BY)] = "prediction"
     """What tells that a later job is over before others need what is reserved: `limit`, its time limit, which it is
     held to, or `prediction`, how long it is expected to run, which can be wrong at their cost."""
     backfill_order: Annotated[str, OneOf(BACKFILL_ORDERS)] = "line"
-    """Who fills gaps first: `line`, as they stand in it, or `shortest`, who is expected to run shortest. The line
-    itself, and for whom room is kept, stays as it is."""
+    """Which jobs fill gaps first: `line`, by their order, or `shortest`, by their expected run time. The queue itself,
+    and for which job room is reserved, stays as it is."""
     predict: bool = True
     """Plan jobs with the run time learned from earlier ones, those with a time limit as long as that has been the
     better guess. Nothing is ever ended for it, but a reserved start may come later when a job runs on."""

@@ -63,6 +63,8 @@ class PendingJob(Value):
 
     id: int
     queued_at: float
+    fence_at: float | None = None
+    """From when on nothing passes it, whatever it is expected to run; None: nothing was ever reserved for it."""
 
 
 class PendingClass(Value):
@@ -184,6 +186,8 @@ class Reservation(Value):
     placement: Placement
     start_at: float | None
     """Latest expected start; None when a job without a time limit must end first."""
+    fence_at: float | None = None
+    """From when on nothing passes the job, whatever it is expected to run; None: that may always delay it."""
 
 
 class PreemptMode:

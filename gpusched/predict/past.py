@@ -6,10 +6,14 @@ user). Two numbers are guessed, since planning and ordering want different ones:
     plan_s      what a run is planned with: the mean of the last two that were alike
     expected_s  what the order goes by: long runs count by their mean, short ones by what waiting costs them
 
-The second is the geometric mean of the arithmetic and the harmonic mean. Of jobs that cannot be interrupted, those with
-the smallest E[s] / E[1/s] go first where the mean of wait / s is to be small (weighted shortest expected processing
-time, with weight 1/s); E[s] / E[1/s] is the square of that number. A newer run counts twice what the one before it
-does, and all of a mark are mixed with those of wider marks, and in the end with the limit, as if one run had been so.
+Without a limit there is nothing to mix with, and run times differ by powers of ten: then the order goes by the mean of
+the newest runs alike, which are many, and what a run is planned with is what three in five of them kept to.
+
+With a limit the second is the geometric mean of the arithmetic and the harmonic mean. Of jobs that cannot be
+interrupted, those with the smallest E[s] / E[1/s] go first where the mean of wait / s is to be small (weighted
+shortest expected processing time, with weight 1/s); E[s] / E[1/s] is the square of that number. A newer run counts
+twice what the one before it does, and all of a mark are mixed with those of wider marks, and in the end with the
+limit, as if one run had been so.
 
 Sources: Tsafrir, Etsion and Feitelson, Backfilling Using System-Generated Predictions Rather than User Runtime
 Estimates (2007), for the last two; Rothkopf, Scheduling with Random Service Times (1966), for the order.
@@ -22,8 +26,14 @@ from math import inf, log, sqrt
 
 from gpusched.model.value import Value
 
-KEPT = 8
-"""So many run times are kept under each mark; older ones would count next to nothing."""
+KEPT = 50
+"""So many run times are kept under each mark: enough for the mean where a few long ones make most of it."""
+
+_MIXED = 8
+"""So many of them are mixed; older ones would count next to nothing."""
+
+_USUAL = 0.6
+"""The part of runs that keep to what one without a limit is planned with."""
 
 MOST_MARKS = 20000
 """Marks that have not been heard of for longest are forgotten beyond these."""
@@ -99,10 +109,26 @@ def by_all_alike(past: Past, marks: Marks, limit_s: int | None) -> Guess | None:
     plan = by_last_two(past, marks[1:] or marks, limit_s)
     if plan is None:
         return None
-    return Guess(plan.plan_s, in_steps(_mixed_s(past.known(marks), limit_s), limit_s))
+    newest = [run_times_s[-_MIXED:] for run_times_s in past.known(marks)]
+    return Guess(plan.plan_s, in_steps(_mixed_s(newest, limit_s), limit_s))
 
 
-METHODS: Mapping[str, Method] = {"last2": by_last_two_of_user, "similar": by_last_two, "mixed": by_all_alike}
+def by_mean(past: Past, marks: Marks, limit_s: int | None) -> Guess | None:
+    """Ordered by the mean under the narrowest mark that has any, planned with what three in five of those kept to."""
+    known = past.known(marks)
+    if not known:
+        return None if limit_s is None else Guess(limit_s, limit_s)
+    ordered = sorted(known[0])
+    usual_s = ordered[min(len(ordered) - 1, int(_USUAL * len(ordered)))]
+    return Guess(in_steps(usual_s, limit_s), in_steps(sum(ordered) / len(ordered), limit_s))
+
+
+METHODS: Mapping[str, Method] = {
+    "last2": by_last_two_of_user,
+    "similar": by_last_two,
+    "mixed": by_all_alike,
+    "mean": by_mean,
+}
 """By the names that people type."""
 
 
@@ -134,7 +160,7 @@ def _weights(count: int) -> tuple[tuple[float, ...], float]:
     return weights, sum(weights)
 
 
-_WEIGHTS = tuple(map(_weights, range(KEPT + 1)))
+_WEIGHTS = tuple(map(_weights, range(_MIXED + 1)))
 
 
 def in_steps(length_s: float, limit_s: int | None) -> int:

@@ -44,7 +44,7 @@ class Cycle(CycleRules):
         """Look at each class by all the rules that there are."""
         queue, suspended = self.queue, self._suspended
         is_dynamic, is_general = queue.ranking.is_dynamic, self.is_general
-        by_length, is_filling = queue.is_by_length, False
+        has_gap_order, is_filling = queue.has_gap_order, False
         if is_dynamic:
             heap = [(queue.rank_at(one, 0), 0, one) for one in queue.classes]
             heapify(heap)
@@ -53,7 +53,7 @@ class Cycle(CycleRules):
         if not is_general:
             self.placements.epoch += 1
         while heap:
-            if by_length and not is_filling and len(self.reservations) >= self.depth:
+            if has_gap_order and not is_filling and len(self.reservations) >= self.depth:
                 is_filling = True
                 heap = [queue.in_gaps(head) for head in heap]
                 heapify(heap)
@@ -105,6 +105,7 @@ class Cycle(CycleRules):
         heads, first = queue.heads.copy(), 0
         others: list[Head] = []
         """Those that are not the first of their class, as a heap."""
+        fitting = placements.fitting(queue.shapes) if queue.has_patience else None
         while first < len(heads) or others:
             if len(self.reservations) >= depth:
                 if self.has_backfill or queue.must_see:
@@ -115,6 +116,10 @@ class Cycle(CycleRules):
             else:
                 _, number, job_class = heads[first]
                 first += 1
+            is_full = fitting is not None and job_class.shape not in fitting and not job_class.must_see
+            if is_full and not queue.ranking.has_patience(job_class, job_class.jobs[number][0]):
+                self._wait_patiently(job_class.jobs[number])
+                continue
             look = self.schedule_job if job_class.must_see else self._backfill
             outcome = look(job_class, number)
             if outcome == BLOCKED:
@@ -135,8 +140,8 @@ class Cycle(CycleRules):
         must_see = bool(queue.must_see)
         if not fitting and not must_see:
             return
-        by_length, moves = queue.is_by_length, self.has_one_place and not placements.is_flat
-        if by_length:
+        has_gap_order, moves = queue.has_gap_order, self.has_one_place and not placements.is_flat
+        if has_gap_order:
             heads = [queue.in_gaps(head) for head in heads]
         heads = self._candidates(heads, fitting)
         first = 0
@@ -184,7 +189,7 @@ class Cycle(CycleRules):
                     continue
             if number < len(job_class.jobs):
                 head = queue.rank_at(job_class, number), number, job_class
-                heappush(others, queue.in_gaps(head) if by_length else head)
+                heappush(others, queue.in_gaps(head) if has_gap_order else head)
 
     @staticmethod
     def _candidates(heads: list[Head], fitting: set[RequestShape]) -> list[Head]:
@@ -198,7 +203,7 @@ class Cycle(CycleRules):
         for job_class in queue.classes:
             if job_class in self.closed:
                 continue
-            if not queue.is_by_length:
+            if not queue.has_gap_order:
                 number = 0 if job_class.rank > rank else queue.first_behind(job_class, rank)
                 if number < len(job_class.jobs):
                     found.append((queue.rank_at(job_class, number) if number else job_class.rank, number, job_class))
@@ -229,7 +234,7 @@ class Cycle(CycleRules):
 
     def _in_order(self, arrivals: Sequence[Entry]) -> list[Entry]:
         queue = self.queue
-        is_filling = queue.is_by_length and len(self.reservations) >= self.depth
+        is_filling = queue.has_gap_order and len(self.reservations) >= self.depth
         ranked = []
         for entry in arrivals:
             head = queue.rank(entry[2], entry[0], entry[1]), 0, entry[2]
@@ -250,13 +255,16 @@ class Cycle(CycleRules):
             can_move = self.has_one_place and bool(self.reservations) and not self.placements.is_flat
             return NEXT_IN_CLASS if can_move and fits(self.draft, shape.need) else BLOCKED
         entry = job_class.jobs[number]
+        if not self.queue.ranking.has_patience(job_class, entry[0]):
+            self._wait_patiently(entry)
+            return BLOCKED
         if not self.has_backfill:
             # Nobody passes it, so that what is reserved need not be worked out but for whoever asks.
             if shape.can_fit is None:
                 shape.can_fit = fits(self._idle_draft(), shape.need)
             if not shape.can_fit:
                 return BLOCKED
-        reservation = self.timeline.reserve(entry[1], shape.need, job_class.planned_s, None, shape.only)
+        reservation = self._reserve_room(entry, shape.need, job_class.planned_s, None, shape.only)
         if reservation is None:
             return BLOCKED
         if self.placements.is_flat:

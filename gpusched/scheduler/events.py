@@ -16,6 +16,13 @@ class JobQueued(Value):
     job: PendingJob
 
 
+class JobFenced(Value):
+    """Room was reserved for a pending job for the first time: from this instant on nothing passes it."""
+
+    job_id: int
+    fence_at: float
+
+
 class JobLeft(Value):
     """A job is not pending any more: it was cancelled, held or changed, but not started."""
 
@@ -82,6 +89,7 @@ class SettingsChanged(Value):
 
 Event = (
     JobQueued
+    | JobFenced
     | JobLeft
     | JobsHidden
     | RunStarted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from math import inf
+from math import floor, inf, log2
 
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
@@ -37,7 +37,17 @@ def counts_use(settings: Settings) -> bool:
     """Whether any order goes by what users have used."""
     orders = orders_of(settings)
     by_weight = settings.priority.weight_fairshare > 0 and not orders.isdisjoint({"multifactor", "hybrid"})
-    return by_weight or "fairshare" in orders
+    return by_weight or not orders.isdisjoint({"fairshare", "response_ratio"})
+
+
+_LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
+"""Users who have used less, or more, than this part of their share are not told apart."""
+
+_PER_OCTAVE = 8
+"""So many values are told apart between a share and its double."""
+
+_LEAST_PATIENCE = 0.1
+"""The part of the wait for a reservation that is left to users who have used least of their share."""
 
 
 class FairShareEntity:
@@ -46,14 +56,17 @@ class FairShareEntity:
     __slots__ = (
         "account",
         "at",
+        "band",
         "factor",
         "is_counted",
+        "patience",
         "pending",
         "points",
         "ranked",
         "ranked_at",
         "rate",
         "running",
+        "share",
         "used",
         "user",
     )
@@ -64,6 +77,12 @@ class FairShareEntity:
         self.is_counted = True
         """Whether others are compared with them: who has used nothing and wants nothing is nobody to compare with."""
         self.factor = 1.0
+        self.share = 1.0
+        """What they have used of their share: 1 as much as the others who are active, 2 twice that; rounded."""
+        self.band = 0
+        """The same in steps of `fairshare_step`."""
+        self.patience = 1.0
+        """The part of the wait for a reservation that is asked of them."""
         self.points = points
         """Of the weighted sum, for fair share."""
         self.pending = 0
@@ -105,6 +124,10 @@ class FairShare:
         """Whether use counts at all."""
         self._first = settings.priority.weight_fairshare
         """Points of who has used least."""
+        self._ranks_shares = "response_ratio" in orders_of(settings)
+        """Whether users are told apart by how much of their share they have used."""
+        self.first_band = 0
+        """Of those who have used least of their share."""
 
     def _set_capacity(self, capacity: Resources) -> None:
         self._capacity = capacity
@@ -142,7 +165,7 @@ class FairShare:
         """One more job of theirs is pending."""
         if not entity.pending:
             self._pending[entity] = None
-            if len(self._pending) == 2:
+            if len(self._pending) == 2 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             self._count(entity)
         entity.pending += 1
@@ -152,7 +175,7 @@ class FairShare:
         entity.pending -= 1
         if not entity.pending:
             del self._pending[entity]
-            if len(self._pending) == 1:
+            if len(self._pending) == 1 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             if not entity.running and entity.used == NO_AMOUNTS and entity.rate is NO_AMOUNTS:
                 entity.is_counted, self.is_due = False, self.counts_use
@@ -196,6 +219,8 @@ class FairShare:
         self._count(entity)
         if since > entity.at > -inf:
             self._move(entity, since)
+        if self._ranks_shares and not (entity.running or entity.pending):
+            self.is_due = True
         entity.running += 1
         gpus, vram_mib, cpus, mem_mib = entity.rate
         entity.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
@@ -213,6 +238,8 @@ class FairShare:
             self._rank(entity)
         self._move(entity, now)
         entity.running -= 1
+        if self._ranks_shares and not (entity.running or entity.pending):
+            self.is_due = True
         gpus, vram_mib, cpus, mem_mib = entity.rate
         less = gpus - rate[0], vram_mib - rate[1], cpus - rate[2], mem_mib - rate[3]
         entity.rate = less if entity.running else NO_AMOUNTS
@@ -277,6 +304,8 @@ class FairShare:
         self.is_due = False
         factors = self._factors()
         weight, changed = self._settings.priority.weight_fairshare, set[FairShareEntity]()
+        if self._ranks_shares:
+            changed.update(self._compare_shares())
         for mark, entity in self._entities.items():
             factor = factors.get(mark, 1.0)
             if factor != entity.factor:
@@ -286,10 +315,52 @@ class FairShare:
         return changed
 
     def _compare_with_nobody(self) -> Collection[FairShareEntity]:
-        alone = [entity for entity in self._pending if entity.factor != 1.0]
+        alone = [one for one in self._pending if one.factor != 1.0 or one.share != 1.0]
+        self.first_band = 0
         for entity in alone:
             entity.factor, entity.points = 1.0, self._first
+            self._set_share(entity, 1.0)
         return alone
+
+    def _compare_shares(self) -> Collection[FairShareEntity]:
+        """Work out how much of their share each user has used who has a job; those for whom that has changed."""
+        parts, changed = self._parts(), set[FairShareEntity]()
+        active = [(one, *parts[mark]) for mark, one in self._entities.items() if one.pending or one.running]
+        used, shares = sum(usage for _, usage, _ in active), sum(part for _, _, part in active)
+        for entity, usage, part in active:
+            share = 1.0
+            if used > 0 and part > 0:
+                share = min(_MOST_SHARE, max(_LEAST_SHARE, usage / used / (part / shares)))
+            elif part <= 0:
+                share = _MOST_SHARE
+            # Rounded, so that use which grows a little changes nothing.
+            if self._set_share(entity, 2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE)):
+                changed.add(entity)
+        self.first_band = min((one.band for one, _, _ in active), default=0)
+        return changed
+
+    def _parts(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Of each account and user what they have used, and their part of all shares."""
+        accounts = self._settings.account
+        if accounts or any(account for account, _ in self._entities):
+            return AccountTree(accounts, self._ranked(), self._capacity, self._entities).parts()
+        found = {}
+        for mark, entity in self._entities.items():
+            used = 0.0
+            if entity.is_counted:
+                if entity.ranked_at != self._at:
+                    self._rank(entity)
+                used = max([entity.ranked[number] / amount for number, amount in self._counted], default=0.0)
+            found[mark] = used, 1.0
+        return found
+
+    def _set_share(self, entity: FairShareEntity, share: float) -> bool:
+        if share == entity.share:
+            return False
+        entity.share, entity.patience = share, min(1.0, max(_LEAST_PATIENCE, share))
+        step = self._settings.priority.fairshare_step
+        entity.band = floor(log2(share) / log2(step) + 0.5) if step > 1 else 0
+        return True
 
     def _factors(self) -> dict[tuple[str, str], float]:
         """Of each account and user, the factor that `AccountTree` gives."""

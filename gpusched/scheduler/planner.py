@@ -121,6 +121,7 @@ class Planner(PlannerState):
                 made.job_class = classes.get(one.job_class, one.job_class)
         twin.tasks = self.tasks.copy()
         twin._usage, twin._absent, twin._recounted = self._usage.copy(), self._absent.copy(), self._recounted.copy()
+        twin.fences, twin._outlived = self.fences.copy(), self._outlived.copy()
         twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
         twin._tentative, twin._undo, twin._planned, twin._confirmed = [], [], [], set()
         twin._cycle = twin._steps = None
@@ -151,7 +152,7 @@ class Planner(PlannerState):
         self.settle()
         starts, cycle = self._plan(now)
         reservations = tuple(
-            Reservation(one.job_id, self.layout.placement(one.booking), one.start_at)
+            Reservation(one.job_id, self.layout.placement(one.booking), one.start_at, one.fence_at)
             for one in (cycle.reservations if cycle is not None else ())
         )
         if cycle is None and self._steps is not None:
@@ -178,6 +179,12 @@ class Planner(PlannerState):
             self.settle()
         starts, cycle = self._plan(now)
         self._tentative.clear()
+        if self.fences:
+            for start in starts:
+                self.fences.pop(start.job_id, None)
+        for one in cycle.reservations if cycle is not None else ():
+            if one.fence_at is not None:
+                self.fences.setdefault(one.job_id, one.fence_at)
         if cycle is not None and (cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen)):
             raise BrokenInvariant("a plan that preempts was made where nobody follows it up")
         if self._undo:
@@ -255,7 +262,10 @@ class Planner(PlannerState):
             return True
         last = cycle.last_reserved
         if last is None:
-            return not len(queue) - len(new)
+            # Nothing is reserved yet: nobody has waited long enough for that.
+            return not len(queue) - len(new) or (
+                cycle.first_patient is not None and not any(self._has_patience(one) for one in new)
+            )
         for entry in new:
             job_class = entry[2]
             is_head = job_class.jobs[0] is entry and not self.ranking.is_dynamic
@@ -265,6 +275,8 @@ class Planner(PlannerState):
             return True
         for one in cycle.reservations:
             start_at = one.start[0]
+            if one.fence_at is not None and one.pass_until > -inf and one.fence_at <= now:
+                return False
             if start_at <= now or start_at == inf:
                 # For a start that nobody can tell, others are let pass the longer, the longer that has been so.
                 return False
@@ -272,6 +284,9 @@ class Planner(PlannerState):
             # Where those behind it go best changes with where it goes.
             return not any(self.placements.may_fit(entry[2].shape) for entry in new)
         return True
+
+    def _has_patience(self, entry: Entry) -> bool:
+        return self.ranking.has_patience(entry[2], entry[0])
 
     # --- a reservation for everybody, on one node -----------------------------------------------
 

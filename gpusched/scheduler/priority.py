@@ -8,6 +8,19 @@ A rank is a tuple that sorts smaller first:
     measure   what the order by name says
     then      the instant it waits from, and its id
 
+The order `response_ratio` has a measure of its own, in three parts:
+
+    band      how much of their share its user has used, in steps of `fairshare_step`, so that users who have used less
+              go first whatever their jobs are like; a job that has waited `max_wait_s` is in the first band
+    patience  jobs that have waited long enough for a reservation, wide ones first, then by their wait over their
+              user's share
+    ratio     the others by their wait over their expected run time: it has no scale of its own, serves short jobs
+              first and ages all
+
+Once room is reserved, all others fill gaps by band and ratio. Sources: Brinch Hansen, An Analysis of Response Ratio
+Scheduling (1971), for the ratio; Tang et al., Fault-aware, Utility-based Job Scheduling on Blue Gene/P Systems (2009),
+for waits over run times in backfilling.
+
 The order of the whole is the setting `priority.order`; a queue may have its own inside.
 
 What time and past use do to ranks is worked out as of the last whole `calc_period_s`, as with Slurm's
@@ -20,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import copy
 from math import inf
+from typing import Protocol
 
 from gpusched.model.job import Job, Request
 from gpusched.model.resources import Resources
@@ -31,7 +45,7 @@ from gpusched.policy.draft import Layout
 from gpusched.policy.extension import Extensions
 from gpusched.policy.sharing.quota import Quotas
 from gpusched.policy.sharing.usage import capacity_of, demand
-from gpusched.scheduler.fairshare import Amounts, FairShare, amounts_of, orders_of
+from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, amounts_of, orders_of
 
 
 class Priority(Value):
@@ -69,6 +83,20 @@ def class_key(
     )
 
 
+SHORTEST_S = 1800.0
+"""In the order `response_ratio` shorter runs count as so long: waiting is not cheaper below that."""
+
+UNKNOWN_S = 3600.0
+"""In the order `response_ratio`, how long a job is expected to run of which nothing is known."""
+
+DOUBLING_POINTS = 1000.0
+"""So many points of nice, QOS, queue, deadline and plug-ins count like twice the wait there."""
+
+_WIDE_PART = 4
+"""A job that needs whole nodes, or this part of all GPUs or cores, is a wide one."""
+
+_WIDE_EXPONENT = 0.3
+
 _MOST_REQUESTS = 10_000
 """What as many requests will hold is remembered."""
 
@@ -88,6 +116,16 @@ def rank_period_s(settings: Settings) -> float:
     Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
     """
     return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
+
+
+class Responding(Protocol):
+    """What the order `response_ratio` has to know of a class of jobs."""
+
+    entity: FairShareEntity
+    patience_s: float
+    ratio_s: float
+    urgency: float
+    is_wide: bool
 
 
 class Ranking:
@@ -178,6 +216,54 @@ class Ranking:
     def fairshare(self, key: ClassKey) -> float:
         """Fair-Tree factor of its user under its account; 1 with nobody to be compared with."""
         return self._fairshare.factor(key.account, key.user) if self._fairshare.counts_use else 1.0
+
+    def patience_s(self, key: ClassKey) -> float:
+        """How long one of these waits before anything is reserved for it, with a user who has used their share."""
+        if self.order_of(key.queue) != "response_ratio":
+            return 0.0
+        priority = self.settings.priority
+        return priority.reserve_after_s + priority.reserve_after_runs * ratio_length_s(key)
+
+    def urgency(self, key: ClassKey) -> float:
+        """What the wait of one of these counts for, by nice, QOS, queue, deadline and plug-ins; 1 without any."""
+        points = -self.settings.priority.weight_nice / 2
+        points += sum(value for name, value in self._own_parts(key) if name not in ("short", "whole", "fit"))
+        return float(2.0 ** min(64.0, max(-64.0, points / DOUBLING_POINTS)))
+
+    def ratio_s(self, key: ClassKey) -> float:
+        """What the wait of one of these is divided by: its run time, for whole nodes a little less.
+
+        They can only start when several jobs have ended, and each start that passes them takes that further away.
+        """
+        request, length_s = key.request, ratio_length_s(key)
+        if request.gpus and request.gpus >= self._largest_node and not request.shares_cards:
+            return length_s / float((2 * request.nodes) ** _WIDE_EXPONENT)
+        return length_s
+
+    def is_wide(self, key: ClassKey) -> bool:
+        """Whether so much must be free for it at once that small jobs can keep passing it."""
+        request, wanted, capacity = key.request, self.wanted(key), self.capacity
+        if not request.shares_cards and request.gpus and request.gpus >= self._largest_node:
+            return True
+        if request.gpus:
+            return wanted.gpus * _WIDE_PART >= capacity.gpus > 1
+        return wanted.cpus * _WIDE_PART >= capacity.cpus
+
+    def response_rank(self, job_class: Responding, queued_at: float, *, ages: bool = True) -> tuple[object, ...]:
+        """Where a job stands in the order `response_ratio`. Args: ages: whether it may stand among those that have
+        waited long enough for a reservation."""
+        entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
+        band = entity.band
+        if waited_s >= self.settings.priority.max_wait_s:
+            band = min(band, self._fairshare.first_band)
+        if ages and waited_s >= job_class.patience_s * entity.patience:
+            return band, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
+        return band, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
+
+    def has_patience(self, job_class: Responding, queued_at: float) -> bool:
+        """Whether a job has waited long enough for a reservation."""
+        patience_s = job_class.patience_s
+        return not patience_s or max(0.0, self.as_of - queued_at) >= patience_s * job_class.entity.patience
 
     def priority(self, key: ClassKey, queued_at: float) -> Priority:
         """The weighted sum, whether or not the order goes by it."""
@@ -291,7 +377,7 @@ AGELESS = frozenset(_MEASURES) - {"fifo"}
 DYNAMIC = frozenset({"drf", "hybrid", "utilisation"})
 """Orders in which what is held, measured or the time of day ranks, so that no queue stays in order."""
 
-BY_LENGTH = frozenset({"sjf", "spf", "saf"})
+BY_LENGTH = frozenset({"response_ratio", "sjf", "spf", "saf"})
 """Orders that go by how long a job is taken to run."""
 
 
@@ -299,6 +385,12 @@ def tier_of(qos: str, settings: Settings) -> int:
     """Tier of a QOS by name; 0 for none."""
     known = settings.qos.get(qos)
     return known.tier if known else 0
+
+
+def ratio_length_s(key: ClassKey) -> float:
+    """How long one of these is taken to run in the order `response_ratio`."""
+    length_s = expected_s(key)
+    return max(SHORTEST_S, UNKNOWN_S if length_s == inf else length_s)
 
 
 def expected_s(key: ClassKey) -> float:

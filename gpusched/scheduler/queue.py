@@ -8,10 +8,11 @@ a shape: when the first of them finds no room, none of them does.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from heapq import heapify, heappop, heappush
 from math import inf
+from types import MappingProxyType
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import SPARING_STRATEGIES, Settings
@@ -22,7 +23,14 @@ from gpusched.policy.filters import pool
 from gpusched.policy.need import Need
 from gpusched.policy.wanted import Wanted, insistence, micros_asked
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
-from gpusched.scheduler.priority import AGELESS, BY_LENGTH, Rank, Ranking, expected_s, rank_period_s
+from gpusched.scheduler.priority import (
+    AGELESS,
+    BY_LENGTH,
+    Rank,
+    Ranking,
+    expected_s,
+    rank_period_s,
+)
 
 
 class RequestShape:
@@ -65,8 +73,8 @@ class JobClass:
 
     __slots__ = (
         *("entity", "has_key", "hidden", "insists", "is_cores_only", "is_limited", "jobs", "key", "limit_s"),
-        *("micros", "must_see", "order", "planned_s", "points", "rank", "rate", "relied_s", "shape", "tier_rank"),
-        "wanted",
+        *("is_wide", "micros", "must_see", "order", "patience_s", "planned_s", "points", "rank", "rate", "ratio_s"),
+        *("relied_s", "shape", "tier_rank", "urgency", "wanted"),
     )
 
     def __init__(self, key: ClassKey, shape: RequestShape, entity: FairShareEntity, backfill_by: str) -> None:
@@ -97,6 +105,11 @@ class JobClass:
         """Of the weighted sum, all but those for age and fair share."""
         self.is_cores_only = False
         """Whether free cores of the only node are all that it takes, and until when is known."""
+        self.patience_s = 0.0
+        """How long one of these waits before anything is reserved for it."""
+        self.ratio_s = self.urgency = 1.0
+        """What its wait is divided by, and multiplied with, in the order `response_ratio`."""
+        self.is_wide = False
         self.must_see = False
         """Whether it is looked at in each cycle even where there is no room for it."""
         self.set_lengths(backfill_by)
@@ -146,12 +159,16 @@ class PendingQueue:
         self._entries: dict[int, Entry] = {}
         priority = settings.priority
         self._is_weighted = "multifactor" in ranking.orders
-        self._ages = self._is_weighted or not ranking.orders.isdisjoint(AGELESS)
+        self._is_by_ratio = self.has_patience = "response_ratio" in ranking.orders
+        """Whether jobs wait before anything is reserved for them."""
+        self._ages = self._is_weighted or self._is_by_ratio or not ranking.orders.isdisjoint(AGELESS)
         """Whether ranks change with the time that a job has waited."""
-        self.is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
+        self._is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
         """Whether the shortest fill gaps first."""
+        self.has_gap_order = self._is_by_length or self._is_by_ratio
+        """Whether those that fill gaps have an order of their own."""
         self._is_by_prediction = (
-            self.is_by_length
+            self._is_by_length
             or not ranking.orders.isdisjoint(BY_LENGTH)
             or (self._is_weighted and priority.weight_short != 0)
         )
@@ -219,6 +236,9 @@ class PendingQueue:
         job_class.tier_rank = -2 * ranking.tier(key) - key.is_front
         job_class.must_see = self.must_see_class(key)
         job_class.points = ranking.own_points(key) if self._is_weighted else 0.0
+        if job_class.order == "response_ratio":
+            job_class.patience_s, job_class.ratio_s = ranking.patience_s(key), ranking.ratio_s(key)
+            job_class.urgency, job_class.is_wide = ranking.urgency(key), ranking.is_wide(key)
         job_class.is_cores_only = (
             self._is_flat
             and not (request.mem_mib or request.gpus or request.tail_gpus)
@@ -250,6 +270,9 @@ class PendingQueue:
         self._set_lengths(job_class, predicted_s, plan_s)
         if self._is_weighted and self._settings.priority.weight_short:
             job_class.points = self.ranking.own_points(job_class.key)
+        if job_class.order == "response_ratio":
+            job_class.patience_s = self.ranking.patience_s(job_class.key)
+            job_class.ratio_s = self.ranking.ratio_s(job_class.key)
 
     # --- ranks ----------------------------------------------------------------------------------
 
@@ -260,6 +283,8 @@ class PendingQueue:
             at = queued_at if queued_at > ranking.floor_at else ranking.floor_at
             measure = ranking.slope * at - (job_class.entity.points + job_class.points)
             rank: Rank = (job_class.tier_rank, measure, queued_at, job_id)
+        elif order == "response_ratio":
+            rank = (job_class.tier_rank, *ranking.response_rank(job_class, queued_at), queued_at, job_id)
         elif order == "fifo":
             rank = (job_class.tier_rank, queued_at, job_id)
         elif ranking.is_overdue(order, queued_at):
@@ -280,11 +305,19 @@ class PendingQueue:
             return int(job_class.rank <= rank)
         return bisect_left(job_class.jobs, rank, key=lambda entry: self.rank(job_class, entry[0], entry[1]))
 
-    @staticmethod
-    def in_gaps(head: Head) -> Head:
-        """A job as it stands among those that may fill gaps, where the shortest go first."""
+    def in_gaps(self, head: Head) -> Head:
+        """A job as it stands among those that may fill gaps, where these have an order of their own."""
         rank, number, job_class = head
-        return (expected_s(job_class.key), rank), number, job_class
+        if self._is_by_length:
+            return (expected_s(job_class.key), rank), number, job_class
+        if job_class.order != "response_ratio":
+            return head
+        queued_at, job_id, _ = job_class.jobs[number]
+        ratio = self.ranking.response_rank(job_class, queued_at, ages=False)
+        rank = (job_class.tier_rank, *ratio, queued_at, job_id)
+        if self.ranking.is_dynamic:
+            rank = (self.ranking.queue_rank(job_class.key), *rank)
+        return rank, number, job_class
 
     # --- who comes and goes ---------------------------------------------------------------------
 
@@ -451,7 +484,9 @@ class PendingQueue:
         ranked = sorted((self.rank(one[2], one[0], one[1]), one) for one in self._entries.values())
         return [entry for _, entry in ranked]
 
-    def pending_classes(self, most: int | None = None) -> tuple[PendingClass, ...]:
+    def pending_classes(
+        self, most: int | None = None, fences: Mapping[int, float] = MappingProxyType({})
+    ) -> tuple[PendingClass, ...]:
         """All classes by their first job, each with its jobs, or the first so many of them."""
         found: dict[ClassKey, tuple[list[Entry], int]] = {}
         for job_class in self.classes:
@@ -461,7 +496,9 @@ class PendingQueue:
                 jobs, hidden = sorted([*other[0], *jobs]), hidden + other[1]
             found[job_class.key] = jobs, hidden
         views = [
-            PendingClass(key, tuple([PendingJob(job_id, queued_at) for queued_at, job_id, _ in jobs]), total)
+            PendingClass(
+                key, tuple([PendingJob(job_id, queued_at, fences.get(job_id)) for queued_at, job_id, _ in jobs]), total
+            )
             for key, (jobs, total) in found.items()
         ]
         views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
@@ -488,10 +525,13 @@ class PendingQueue:
         users = fairshare.compare(at) if fairshare.counts_use else ()
         has_aged = self._ages and is_later and self._has_aged(at)
         classes = self._take_predicted(is_later=is_later) if self._predicted else set[JobClass]()
-        if is_later and self._is_weighted:
+        if is_later and (self._is_weighted or self._is_by_ratio):
             for job_class in self._deadlines:
-                job_class.points = ranking.own_points(job_class.key)
+                self._weigh(job_class)
                 classes.add(job_class)
+        if is_later and self._is_by_ratio:
+            # The ratio of a short job grows faster than that of a long one.
+            classes.update(one for one in self.classes if one.order == "response_ratio")
         if not (users or has_aged or classes):
             return False
         if not ranking.is_dynamic:

@@ -32,14 +32,18 @@ if TYPE_CHECKING:
 class Blocked:
     """The first job of a class that stays, and why where that is known already."""
 
-    __slots__ = ("_entry", "job_class", "reason", "reservation")
+    __slots__ = ("_entry", "is_foreseen", "job_class", "reason", "reservation")
 
     def __init__(
         self,
         entry: Entry,
         reason: Reason | None = None,
         reservation: Reservation | None = None,
+        *,
+        is_foreseen: bool = False,
     ) -> None:
+        self.is_foreseen = is_foreseen
+        """Whether nothing is reserved yet, and the reservation is what would be."""
         self._entry = entry
         self.job_class = entry[2]
         self.reason = reason
@@ -67,6 +71,10 @@ class Explainer:
         self._now = cycle.now
         self._first = first_blocked
         self._timeline = cycle.timeline
+        self._ahead = list(cycle.timeline.reservations)
+        """What is reserved, or would be."""
+        if first_blocked is not None and first_blocked.is_foreseen and first_blocked.reservation is not None:
+            self._ahead.append(first_blocked.reservation)
         self._name_of = cycle.name_of
         self._known: dict[object, Reason] = {}
 
@@ -176,7 +184,7 @@ class Explainer:
             return Reason(code, text, facts | {"expected_at": gone_at})
         soon = self._cycle.may_preempt_at(head, need)
         if soon is None or (kept.start_at is not None and kept.start_at <= soon[0]):
-            return Reason(code, text + self._prospect(kept), facts)
+            return Reason(code, text + self._prospect(kept) + self._bound(head, kept, facts), facts)
         at, victims = soon
         names = [self._name_of(job_id) for job_id in victims]
         whose = "its" if len(names) == 1 else "their"
@@ -185,6 +193,22 @@ class Explainer:
             f"once {whose} protected time (min_run_s) is over"
         )
         return Reason(code, text, facts | {"preempt_at": at, "preempts": names})
+
+    def _bound(self, head: Blocked, kept: Reservation, facts: dict[str, object]) -> str:
+        """Until when others may start before it, or delay it."""
+        if head.is_foreseen:
+            # What it may wait for longer hangs on what its user has used by then.
+            job_class = head.job_class
+            at = head.job.queued_at + job_class.patience_s * job_class.entity.patience
+            facts["reserves_at"] = at
+            return f"; others may start before it for up to {about(max(0.0, at - self._now))}"
+        if kept.fence_at is None or self._cycle.settings.priority.backfill_by != "prediction":
+            return ""
+        at = self._cycle.settled_at(kept.fence_at)
+        facts["delayed_until"] = at
+        if at <= self._now:
+            return "; nothing delays it any more but the jobs that run there"
+        return f"; others may delay it for {about(at - self._now)} at most"
 
     def _prospect(self, kept: Reservation) -> str:
         """When it is expected to start, and what has to end for that."""
@@ -254,7 +278,7 @@ class Explainer:
         if not missing and self._first is not None:
             return self._behind(head, need, facts, None)
         text, code = self._sentence(missing, need), _code(missing)
-        ahead = next((one for one in self._timeline.reservations if self._competes(one, need, missing)), None)
+        ahead = next((one for one in self._ahead if self._competes(one, need, missing)), None)
         if ahead is None or ahead.need is None:
             return Reason(code, text, facts)
         name, wanted = self._name_of(ahead.job_id), _described(ahead.need.request)
@@ -449,11 +473,23 @@ class Reasons(Mapping[ClassKey, Reason]):
         if self._explainer is None:
             self._blocked = {one.key: one for one in reversed(cycle.blocked.values())}
             first = next((one for one in cycle.blocked.values() if one.reservation is not None), None)
+            if first is None and cycle.first_patient is not None:
+                first = self._foreseen(cycle, cycle.first_patient)
             self._explainer = Explainer(cycle, first)
             for job_class in cycle.left:
                 text = "is next in line and about to be looked at"
                 self._known.setdefault(job_class.key, Reason(ReasonCode.PRIORITY, text))
         return cycle
+
+    def _foreseen(self, cycle: Cycle, entry: Entry) -> Blocked | None:
+        """The first job in line, for which nothing is reserved yet, with what would be reserved for it now."""
+        job_class = entry[2]
+        twin = cycle.timeline.copy(cycle.draft)
+        reservation = twin.reserve(entry[1], job_class.shape.need, job_class.planned_s)
+        if reservation is None:
+            return None
+        found = self._blocked[job_class.key] = Blocked(entry, None, reservation, is_foreseen=True)
+        return found
 
     def __getitem__(self, key: ClassKey) -> Reason:
         cycle = self._look()

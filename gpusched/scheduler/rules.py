@@ -32,6 +32,9 @@ from gpusched.scheduler.timeline import Reservation, RunningJob, Timeline
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
+SETTLED_FENCES = 2
+"""So many times `fence_s` after its fence what is reserved for a job stays where it is."""
+
 STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
 """What became of a job: its class goes on with the next; so it does though this one waits; all of its class wait."""
 
@@ -49,6 +52,8 @@ class CycleRules:
     has_passed = False
     """Whether one started that is still there when something reserved begins, or that puts others elsewhere."""
     is_continued = False
+    first_patient: Entry | None = None
+    """The first that waits with nothing reserved for it yet, since it has not waited for long enough."""
     resumes: Sequence[Resume] = ()
     _hopeless: Set[object] = frozenset()
     _denials: dict[object, Denial] | None = None
@@ -224,6 +229,36 @@ class CycleRules:
 
     # --- what becomes of a job ---------------------------------------------------------------------
 
+    def _wait_patiently(self, entry: Entry) -> None:
+        """A job waits with nothing reserved for it yet."""
+        first, rank = self.first_patient, self.queue.rank
+        if first is None or (
+            self.is_continued and rank(entry[2], entry[0], entry[1]) < rank(first[2], first[0], first[1])
+        ):
+            self.first_patient = entry
+
+    def settled_at(self, fence_at: float) -> float:
+        """From when on what is reserved for a job with this fence stays where it is, so that nothing can delay it."""
+        return fence_at + SETTLED_FENCES * self.settings.priority.fence_s
+
+    def _reserve_room(
+        self, entry: Entry, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
+    ) -> Reservation | None:
+        """Reserve room for a job at the earliest instant; once it is fenced for long, where it stays reserved."""
+        fence_at, fence_s = self.planner.fences.get(entry[1]), self.settings.priority.fence_s
+        if fence_at is not None and self.now >= self.settled_at(fence_at):
+            reservation = self.timeline.reserve_for_good(entry[1], need, duration_s, guard, only)
+        else:
+            reservation = self.timeline.reserve(entry[1], need, duration_s, guard, only)
+        if reservation is None or fence_s == inf:
+            return reservation
+        if fence_at is None:
+            fence_at = max(self.now + fence_s, reservation.start_at or self.now)
+        elif self.now >= fence_at:
+            reservation.pass_until = -inf
+        reservation.fence_at = fence_at
+        return reservation
+
     def _reserved(
         self, job_class: JobClass, number: int, reservation: Reservation, reason: Reason | None = None
     ) -> None:
@@ -383,7 +418,7 @@ class CycleRules:
         mark = "reserve", need.signature, guard, duration_s, leaving
         reservation = None
         if not self.is_known_infeasible(mark):
-            reservation = self.timeline.reserve(entry[1], need, duration_s, guard)
+            reservation = self._reserve_room(entry, need, duration_s, guard)
         if reservation is not None:
             self._reserved(job_class, number, reservation, reason)
             for limit in self.quotas.limits_over(job_class.key):
@@ -550,8 +585,10 @@ class CycleRules:
             if outcome is not None:
                 return outcome
             self.remember_infeasible(_preempt_mark(job_class.key, need, guard))
-        if self.has_reservations_left:
+        if self.has_reservations_left and self.queue.ranking.has_patience(job_class, entry[0]):
             return self.reserve(job_class, number, need, guard)
+        if self.has_reservations_left:
+            self._wait_patiently(entry)
         return self.block(job_class, entry)
 
     def _turned_down(self, need: Need, guard: Guard | None) -> Reason | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +32,7 @@ from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, St
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.runs import Run, is_as_planned
-from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
+from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
 
 if TYPE_CHECKING:
     from gpusched.scheduler.backfill import Cycle
@@ -87,6 +88,10 @@ class PlannerState:
         """Users of whom others of its starts were carried out."""
         self._undo: list[Callable[[], None]] = []
         """What else the last plan has changed."""
+        self.fences: dict[int, float] = {}
+        """From when on nothing passes pending jobs that had a reservation, by job."""
+        self._outlived: list[tuple[float, int]] = []
+        """When runs without a limit are to be taken to run on for longer, and some that have ended, as a heap."""
         self._set_nodes(tuple(sorted(nodes, key=lambda node: node.name)))
 
     def _set_nodes(self, nodes: tuple[NodeView, ...]) -> None:
@@ -191,6 +196,7 @@ class PlannerState:
         for pending in snapshot.pending:
             job_class = queue.class_of_key(pending.key)
             queue.fill(job_class, pending.jobs)
+            self.fences.update((job.id, job.fence_at) for job in pending.jobs if job.fence_at is not None)
             if pending.total > len(pending.jobs):
                 queue.hide(job_class, pending.total - len(pending.jobs))
 
@@ -202,7 +208,7 @@ class PlannerState:
             now=now,
             nodes=self.layout.nodes,
             allocations=self.allocations(),
-            pending=self.queue.pending_classes(most),
+            pending=self.queue.pending_classes(most, self.fences),
             usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
             windows=self.windows,
             used=self.fairshare.used() if self.fairshare.counts_use else None,
@@ -248,6 +254,8 @@ class PlannerState:
 
     def _job_queued(self, event: events.JobQueued) -> None:
         self.job_queued(self.queue.class_of_key(event.key), event.job.queued_at, event.job.id)
+        if event.job.fence_at is not None:
+            self.fences[event.job.id] = event.job.fence_at
 
     def pending_of(self, key: ClassKey) -> list[tuple[float, int]]:
         """When the pending jobs of a class came, and their ids, first come first."""
@@ -255,9 +263,15 @@ class PlannerState:
         found = self.queue.class_with(key)
         return [] if found is None else [(queued_at, job_id) for queued_at, job_id, _ in found.jobs]
 
+    def _job_fenced(self, event: events.JobFenced) -> None:
+        if event.job_id in self.queue and self.fences.get(event.job_id) != event.fence_at:
+            self._changes()
+            self.fences[event.job_id] = event.fence_at
+
     def job_left(self, job_id: int) -> None:
         """A job is not pending any more: it was cancelled, held or changed."""
         self._changes()
+        self.fences.pop(job_id, None)
         self.queue.forget(self.queue.remove(job_id))
 
     def _job_left(self, event: events.JobLeft) -> None:
@@ -275,6 +289,7 @@ class PlannerState:
         if self._confirm(event.allocations):
             return
         self._changes()
+        self.fences.pop(job_id, None)
         if job_id in self.queue:
             self.queue.forget(self.queue.remove(job_id))
         self._run_changed(event)
@@ -296,6 +311,7 @@ class PlannerState:
             if len(planned) != len(allocations) or not all(map(is_as_planned, planned, allocations)):
                 return False
             run.tell(allocations)
+            self.fences.pop(first.job_id, None)
             del self._tentative[number]
             if run.entity is not None:
                 self._confirmed.add(run.entity)
@@ -317,13 +333,25 @@ class PlannerState:
 
     def _expect(self, one: Run, end_at: float) -> None:
         one.predict(None if end_at == inf else end_at)
-        self._plan_end(one, one.limit_at if end_at <= self._now else min(end_at, one.limit_at))
+        self._foresee(one, self._now)
 
     def _run_expected(self, event: events.RunExpected) -> None:
         self.settle()
         one = self.runs.get(event.job_id)
         if one is not None:
             self._expect(one, event.end_at)
+
+    def _foresee(self, one: Run, now: float) -> None:
+        """Have a run end as is foreseen by now."""
+        running = one.running
+        self._plan_end(one, foreseen_end(running.start_at, one.predicted_at, one.limit_at, now))
+        self._watch(one)
+
+    def _watch(self, one: Run) -> None:
+        """Look at a run again when it has outlived what was predicted of it."""
+        running = one.running
+        if one.predicted_at is not None and one.limit_at == inf:
+            heappush(self._outlived, (outlived_at(running.start_at, running.end_at), running.job_id))
 
     def _plan_end(self, one: Run, end_at: float) -> None:
         before = one.running
@@ -432,6 +460,7 @@ class PlannerState:
         self.odd_runs += first.is_suspended or first.is_stopping
         self.draft.take(booking)
         self.timeline.add(running)
+        self._watch(run)
         self._count(run, 1)
         if self.fairshare.counts_use:
             run.entity = self.fairshare.of(first.account, first.user)
@@ -573,6 +602,7 @@ class PlannerState:
             state = self.fairshare.state_of(entity)
             run.rate = self._rate(job_class, run)
             self.fairshare.begin(entity, run.rate, now)
+        self._watch(run)
         self._tentative.append((entry, run, state))
         self.placements.epoch += 1
         return running
@@ -617,8 +647,20 @@ class PlannerState:
             if end_at >= one.limit_at:
                 late += 1
             else:
-                self._plan_end(one, one.limit_at)
+                self._foresee(one, now)
+        self._take_outlived(now)
         self._now = now
+
+    def _take_outlived(self, now: float) -> None:
+        """Take runs without a limit to run on that have outlived what was predicted of them."""
+        heap = self._outlived
+        while heap and heap[0][0] <= now:
+            at, job_id = heappop(heap)
+            one = self.runs.get(job_id)
+            if one is not None and one.limit_at == inf and one.predicted_at is not None:
+                running = one.running
+                if outlived_at(running.start_at, running.end_at) <= at:
+                    self._foresee(one, now)
 
     def _recount(self, at: float) -> None:
         """Work out as of this instant what those have used whose charges or runs have changed."""
@@ -640,6 +682,7 @@ def _sizes_of(layout: Layout) -> tuple[object, ...]:
 
 _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.JobQueued: PlannerState._job_queued,
+    events.JobFenced: PlannerState._job_fenced,
     events.JobLeft: PlannerState._job_left,
     events.JobsHidden: PlannerState._jobs_hidden,
     events.RunStarted: PlannerState._run_started,

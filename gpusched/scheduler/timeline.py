@@ -10,6 +10,10 @@ first. A reservation that needs the end of such a job has no start time, but it 
 To pass it by ending in time, a job must be shorter than the youngest such job has run already: then
 the blocked job waits at most about twice as long as it would have, and the cards need not be idle.
 
+A run that outlives its prediction and has no limit is taken to run on: once three quarters of the predicted time are
+over, the prediction grows. The longer such runs have run already, the longer they go on, as run times differ by powers
+of ten.
+
 From one cycle to the next little changes: one job ends, another starts. So the machines as they will be once
 the first so many jobs have ended are kept, and moved along from there (`_Cursor`).
 
@@ -58,7 +62,10 @@ End = tuple[float, float, int, RunningJob]
 class Reservation:
     """What is reserved for one blocked job, or for a window of the calendar, from one instant to another."""
 
-    __slots__ = ("_booking", "_cards", "_ended", "_first", "end", "job_id", "need", "pass_until", "start", "state")
+    __slots__ = (
+        *("_booking", "_cards", "_ended", "_first", "end", "fence_at", "job_id", "need", "pass_until", "start"),
+        "state",
+    )
 
     def __init__(
         self,
@@ -83,6 +90,8 @@ class Reservation:
         """The machines at the instant of its start, with all that is reserved then, this one included."""
         self.pass_until = pass_until
         """A job that ends by this instant may use what is reserved."""
+        self.fence_at: float | None = None
+        """From when on nothing passes, whatever it is expected to run; None: nobody has said."""
         self._ended = ended
         """The jobs that will have ended by then."""
 
@@ -337,6 +346,18 @@ class Timeline:
         made = Reservation(job_id, need, booking, start, end, state, pass_until(start, ended, self._now), ended)
         self.reservations.append(made)
         return made
+
+    def reserve_for_good(
+        self, job_id: int, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
+    ) -> Reservation | None:
+        """Reserve room where nothing has started for longest, whatever is predicted.
+
+        Jobs that start later do so elsewhere, so that the same place is found from cycle to cycle until the runs on it
+        have ended.
+        """
+        twin = Timeline(self.state, (replace(one, end_at=inf) for *_, one in self.ends), self._now)
+        twin.reservations = self.reservations
+        return twin.reserve(job_id, need, duration_s, guard, only)
 
     def fits_after(
         self,
@@ -596,12 +617,33 @@ def _end_of(running: RunningJob) -> End:
     return running.end_at, running.start_at, running.job_id, running
 
 
+_OUTLIVED, _GROWTH = 0.75, 2.25
+"""A prediction grows by the second factor once the first part of it is over. Chosen on traces, see docs/explanation."""
+
+
 def end_of(held: Allocation, now: float) -> float:
     """When a running job is taken to end: as predicted, and once it has run on for longer, at its limit."""
     limit_at = inf if held.expected_end_at is None else held.expected_end_at
-    if held.predicted_end_at is not None and held.predicted_end_at > now:
-        return min(held.predicted_end_at, limit_at)
-    return limit_at
+    return foreseen_end(held.start_at, held.predicted_end_at, limit_at, now)
+
+
+def foreseen_end(start_at: float, predicted_at: float | None, limit_at: float, now: float) -> float:
+    """When a run is taken to end by this instant; infinite when nobody knows."""
+    if predicted_at is None:
+        return limit_at
+    if limit_at < inf:
+        return min(predicted_at, limit_at) if predicted_at > now else limit_at
+    length_s, elapsed_s = max(1.0, predicted_at - start_at), now - start_at
+    if not elapsed_s < inf:
+        return inf
+    while elapsed_s >= _OUTLIVED * length_s:
+        length_s *= _GROWTH
+    return start_at + length_s
+
+
+def outlived_at(start_at: float, end_at: float) -> float:
+    """When a run that is taken to end then, and has no limit, is taken to run on."""
+    return start_at + _OUTLIVED * (end_at - start_at)
 
 
 def after(start: Instant, duration_s: float) -> Instant:

@@ -22,7 +22,7 @@ EXACT = "exact"
 """Every job is known to run as long as it will."""
 
 OWN = "own"
-"""As the daemon: `similar` for jobs without a limit; for others `mixed`, while that has been better than their user's
+"""As the daemon: `mean` for jobs without a limit; for others `mixed`, while that has been better than their user's
 limits, and no shorter than runs that were ended at their limits make likely."""
 
 NONE = "none"
@@ -76,7 +76,7 @@ class Foresight:
         self._key_of = key_of
         self._past = Past()
         self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
-        own = "mixed" if self.has_limits else "similar"
+        own = "mixed" if self.has_limits else "mean"
         self._method = None if name == EXACT else _nothing if name == NONE else METHODS[own if name == OWN else name]
         self._judge = Judge() if name == OWN and self.has_limits else None
         """Of whether guesses are gone by; None: they are."""

@@ -58,6 +58,7 @@ class Rules:
                 backfill_elsewhere=False,
                 backfill_by="prediction",
                 max_wait_s=inf,
+                fence_s=inf,
             ),
             placement=PlacementSettings(strategy=PLACEMENTS[self.placement]),
         )

@@ -13,7 +13,7 @@ from typing import Any
 from gpusched import testing
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.model.value import replace
 from gpusched.policy.extension import NO_EXTENSIONS, Extensions
@@ -65,8 +65,13 @@ def load(**parts: Any) -> HostSample:
     return HostSample(at=NOW, name="n1", cpus=16, mem_total_mib=64 * 1024, **{**fields, "net_mib_s": 0.0, **parts})
 
 
-FIRST_COME = replace(Settings(), priority=replace(Settings().priority, weight_short=0.0, weight_whole=0.0))
-"""The defaults, but for how long and how wide jobs are, which most tables do not speak of."""
+FIRST_COME = replace(
+    Settings(),
+    priority=PrioritySettings(
+        order="multifactor", weight_short=0.0, weight_whole=0.0, backfill_by="limit", max_wait_s=7 * 86400.0
+    ),
+)
+"""First come, first served where nothing else is said: most tables speak neither of lengths nor of users."""
 
 _TABLES = {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
 

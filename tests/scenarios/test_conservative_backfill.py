@@ -139,8 +139,12 @@ def test_by_default_nobody_passes_because_of_a_guess():
     assert [start.job_id for start in starts] == [3]
 
 
-@pytest.mark.parametrize(("predicted", "expected"), [(600.0, 600.0), (-1.0, None)], ids=["will end", "runs on"])
-def test_a_running_job_without_a_limit_is_planned_to_end_as_predicted_unless_it_runs_on(predicted, expected):
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [(HOUR, HOUR), (600.0, 1.25 * 4200 + 600), (-1.0, 4497.75), (-1800.0, 1800 * 2.25**2 - HOUR)],
+)
+def test_a_running_job_without_a_limit_is_planned_to_run_on_once_it_has_outlived_its_prediction(predicted, expected):
+    """It has run for an hour. Past three quarters of what was predicted, that is taken to be 2.25 times as long."""
     held = [running(90, "n1:0,1,2,3", predicted_end_at=NOW + predicted)]
     outcome = Scenario(FOUR, [wants(1, 4)], held).outcome()
     assert outcome.reserved == {1: ("n1:0,1,2,3", expected)}

@@ -7,7 +7,6 @@ import json
 import pytest
 from scenario import HOUR, MINUTE, Scenario, load, running, settings, wants
 
-from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, node
@@ -515,7 +514,7 @@ def test_tasks_of_arrays_go_by_their_shown_ids():
     names = {7: "5_2", 8: "6_1", 9: "6_2"}
     held = [running(7, "n1:0,1", ends_in=HOUR)]
     made = Scenario(TWO, [wants(8, 2), wants(9, 1)], held).snapshot()
-    reasons = decide(replace(made, name_of=lambda job_id: names[job_id]), Settings()).reasons
+    reasons = decide(replace(made, name_of=lambda job_id: names[job_id]), settings()).reasons
     first, second = (reasons[waiting.key] for waiting in made.pending)
     assert (first.facts["jobs"], second.facts["behind"]) == (["5_2"], "6_1")
     assert "when job 5_2 ends" in first.text

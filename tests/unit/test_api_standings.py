@@ -145,7 +145,7 @@ def test_waiting_jobs_are_told_by_tier_and_priority_with_all_parts(lab: Lab) -> 
         assert set(answer["weights"]) == set(row["parts"])
     assert rows[0]["parts"]["qos"] == answer["weights"]["qos"]
     assert rows[1]["parts"]["nice"] - rows[2]["parts"]["nice"] == pytest.approx(100)
-    assert answer["order"] == "multifactor"
+    assert answer["order"] == "response_ratio"
 
 
 def test_priorities_of_named_jobs_only(lab: Lab) -> None:

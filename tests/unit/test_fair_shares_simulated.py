@@ -16,7 +16,10 @@ from gpusched.testing import launch, request, spec
 USERS = {"ann": Caller(1000, "ann"), "bob": Caller(1001, "bob"), "cyd": Caller(1002, "cyd")}
 SHARES = {"ann": 1.0, "bob": 1.0, "cyd": 2.0}
 JOBS = 240
-FAIR = PrioritySettings(weight_age=0.0, weight_nice=0.0, weight_fairshare=100_000.0, half_life_s=200.0)
+FAIR = PrioritySettings(
+    order="multifactor", weight_age=0.0, weight_nice=0.0, weight_fairshare=100_000.0, half_life_s=200.0
+)
+BY_RATIO = PrioritySettings(half_life_s=200.0, calc_period_s=1.0)
 
 
 def run_length_s(run: str) -> float:
@@ -61,12 +64,14 @@ def parts_of(seconds: dict[str, float]) -> dict[str, float]:
     [SHARES, {"ann": 1.0, "bob": 1.0, "cyd": 1.0}, {"ann": 5.0, "bob": 3.0, "cyd": 2.0}],
     ids=["one to one to two", "all alike", "five to three to two"],
 )
-def test_gpu_time_is_divided_by_the_shares(shares: dict[str, float]) -> None:
-    lab = a_lab(FAIR, shares)
+@pytest.mark.parametrize(("priority", "within"), [(FAIR, 0.05), (BY_RATIO, 0.25)], ids=["multifactor", "ratio"])
+def test_gpu_time_is_divided_by_the_shares(shares: dict[str, float], priority: PrioritySettings, within: float) -> None:
+    """Users who stand alike in the order `response_ratio` may differ by the factor `fairshare_step`."""
+    lab = a_lab(priority, shares)
     run_until(lab, 210)
     whole = sum(shares.values())
     assert parts_of(gpu_seconds(lab)) == pytest.approx(
-        {user: share / whole for user, share in shares.items()}, rel=0.05
+        {user: share / whole for user, share in shares.items()}, rel=within
     )
 
 

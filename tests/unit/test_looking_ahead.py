@@ -22,7 +22,6 @@ from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
-from gpusched.predict.families import planned_s, predict
 from gpusched.predict.judging import LEAST
 from gpusched.predict.overruns import Expectation
 from gpusched.predict.past import Guess, in_steps
@@ -77,7 +76,7 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
         assert guess.plan_s == pytest.approx(100, rel=0.06)
         # Without a limit it is planned with what nine in ten kept to.
         free = scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None)))
-        assert free == Guess(planned_s(predict([100.0] * LEAST)), in_steps(100, None))
+        assert free == Guess(in_steps(100, None), in_steps(100, None))
         assert scheduler.history.expectation(one) == Expectation(guess.expected_s, "prediction")
         measure = scheduler.history.measure()
         assert (measure.runs, round(measure.limit_factor)) == (LEAST, 36)
@@ -202,7 +201,7 @@ def test_who_waits_is_thought_of_anew_as_those_like_it_end() -> None:
         if (key := lab.scheduler.world.class_of(4)) is not None:
             found = key
     # Three that were like the fourth had ended while it waited; the other is expected to run like those.
-    assert found.plan_s == planned_s(predict([100.0] * 3))
+    assert found.plan_s == in_steps(100, None)
     other = first_waiting_key(lab)
     assert other.predicted_s == other.plan_s == found.predicted_s
 

@@ -94,8 +94,8 @@ def test_jobs_follow_each_other() -> None:
 
 
 def test_what_ran_before_makes_the_early_end_earlier() -> None:
-    found = ranges(node(gpus=1), [held(9, 0, ends_in=HOUR)], [waits(1, limit_s=6000), waits(2)], usual(j9=1200, j1=600))
-    assert found == {1: (10, 60), 2: (20, 160)}
+    found = ranges(node(gpus=1), [held(9, 0, ends_in=HOUR)], [waits(1, limit_s=3000), waits(2)], usual(j9=1200, j1=600))
+    assert found == {1: (10, 60), 2: (20, 110)}
 
 
 def test_without_a_limit_nobody_promises_a_latest_start() -> None:

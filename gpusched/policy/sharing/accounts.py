@@ -88,6 +88,20 @@ class AccountTree:
         """Fair-share factor in [0, 1], 1 for the first in rank; also for one that was never seen."""
         return self._factors.get((account, user), 1.0)
 
+    def parts(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Of each account and user what they have used, and their part of all shares."""
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+
+        def add(node: _Node, part: float) -> None:
+            part *= node.norm_shares
+            if node.user is not None:
+                found[node.account, node.user] = node.usage, part
+            for child in node.children:
+                add(child, part)
+
+        add(self._root, 1.0)
+        return found
+
     def standings(self) -> tuple[Standing, ...]:
         """The whole tree from the root down: the users of an account, then the accounts below it, by name."""
         return tuple(_list(self._root, 0))
