@@ -36,8 +36,14 @@ def orders_of(settings: Settings) -> frozenset[str]:
 def counts_use(settings: Settings) -> bool:
     """Whether any order goes by what users have used."""
     orders = orders_of(settings)
+    return "response_ratio" in orders or _counts_factors(settings)
+
+
+def _counts_factors(settings: Settings) -> bool:
+    """Whether any order goes by the factors of Fair Tree."""
+    orders = orders_of(settings)
     by_weight = settings.priority.weight_fairshare > 0 and not orders.isdisjoint({"multifactor", "hybrid"})
-    return by_weight or not orders.isdisjoint({"fairshare", "response_ratio"})
+    return by_weight or "fairshare" in orders
 
 
 _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
@@ -124,6 +130,7 @@ class FairShare:
         """Whether use counts at all."""
         self._first = settings.priority.weight_fairshare
         """Points of who has used least."""
+        self._counts_factors = _counts_factors(settings)
         self._ranks_shares = "response_ratio" in orders_of(settings)
         """Whether users are told apart by how much of their share they have used."""
         self.first_band = 0
@@ -302,10 +309,12 @@ class FairShare:
         if len(self._pending) <= 1:
             return self._compare_with_nobody()
         self.is_due = False
-        factors = self._factors()
         weight, changed = self._settings.priority.weight_fairshare, set[FairShareEntity]()
         if self._ranks_shares:
             changed.update(self._compare_shares())
+        if not self._counts_factors:
+            return changed
+        factors = self._factors()
         for mark, entity in self._entities.items():
             factor = factors.get(mark, 1.0)
             if factor != entity.factor:
@@ -324,8 +333,8 @@ class FairShare:
 
     def _compare_shares(self) -> Collection[FairShareEntity]:
         """Work out how much of their share each user has used who has a job; those for whom that has changed."""
-        parts, changed = self._parts(), set[FairShareEntity]()
-        active = [(one, *parts[mark]) for mark, one in self._entities.items() if one.pending or one.running]
+        changed = set[FairShareEntity]()
+        active = self._active()
         used, shares = sum(usage for _, usage, _ in active), sum(part for _, _, part in active)
         for entity, usage, part in active:
             share = 1.0
@@ -339,19 +348,23 @@ class FairShare:
         self.first_band = min((one.band for one, _, _ in active), default=0)
         return changed
 
-    def _parts(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Of each account and user what they have used, and their part of all shares."""
+    def _active(self) -> list[tuple[FairShareEntity, float, float]]:
+        """Who has a job, what they have used, and their part of all shares."""
+        active = [one for one in self._entities.values() if one.pending or one.running]
         accounts = self._settings.account
-        if accounts or any(account for account, _ in self._entities):
-            return AccountTree(accounts, self._ranked(), self._capacity, self._entities).parts()
-        found = {}
-        for mark, entity in self._entities.items():
-            used = 0.0
-            if entity.is_counted:
-                if entity.ranked_at != self._at:
-                    self._rank(entity)
-                used = max([entity.ranked[number] / amount for number, amount in self._counted], default=0.0)
-            found[mark] = used, 1.0
+        if accounts or any(one.account for one in active):
+            parts = AccountTree(accounts, self._ranked(), self._capacity, self._entities).parts()
+            return [(one, *parts[one.mark]) for one in active]
+        found = []
+        for entity in active:
+            if entity.ranked_at != self._at:
+                self._rank(entity)
+            used, ranked = 0.0, entity.ranked
+            for number, amount in self._counted:
+                part = ranked[number] / amount
+                if part > used:
+                    used = part
+            found.append((entity, used, 1.0))
         return found
 
     def _set_share(self, entity: FairShareEntity, share: float) -> bool:
