@@ -53,12 +53,13 @@ _USED = (("gpu_hours", ".2f"), ("core_hours", ".2f"), ("usage_s", ".0f"), ("effe
 def show_accounts(client: Client, names: list[str], values: Values) -> None:
     """`gctl account`: the tree with its shares, what was used of them, and the factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
-    own, rows = answer["own_accounts"], answer["accounts"]
+    # A daemon that has not been restarted since an upgrade does not tell members yet.
+    own, rows = answer.get("own_accounts"), answer["accounts"]
     if values.get("me"):
         rows = answer["accounts"] = [
             {**row, "depth": int(row["user"] is not None)}
             for row in rows
-            if row["account"] in own and row["user"] in (None, answer["user"])
+            if row["account"] in (own or ()) and row["user"] in (None, answer["user"])
         ]
     if values.get("json"):
         output.print_json(answer)
@@ -94,12 +95,13 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
         "MEMBERS",
     )
     tables.print_table(titles, lines, right=frozenset(range(2, len(titles) - 1)))
-    output.note("gctl", _own(own, answer["default_account"]))
+    if own is not None:
+        output.note("gctl", _own(own, answer["default_account"]))
 
 
 def _members(row: dict[str, Any]) -> str:
     """Whom an account lists: users, groups as `@lab`, `*` for everybody; `-` for nobody."""
-    if row["users"] is None:
+    if row.get("users") is None:
         return ""
     if "*" in row["users"]:
         return "*"
