@@ -1,7 +1,7 @@
 """Presets of [priority]: its other settings under one name, as defaults of their own.
 
     fair         nobody gets much more than an equal share, whatever their jobs are like; what holds without a preset
-    throughput   the shortest first: the best mean completion, wide jobs may wait long
+    throughput   those that have waited longest for their length, whoever they belong to: short mean completion
     fifo         first come, first served, with EASY backfill
     slurm        multifactor priorities as a Slurm site sets them, with backfill by time limits
     auto         one of these four, chosen by what they would have made of the last weeks
@@ -26,16 +26,20 @@ _DAY_S = 86400.0
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         FAIR: {},
-        # Mean completion is best served by the shortest; max_wait_s keeps the others from waiting for ever.
+        # Whose job it is does not matter. A strict order by length (spf) with its reservation that always stands costs
+        # more than it gains: mean completion of lublin_256 without estimates is 8 times greedy's, here 1.4 times.
         THROUGHPUT: {
-            "order": "spf",
+            "order": "response_ratio",
+            "fairshare_step": 1.0,
+            "reserve_after_s": 6 * 3600.0,
+            "reserve_after_runs": 10.0,
             "fence_s": 2 * _DAY_S,
             "max_wait_s": 7 * _DAY_S,
             "backfill": True,
             "backfill_depth": 1,
             "backfill_elsewhere": True,
             "backfill_by": "prediction",
-            "backfill_order": "shortest",
+            "backfill_order": "line",
             "predict": True,
         },
         FIFO: {

@@ -127,6 +127,13 @@ _OF_OTHER_ORDERS: tuple[Knob, ...] = (
     Scale("max_wait_s", 3600, 60 * _DAY_S),
 )
 """What matters where weights do not."""
+_OF_RESPONSE_RATIO: tuple[Knob, ...] = (
+    Scale("fairshare_step", 1, 16),
+    Scale("reserve_after_s", 600, 7 * _DAY_S, True),
+    Scale("reserve_after_runs", 0.5, 100, True),
+    Scale("fence_s", 3600, 14 * _DAY_S),
+    *_OF_OTHER_ORDERS,
+)
 
 
 def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[list[TraceJob], list[TraceJob]]:
@@ -254,7 +261,8 @@ class Search:
 
     def _near(self, best: PrioritySettings, far: float) -> PrioritySettings | None:
         start = self._base if best.preset == AUTO else best
-        knobs = self._knobs if best.order == "multifactor" else _OF_OTHER_ORDERS
+        of_order = {"multifactor": self._knobs, "response_ratio": _OF_RESPONSE_RATIO}
+        knobs = of_order.get(best.order, _OF_OTHER_ORDERS)
 
         def step() -> PrioritySettings:
             chosen = self._random.sample(knobs, self._random.choice((1, 2)))

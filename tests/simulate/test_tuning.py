@@ -345,31 +345,39 @@ def test_how_far_it_is_never_goes_back_and_comes_to_its_end(tmp_path, monkeypatc
 # --- presets, and what is chance ------------------------------------------------------------------
 
 
-def test_a_preset_that_is_best_is_found_and_written_by_its_name():
-    jobs = blocks(10, small_s=150)
-    worst = Settings(priority=PrioritySettings(weight_age=0, weight_size=1e5, weight_short=0, weight_whole=1e5))
+SMALL_FIRST, WIDE_FIRST = (
+    Settings(
+        priority=PrioritySettings(
+            order="multifactor", weight_age=0, weight_short=0, weight_whole=0, weight_size=1e5, favor_small=is_small
+        )
+    )
+    for is_small in (True, False)
+)
 
+
+def test_a_preset_that_is_best_is_found_and_written_by_its_name():
     def run(settings, jobs):
         is_preset = settings.priority == preset("throughput")
-        return planner_run.run(jobs, NODES, Settings(priority=preset("throughput")) if is_preset else worst)
+        return planner_run.run(jobs, NODES, SMALL_FIRST if is_preset else WIDE_FIRST)
 
-    found, _ = Search(jobs, objective_of("wait_mean of small"), worst, run, 3, 1).find()
+    jobs = blocks(10, small_s=150)
+    found, _ = Search(jobs, objective_of("wait_mean of small"), WIDE_FIRST, run, 3, 1).find()
     assert section_of(found) == '[priority]\npreset = "throughput"\n'
 
 
-def test_steps_from_a_preset_of_another_order_keep_that_order():
-    jobs = blocks(10, small_s=150)
+@pytest.mark.parametrize("order", ["response_ratio", "fifo"])
+def test_steps_from_a_preset_of_another_order_keep_that_order(order):
     seen = []
 
     def run(settings, jobs):
         seen.append(settings.priority)
-        outcome = planner_run.run(jobs, NODES, settings)
-        # Only its order makes a schedule good here.
-        return outcome if settings.priority.order == "spf" else planner_run.run(jobs, NODES, Settings())
+        # Only this order makes a schedule good here.
+        is_good = settings.priority.order == order
+        return planner_run.run(jobs, NODES, SMALL_FIRST if is_good else WIDE_FIRST)
 
-    Search(jobs, objective_of("wait_mean of small"), Settings(), run, 30, 1).find()
+    Search(blocks(10, small_s=150), objective_of("wait_mean of small"), WIDE_FIRST, run, 30, 1).find()
     steps = seen[-10:]
-    assert {one.order for one in steps} == {"spf"}
+    assert {one.order for one in steps} == {order}
     assert len(set(steps)) == 10
 
 

@@ -66,7 +66,7 @@ def test_a_file_with_a_preset_has_its_values(tmp_path: Path, name: str) -> None:
 def test_what_the_file_states_wins_over_the_preset(tmp_path: Path) -> None:
     loaded = load(tmp_path, '[priority]\nweight_fairshare = 7\nbackfill_by = "limit"\npreset = "throughput"\n')
     priority = loaded.settings.priority
-    assert (priority.order, priority.weight_fairshare, priority.backfill_by) == ("spf", 7.0, "limit")
+    assert (priority.order, priority.weight_fairshare, priority.backfill_by) == ("response_ratio", 7.0, "limit")
     assert loaded.settings.stated == ("backfill_by", "weight_fairshare")
     assert loaded.origin["priority.backfill_by"].endswith("line 3")
     assert loaded.origin["priority.order"] == "preset throughput"
