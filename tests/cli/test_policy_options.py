@@ -71,7 +71,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         queue=QUEUES,
         account=ACCOUNTS,
         qos=QOS,
-        priority=PrioritySettings(weight_size=100.0, weight_deadline=100.0),
+        priority=PrioritySettings(order="multifactor", weight_size=100.0, weight_deadline=100.0),
     )
     lab.submit(request=request(3, cpus=1.5, mem_mib=4096), queue="nlp", account="inner")
     lab.turn(3600)

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from gpusched.model.settings import AccountSettings, PrioritySettings, Settings
-from gpusched.model.value import Value
+from gpusched.model.value import Value, replace
 from gpusched.simulate import daemon_run
 from gpusched.simulate.cluster import nodes_of
 from gpusched.simulate.fairness_cases import served_gpu_s, simulated
@@ -21,13 +21,15 @@ from gpusched.simulate.trace import TraceJob
 
 HOUR_S = 3600
 SPAN_S = 120 * HOUR_S
-"""Less than max_wait_s, after which arrival counts more than shares."""
+MAX_WAIT_S = 2.0 * SPAN_S
+"""Beyond it arrival counts more than shares."""
 GPUS = 8
 NODES = nodes_of(f"1x{GPUS}:64")
 
+EASY = PrioritySettings(order="fairshare", max_wait_s=MAX_WAIT_S, backfill_by="limit")
 ORDERS = {
-    "fair share": PrioritySettings(order="fairshare"),
-    "weights": PrioritySettings(order="multifactor", weight_fairshare=100_000.0),
+    "fair share": EASY,
+    "weights": replace(EASY, order="multifactor", weight_fairshare=100_000.0),
 }
 
 
@@ -104,5 +106,5 @@ def test_the_daemons_tick_divides_the_machine_by_shares_between(what: str) -> No
 
 def test_without_a_weight_for_shares_arrival_divides_the_machine() -> None:
     """So that the tests above are of shares, not of the jobs."""
-    part = part_of_first(GROUPS["short and long"], PrioritySettings(weight_fairshare=0.0))
+    part = part_of_first(GROUPS["short and long"], PrioritySettings(order="multifactor", weight_fairshare=0.0))
     assert part != pytest.approx(0.5, rel=0.2)
