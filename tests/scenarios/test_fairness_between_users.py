@@ -13,12 +13,10 @@ from gpusched.testing import NOW, node
 HEAVY = {"user": "heavy", "uid": 2000, "account": "lab"}
 LIGHT = {"user": "light", "uid": 2001, "account": "lab"}
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="the weighted order of today does not; remove the mark when it does")
-
 A_WEEK_OF_USE = Usage("lab", "heavy", Resources(gpus=7 * 24 * HOUR), NOW)
 
 
-@pytest.mark.parametrize("limit", [None, pytest.param(10 * MINUTE, marks=NOT_YET)], ids=["no limit", "ten minutes"])
+@pytest.mark.parametrize("limit", [None, 10 * MINUTE], ids=["no limit", "ten minutes"])
 @pytest.mark.parametrize("jobs", [1, 30])
 def test_new_short_jobs_of_a_heavy_user_do_not_pass_an_older_job_without_a_limit(limit, jobs):
     older = wants(1, 1, waited=2 * HOUR, **LIGHT)
@@ -27,7 +25,6 @@ def test_new_short_jobs_of_a_heavy_user_do_not_pass_an_older_job_without_a_limit
     assert list(outcome.starts) == [1]
 
 
-@NOT_YET
 def test_a_job_of_a_light_user_starts_before_the_backlog_of_a_heavy_one():
     backlog = [wants(number, 1, limit=10 * MINUTE, waited=5 * HOUR, **HEAVY) for number in range(10, 40)]
     outcome = Scenario(

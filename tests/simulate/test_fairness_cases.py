@@ -12,7 +12,11 @@ from gpusched.simulate.policies import Policy, policies_of
 from gpusched.simulate.predicting import OWN
 
 (FIRST_COME,) = policies_of(["fcfs+easy"])
-SHARES_RULE = Policy("shares rule", Settings(priority=PrioritySettings(weight_fairshare=100_000.0)), predict=OWN)
+SHARES_RULE = Policy(
+    "shares rule",
+    Settings(priority=PrioritySettings(order="multifactor", weight_fairshare=100_000.0, backfill_by="limit")),
+    predict=OWN,
+)
 """Whoever has used least of their share goes first, whatever else speaks for a job."""
 
 

@@ -25,7 +25,7 @@ from gpusched.simulate.trace import TraceJob
 
 (DEFAULT,) = policies_of(["default"])
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="the weighted order of today does not; remove the mark when it does")
+NOT_YET = pytest.mark.xfail(strict=True, reason="the order does not hold this yet; remove the mark when it does")
 
 
 @NOT_YET
@@ -42,7 +42,6 @@ def test_the_default_order_is_sound_on_every_kind_of_trace():
     assert not missed
 
 
-@NOT_YET
 def test_a_light_user_does_not_wait_behind_the_backlog_of_a_heavy_one():
     verdict = fair.judge_two_users(DEFAULT)
     assert verdict.holds, verdict.text
@@ -55,7 +54,6 @@ def test_accounts_are_served_by_their_shares(shares):
     assert verdict.holds, verdict.text
 
 
-@NOT_YET
 def test_a_flood_does_not_make_the_others_wait_longer():
     together, _ = fair.judge_thirty_users(DEFAULT, replays=2)
     assert together.holds, together.text
@@ -93,7 +91,6 @@ def light_wait_s(pair: Pair) -> float:
     return fair.simulated(jobs, nodes_of(f"1x{pair.gpus}"), DEFAULT).wait_s[-1]
 
 
-@NOT_YET
 @given(
     st.builds(
         Pair,
