@@ -49,6 +49,8 @@ class Changes:
     """Scripts and environments by SHA-256 (hex); one that is stored already is left as it is."""
     drains: dict[str, str | None] = field(default_factory=dict)
     """Node name or GPU UUID -> the message it is drained with; None undrains."""
+    fences: dict[int, float | None] = field(default_factory=dict)
+    """From when on nothing passes a pending job that room was reserved for, by job; None takes it back."""
     clearances: dict[str, Clearance] = field(default_factory=dict)
     """GPUs that somebody said are well, by UUID."""
     usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Changes:
             or self.events
             or self.payloads
             or self.drains
+            or self.fences
             or self.clearances
             or self.usage
             or self.reservations
@@ -145,6 +148,9 @@ class Store(Archive, Protocol):
 
     def load_clearances(self) -> list[Clearance]:
         """When each GPU was last said to be well, by UUID."""
+
+    def load_fences(self) -> dict[int, float]:
+        """From when on nothing passes pending jobs that have had a reservation, by job."""
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
+from types import MappingProxyType
 
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
 
@@ -25,10 +26,12 @@ class ClassQueue:
     An array stands in it once, for all of its tasks without a row.
     """
 
-    __slots__ = ("_arrays", "_entries", "_key", "_view")
+    __slots__ = ("_arrays", "_entries", "_fences", "_key", "_view")
 
-    def __init__(self, key: ClassKey) -> None:
+    def __init__(self, key: ClassKey, fences: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Args: fences: from when on nothing passes them, by job; `look_again` after a change of it."""
         self._key = key
+        self._fences = fences
         self._entries: list[Entry] = []
         self._arrays: dict[Entry, TaskLine] = {}
         self._view: PendingClass | None = None
@@ -61,13 +64,19 @@ class ClassQueue:
         return before + bisect_left(self._entries, entry)
 
     def _first(self, most: int) -> tuple[PendingJob, ...]:
+        fences = self._fences
         entries: Iterator[Entry] = iter(self._entries)
         if len(self._arrays) == 1 and not self._entries:
             (((at, _), tasks),) = self._arrays.items()
-            return tuple([PendingJob(job_id, at) for job_id in tasks.first(most)])
+            return tuple([PendingJob(job_id, at, fences.get(job_id)) for job_id in tasks.first(most)])
         if self._arrays:
             entries = merge(self._entries, *(_entries_of(at, tasks) for (at, _), tasks in self._arrays.items()))
-        return tuple(PendingJob(job_id, queued_at) for queued_at, job_id in islice(entries, most))
+        first = islice(entries, most)
+        return tuple([PendingJob(job_id, queued_at, fences.get(job_id)) for queued_at, job_id in first])
+
+    def look_again(self) -> None:
+        """The fence of one of them has changed."""
+        self._view = None
 
     def front(self, most: int) -> PendingClass:
         """As `view`, but showing at most so many jobs."""

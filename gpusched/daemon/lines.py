@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from types import MappingProxyType
 
 from gpusched.model.job import Job
 from gpusched.model.snapshot import ClassKey, PendingClass
@@ -14,7 +15,9 @@ from .classes import FRONT, ClassQueue, Entry
 class Lines:
     """The queues of all classes, and the place of each job in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, fences: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Args: fences: from when on nothing passes them, by job; `look_again` after a change of it."""
+        self._fences = fences
         self._queues: dict[ClassKey, ClassQueue] = {}
         self._places: dict[int, tuple[ClassKey, Entry, Hashable]] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
@@ -38,11 +41,15 @@ class Lines:
         self._places[entry[1]] = key, entry, alike
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = ClassQueue(key)
+            queue = self._queues[key] = ClassQueue(key, self._fences)
         queue.add(entry, tasks)
         self._changed[key] = None
         if alike is not None:
             self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
+
+    def look_again(self, key: ClassKey) -> None:
+        """The fence of one of this class has changed, which moves none of them."""
+        self._queues[key].look_again()
 
     def remove(self, job_id: int) -> None:
         """Take a job out, if it is in a line."""

@@ -53,6 +53,8 @@ class PlannerSync:
         for mark in world.take_charged():
             planner.apply(events.UsageCharged(world.usage[mark]))
         self._tell_pending(planner, world)
+        for job_id in world.take_changed_fences():
+            planner.apply(events.JobFenced(job_id, world.fences.get(job_id)))
         self._planner = planner
         return planner
 
@@ -67,6 +69,7 @@ class PlannerSync:
             self._runs.setdefault(held.job_id, set()).add(run_id)
         world.take_changed_holds()
         world.take_changed_classes()
+        world.take_changed_fences()
         world.take_charged()
         self._planner = Planner.from_snapshot(snapshot, settings, extensions)
         return self._planner
@@ -135,7 +138,7 @@ def table_differences(memory: World, table: World) -> list[str]:
     Args: table: what a restart would load at the instant of the last tick.
     """
     found: list[str] = []
-    for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar"):
+    for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar", "fences"):
         unequal = _unequal(getattr(memory, name), getattr(table, name))
         found += [f"the memory has another row of {name.replace('_', ' ')}: {_named(mark)}" for mark in unequal]
     eligible = [{job_id for job_id in one.jobs if one.class_of(job_id) is not None} for one in (memory, table)]

@@ -653,6 +653,7 @@ class Scheduler:
             (changes.jobs, {job.id: job for job in jobs}),
             (changes.runs, {run.id: run for run in runs}),
             (changes.drains, store.load_drains()),
+            (changes.fences, store.load_fences()),
             (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
             (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
             (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
@@ -740,6 +741,7 @@ class Scheduler:
         return bool(
             changes.jobs
             or changes.drains
+            or changes.fences
             or changes.clearances
             or changes.payloads
             or changes.usage
@@ -788,6 +790,9 @@ class Scheduler:
                 self.plan = _NO_PLAN
                 break
             self.plan = planner.plan(turn.now)
+            for reservation in self.plan.reservations:
+                if reservation.fence_at is not None and reservation.job_id not in self.world.fences:
+                    turn.fence(reservation.job_id, reservation.fence_at)
             for start in self.plan.starts:
                 if start.placement.gpus and self._is_reading_old(turn.now):
                     # Until the next one comes in, its place is kept from the others of this plan and nothing more.

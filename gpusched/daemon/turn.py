@@ -91,6 +91,7 @@ class Turn:
 
     def put_job(self, job: Job) -> None:
         """Record a new or changed job; a task of an array that had no row gets its own."""
+        fenced = self.world.find(job.id) if self.world.fences else None
         if job.array_id is not None and job.id not in self.world.jobs:
             array = self.world.array_of_unsplit(job.id)
             if array is not None and job.task is not None:
@@ -103,6 +104,25 @@ class Turn:
                 self.keys[job.uid, job.spec.key] = job.id
         self.changes.jobs[job.id] = job
         self.world.put_job(job, self.now)
+        if fenced is not None:
+            self._settle_fences(fenced, job)
+
+    def fence(self, job_id: int, fence_at: float | None) -> None:
+        """Record from when on nothing passes a pending job; None: the next reservation for it begins a new wait."""
+        self.changes.fences[job_id] = fence_at
+        self.world.set_fence(job_id, fence_at)
+
+    def _settle_fences(self, before: Job, job: Job) -> None:
+        """Take the fence of a job that does not wait any more, or waits for something else; of an array, its tasks'."""
+        world = self.world
+        waits = job.state is JobState.PENDING and world.class_of(job.id) is not None
+        if waits and _asked(before) == _asked(job):
+            return
+        ids = [job.id] if job.id in world.fences else []
+        if job.is_array:
+            ids = [one for one in world.fences if job.id < one <= job.last_id and one not in world.jobs]
+        for job_id in ids:
+            self.fence(job_id, None)
 
     def put_run(self, run: Run) -> None:
         """Record a new or changed run."""
@@ -277,3 +297,9 @@ class Turn:
         nodes = ", ".join(node.name for node in self.nodes)
         problem = "is more than one GPU" if matches else "is neither a node nor a GPU"
         raise NotFound(f"{target!r} {problem} here ({nodes})", "list them with: ginfo")
+
+
+def _asked(job: Job) -> tuple[object, ...]:
+    """What a job waits for, and since when."""
+    spec = job.spec
+    return job.queued_at, spec.request, spec.time_limit_s, spec.queue, spec.reservation

@@ -127,7 +127,10 @@ class World:
         self.next_pipeline = 1
         self.lined_up = 0
         """How often a job was put into the line of its class."""
-        self._lines = Lines()
+        self.fences: dict[int, float] = {}
+        """From when on nothing passes pending jobs that have had a reservation, tasks without a row among them."""
+        self._changed_fences: dict[int, None] = {}
+        self._lines = Lines(self.fences)
         self._timed = Alarms()
         self.arrays = Arrays()
         self._counterparts = Counterparts(self.arrays)
@@ -146,6 +149,7 @@ class World:
         world.drains = store.load_drains()
         world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
+        world.fences.update(store.load_fences())
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
         open_ids = {run.id for run in runs}
@@ -210,6 +214,17 @@ class World:
             self._pass_on(job, verdict)
             self._follow_run(job, now)
         self._dependents.follow(job)
+
+    def set_fence(self, job_id: int, fence_at: float | None) -> None:
+        """From when on nothing passes a pending job; None: it has no fence any more."""
+        if fence_at is None:
+            self.fences.pop(job_id, None)
+        else:
+            self.fences[job_id] = fence_at
+        self._changed_fences[job_id] = None
+        key = self.class_of(job_id)
+        if key is not None:
+            self._lines.look_again(key)
 
     def jobs_of(self, uid: int) -> int:
         """How many jobs of this user wait or run; an array is one."""
@@ -642,6 +657,11 @@ class World:
     def take_changed_classes(self) -> dict[ClassKey, PendingClass | None]:
         """Classes of eligible jobs that have changed, as they are now."""
         return self._lines.take_changed()
+
+    def take_changed_fences(self) -> Iterable[int]:
+        """Jobs with another fence than before, or none any more."""
+        taken, self._changed_fences = self._changed_fences, {}
+        return taken
 
     def take_charged(self) -> Iterable[tuple[str, str]]:
         """Accounts and users of whom another use was recorded."""

@@ -59,10 +59,11 @@ class Cycle(CycleRules):
                 heapify(heap)
             rank, number, job_class = heap[0]
             if is_dynamic:
-                settled = queue.rank_at(job_class, number)
-                settled = (rank[0], settled) if is_filling else settled
-                if settled != rank:
-                    heapreplace(heap, (settled, number, job_class))
+                head = queue.rank_at(job_class, number), number, job_class
+                if is_filling:
+                    head = queue.in_gaps(head)
+                if head[0] != rank:
+                    heapreplace(heap, head)
                     continue
             if suspended:
                 self.resume_before(job_class)

@@ -17,10 +17,11 @@ class JobQueued(Value):
 
 
 class JobFenced(Value):
-    """Room was reserved for a pending job for the first time: from this instant on nothing passes it."""
+    """Room was reserved for a pending job for the first time: from this instant on nothing passes it; None takes that
+    back."""
 
     job_id: int
-    fence_at: float
+    fence_at: float | None
 
 
 class JobLeft(Value):

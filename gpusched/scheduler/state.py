@@ -264,9 +264,13 @@ class PlannerState:
         return [] if found is None else [(queued_at, job_id) for queued_at, job_id, _ in found.jobs]
 
     def _job_fenced(self, event: events.JobFenced) -> None:
+        self.settle()
         if event.job_id in self.queue and self.fences.get(event.job_id) != event.fence_at:
             self._changes()
-            self.fences[event.job_id] = event.fence_at
+            if event.fence_at is None:
+                del self.fences[event.job_id]
+            else:
+                self.fences[event.job_id] = event.fence_at
 
     def job_left(self, job_id: int) -> None:
         """A job is not pending any more: it was cancelled, held or changed."""

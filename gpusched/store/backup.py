@@ -238,6 +238,8 @@ def _hold(copy: sqlite3.Connection, by: str) -> tuple[int, ...]:
     now = time.time()
     text = f"held by {by or 'gpusched restore'}: the job table was restored, and this job may have run meanwhile"
     copy.executemany("UPDATE jobs SET hold = 'user' WHERE id = ?", [(job_id,) for job_id in ids])
+    if "fences" in _tables(copy):
+        copy.execute("DELETE FROM fences")
     copy.executemany(
         "INSERT INTO job_events (job_id, at, kind, text) VALUES (?, ?, 'held', ?)", [(one, now, text) for one in ids]
     )

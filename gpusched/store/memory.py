@@ -34,6 +34,7 @@ class MemoryStore:
         self._payloads: dict[str, bytes] = {}
         self._drains: dict[str, str] = {}
         self._clearances: dict[str, Clearance] = {}
+        self._fences: dict[int, float] = {}
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
@@ -54,6 +55,10 @@ class MemoryStore:
     def load_clearances(self) -> list[Clearance]:
         """When each GPU was last said to be well, by UUID."""
         return [self._clearances[uuid] for uuid in sorted(self._clearances)]
+
+    def load_fences(self) -> dict[int, float]:
+        """From when on nothing passes pending jobs that have had a reservation, by job."""
+        return dict(sorted(self._fences.items()))
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
@@ -110,6 +115,11 @@ class MemoryStore:
                 self._drains.pop(target, None)
             else:
                 self._drains[target] = message
+        for job_id, fence_at in changes.fences.items():
+            if fence_at is None:
+                self._fences.pop(job_id, None)
+            else:
+                self._fences[job_id] = fence_at
         self._clearances.update(changes.clearances)
         self._usage.update(changes.usage)
         for name, entry in changes.reservations.items():

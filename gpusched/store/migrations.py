@@ -18,7 +18,10 @@ from gpusched.errors import NotReady
 from gpusched.store import failures
 
 SQL_FOLDER = Path(__file__).with_name("sql")
-MIGRATIONS = ("0001_job_table", "0002_policy", "0003_workflows", "0004_gpu_clearances", "0005_operation")
+MIGRATIONS = (
+    *("0001_job_table", "0002_policy", "0003_workflows", "0004_gpu_clearances", "0005_operation"),
+    "0006_fences",
+)
 """In order; a released one never changes. The database's `user_version` is how many were applied."""
 
 LOCK_TIMEOUT_S = 60.0

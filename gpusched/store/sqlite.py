@@ -94,6 +94,10 @@ class SqliteStore(SqliteArchive):
         """When each GPU was last said to be well, by UUID."""
         return self._rows(rows.CLEARANCES.read, sql.CLEARANCES)
 
+    def load_fences(self) -> dict[int, float]:
+        """From when on nothing passes pending jobs that have had a reservation, by job."""
+        return dict(self._rows(_fence, sql.FENCES))
+
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
         return sorted(self._rows(rows.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
@@ -137,6 +141,11 @@ class SqliteStore(SqliteArchive):
                     db.execute(sql.UNDRAIN, (rows.pack_text(target),))
                 else:
                     db.execute(sql.DRAIN, (rows.pack_text(target), rows.pack_text(message)))
+            for job_id, fence_at in changes.fences.items():
+                if fence_at is None:
+                    db.execute(sql.DROP_FENCE, (job_id,))
+                else:
+                    db.execute(sql.PUT_FENCE, (job_id, fence_at))
             if changes.clearances:
                 db.executemany(sql.PUT_CLEARANCE, map(rows.CLEARANCES.row, changes.clearances.values()))
             if changes.usage:
@@ -469,6 +478,11 @@ def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> 
     found.mem_mib_s += mem_mib_s
     found.wait_s += wait_s
     found.started += started
+
+
+def _fence(row: rows.Row) -> tuple[int, float]:
+    job_id, fence_at = row
+    return int(job_id), float(fence_at)
 
 
 def _texts(row: rows.Row) -> tuple[str, str]:

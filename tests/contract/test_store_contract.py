@@ -376,6 +376,14 @@ def test_the_last_clearance_of_a_gpu_is_kept(store: Store) -> None:
     assert store.load_clearances() == [Clearance("GPU-a", 6.5, 3), Clearance("GPU-b", 7.0, 0)]
 
 
+def test_fences_are_set_replaced_and_taken_back(store: Store) -> None:
+    assert store.load_fences() == {}
+    # A task of an array has no row of its own yet.
+    store.commit(Changes(fences={7: 5.5, 3: 1e9}))
+    store.commit(Changes(fences={7: None, 8: None, 3: 2e9}))
+    assert store.load_fences() == {3: 2e9}
+
+
 def test_drains_are_set_replaced_and_lifted(store: Store) -> None:
     store.commit(Changes(drains={"n2": "disk", "GPU-1": 'the "\udcff" fan', "n1": ""}))
     assert store.load_drains() == {"GPU-1": 'the "\udcff" fan', "n1": "", "n2": "disk"}

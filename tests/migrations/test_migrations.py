@@ -63,6 +63,7 @@ def test_a_saved_database_loads_with_everything_in_it(tmp_path: Path, dump: Path
         assert {sha: store.payload(sha) for sha in saved.PAYLOADS} == saved.PAYLOADS
         assert store.load_drains() == saved.DRAINS
         assert store.next_job_id() == saved.PRUNED_ID + 1
+        assert store.load_fences() == {}
         assert store.check() is None
         assert store._db.execute("SELECT uuid FROM gpus").fetchall() == [("GPU-1",)]
     finally:

@@ -37,6 +37,8 @@ class PlannerStory(LabStory):
         self.story = story_of(dice.randrange(1 << 32))
         super().__init__(dice, patch)
         self.has_singletons = False
+        self.fenced = 0
+        """Checks at which some job had a fence."""
         if dice.random() < 0.5:
             patch.setattr(classes, "FRONT", 2)
         if dice.random() < 0.5:
@@ -50,6 +52,15 @@ class PlannerStory(LabStory):
     @staticmethod
     def sections(story: Story) -> dict[str, Any]:
         made = settings_of(Story(story.features.difference(CLUSTER, {"cells"}), story.seed, ()))
+        rolled = Random(f"{story.seed} fences")
+        if rolled.random() < 0.7:
+            # Seconds where a lab has hours: room is reserved soon, fences come, and what is reserved settles.
+            fences = {
+                "reserve_after_s": rolled.choice([0.0, 0.0, 2.0]),
+                "reserve_after_runs": rolled.choice([0.0, 0.0, 0.001]),
+                "fence_s": rolled.choice([0.5, 3.0, 20.0]),
+            }
+            made = replace(made, priority=replace(made.priority, **fences))
         return {name: getattr(made, name) for name in _SECTIONS}
 
     def config(self) -> Any:
@@ -124,13 +135,20 @@ class PlannerStory(LabStory):
 
     def check(self) -> None:
         check_planner(self.lab)
+        self.fenced += bool(self.lab.scheduler.world.fences)
         with suppress(NotReady):
             assert self.lab.scheduler.check_planner() == []
 
 
-def play(seed: int, turns: int) -> None:
+def play(seed: int, turns: int) -> PlannerStory:
     with pytest.MonkeyPatch.context() as patch:
-        PlannerStory(Random(seed), patch).play(turns)
+        story = PlannerStory(Random(seed), patch)
+        story.play(turns)
+        return story
+
+
+def test_the_stories_have_fences() -> None:
+    assert sum(play(seed, 40).fenced for seed in range(6)) > 3
 
 
 @given(seed=st.integers(0, 1 << 32))

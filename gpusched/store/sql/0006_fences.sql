@@ -1,0 +1,5 @@
+-- From when on nothing passes a pending job that room was reserved for; tasks of arrays need no row of their own for it.
+CREATE TABLE fences (
+    job_id   INTEGER NOT NULL PRIMARY KEY,
+    fence_at REAL NOT NULL
+) STRICT;

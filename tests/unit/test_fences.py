@@ -1,0 +1,168 @@
+"""Fences in the daemon: recorded once with the plan, kept over restarts, taken back when a job waits anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lab import ANN, Lab
+from planners import check_planner
+
+from gpusched.daemon.commands import Cancel, Hold, Release, Update
+from gpusched.daemon.selection import Selection
+from gpusched.engine.simulated import Outcome
+from gpusched.model.job import ArraySpec, Request
+from gpusched.model.settings import PrioritySettings
+from gpusched.model.states import JobState
+from gpusched.model.value import replace
+
+HOUR = 3600.0
+AT_ONCE: dict[str, Any] = {"reserve_after_s": 0.0, "reserve_after_runs": 0.0}
+
+
+def make_lab(**priority: Any) -> Lab:
+    """Two GPUs that one job holds for long; what is submitted then waits with room reserved for it at once."""
+    lab = Lab(
+        gpus=2,
+        outcome=Outcome(runs_s=100 * HOUR),
+        priority=replace(PrioritySettings(), **{**AT_ONCE, "fence_s": HOUR, **priority}),
+    )
+    lab.submit(request=Request(gpus=2), time_limit_s=2 * 3600)
+    return lab
+
+
+def waiting(lab: Lab, **parts: Any) -> int:
+    return lab.submit(**{"request": Request(gpus=2), "time_limit_s": 3600, **parts})
+
+
+def check(lab: Lab) -> None:
+    """The planner, the memory and the table agree on fences."""
+    scheduler = lab.scheduler
+    assert scheduler.check_planner() == []
+    assert lab.store.load_fences() == scheduler.world.fences
+    check_planner(lab)
+
+
+def test_the_fence_of_a_reserved_job_is_recorded_with_the_plan() -> None:
+    lab = make_lab()
+    commits = lab.store.commits
+    job_id = waiting(lab)
+    # The submission, its plan and the fence are one commit.
+    assert lab.store.commits == commits + 1
+    # Its first expected start is later than `fence_s` from now.
+    assert lab.store.load_fences() == {job_id: lab.clock.now() + 2 * HOUR}
+    check(lab)
+
+
+def test_the_fence_is_a_time_after_the_reservation_where_that_is_later() -> None:
+    lab = make_lab(fence_s=10 * HOUR)
+    job_id = waiting(lab)
+    assert lab.store.load_fences() == {job_id: lab.clock.now() + 10 * HOUR}
+
+
+def test_a_fence_is_written_once_and_ticks_leave_the_table_alone() -> None:
+    lab = make_lab()
+    job_id = waiting(lab)
+    fences, commits = lab.store.load_fences(), lab.store.commits
+    for _ in range(5):
+        lab.scheduler._look_again = True
+        lab.turn(60)
+    assert lab.store.load_fences() == fences == {job_id: fences[job_id]}
+    assert lab.store.commits == commits
+
+
+def test_a_job_that_has_not_waited_long_enough_has_no_fence_yet() -> None:
+    lab = make_lab(reserve_after_s=HOUR)
+    job_id = waiting(lab)
+    assert lab.store.load_fences() == {}
+    lab.clock.advance(HOUR + 60)
+    lab.scheduler._look_again = True
+    lab.turn()
+    assert list(lab.store.load_fences()) == [job_id]
+    check(lab)
+
+
+def test_a_restart_keeps_the_fence_and_so_the_bound() -> None:
+    lab = make_lab()
+    job_id = waiting(lab)
+    fences = lab.store.load_fences()
+    lab.clock.advance(600)
+    lab.restart()
+    lab.turn()
+    assert lab.store.load_fences() == lab.scheduler.planner().fences == fences
+    (kept,) = lab.scheduler.plan.reservations
+    assert (kept.job_id, kept.fence_at) == (job_id, fences[job_id])
+    check(lab)
+
+
+def test_the_fence_is_gone_when_the_job_has_started() -> None:
+    lab = make_lab()
+    job_id = waiting(lab)
+    assert lab.store.load_fences()
+    lab.ask(Cancel(ANN, Selection(ids=(1,))))
+    lab.turn(60)
+    lab.turn(60)
+    assert lab.job(job_id).state is JobState.RUNNING
+    assert lab.store.load_fences() == lab.scheduler.planner().fences == {}
+    check(lab)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_new"),
+    [({"gpus": 1}, True), ({"time_limit_s": 7200}, True), ({"name": "other"}, False), ({"nice": 50}, False)],
+)
+def test_a_job_that_asks_for_something_else_waits_anew(changes: dict[str, Any], is_new: bool) -> None:
+    lab = make_lab()
+    job_id = waiting(lab)
+    before = lab.store.load_fences()[job_id]
+    lab.clock.advance(1.5 * HOUR)
+    lab.ask(Update(ANN, (job_id,), changes))
+    assert (lab.store.load_fences()[job_id] > before) is is_new
+    check(lab)
+
+
+def test_a_held_job_loses_its_fence_and_gets_a_later_one_once_released() -> None:
+    lab = make_lab()
+    job_id = waiting(lab)
+    before = lab.store.load_fences()[job_id]
+    lab.ask(Hold(ANN, (job_id,)))
+    assert lab.store.load_fences() == lab.scheduler.planner().fences == {}
+    check(lab)
+    lab.clock.advance(1.5 * HOUR)
+    lab.ask(Release(ANN, (job_id,)))
+    assert lab.store.load_fences()[job_id] == lab.clock.now() + HOUR > before
+    check(lab)
+
+
+def test_a_job_held_and_released_in_one_tick_waits_anew() -> None:
+    lab = make_lab()
+    job_id = waiting(lab)
+    before = lab.store.load_fences()[job_id]
+    lab.clock.advance(1.5 * HOUR)
+    lab.ask(Hold(ANN, (job_id,)), Release(ANN, (job_id,)))
+    assert lab.store.load_fences()[job_id] > before
+    check(lab)
+
+
+def test_a_fence_that_could_not_be_recorded_is_not_kept_in_memory_either() -> None:
+    lab = make_lab(reserve_after_s=HOUR)
+    job_id = waiting(lab)
+    lab.clock.advance(HOUR + 60)
+    lab.store.is_full = True
+    lab.scheduler._look_again = True
+    lab.turn()
+    assert lab.scheduler.world.fences == {}
+    lab.store.is_full = False
+    lab.turn(60)
+    assert list(lab.store.load_fences()) == [job_id]
+    check(lab)
+
+
+def test_tasks_of_an_array_have_fences_before_they_have_rows() -> None:
+    lab = make_lab(backfill_depth=2)
+    array_id = waiting(lab, array=ArraySpec("0-5", None, None))
+    assert sorted(lab.store.load_fences()) == [array_id + 1, array_id + 2]
+    check(lab)
+    lab.ask(Hold(ANN, (array_id,)))
+    assert lab.store.load_fences() == {}
+    check(lab)
