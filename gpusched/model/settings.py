@@ -90,8 +90,8 @@ class PrioritySettings(Value):
     """Time after which waiting longer adds nothing, in seconds: so long that age outweighs in the end what others may
     be ahead."""
     max_wait_s: Annotated[float, SOME_TIME] = 3 * 86400.0
-    """Time after which a job goes first in orders that do not count age, and in `response_ratio` whatever its user has
-    used, and over which the deadline factor rises, in seconds."""
+    """Time after which a job goes first in orders that do not count age, and in `response_ratio` among those whose
+    users have used least if none of its user's jobs runs, and over which the deadline factor rises, in seconds."""
     weight_nice: Annotated[float, WEIGHT] = 20000.0
     """Weight of the nice factor; at 20000 one nice step is one point."""
     weight_fairshare: Annotated[float, WEIGHT] = 500.0

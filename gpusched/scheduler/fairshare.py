@@ -65,6 +65,7 @@ class FairShareEntity:
         "band",
         "factor",
         "is_counted",
+        "is_idle",
         "patience",
         "pending",
         "points",
@@ -87,6 +88,8 @@ class FairShareEntity:
         """What they have used of their share: 1 as much as the others who are active, 2 twice that; rounded."""
         self.band = 0
         """The same in steps of `fairshare_step`."""
+        self.is_idle = False
+        """Whether none of their jobs ran when they were last compared with others."""
         self.patience = 1.0
         """The part of the wait for a reservation that is asked of them."""
         self.points = points
@@ -226,7 +229,7 @@ class FairShare:
         self._count(entity)
         if since > entity.at > -inf:
             self._move(entity, since)
-        if self._ranks_shares and not (entity.running or entity.pending):
+        if self._ranks_shares and not entity.running:
             self.is_due = True
         entity.running += 1
         gpus, vram_mib, cpus, mem_mib = entity.rate
@@ -245,7 +248,7 @@ class FairShare:
             self._rank(entity)
         self._move(entity, now)
         entity.running -= 1
-        if self._ranks_shares and not (entity.running or entity.pending):
+        if self._ranks_shares and not entity.running:
             self.is_due = True
         gpus, vram_mib, cpus, mem_mib = entity.rate
         less = gpus - rate[0], vram_mib - rate[1], cpus - rate[2], mem_mib - rate[3]
@@ -343,7 +346,9 @@ class FairShare:
             elif part <= 0:
                 share = _MOST_SHARE
             # Rounded, so that use which grows a little changes nothing.
-            if self._set_share(entity, 2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE)):
+            is_other = self._set_share(entity, 2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE))
+            if is_other or entity.is_idle is bool(entity.running):
+                entity.is_idle = not entity.running
                 changed.add(entity)
         self.first_band = min((one.band for one, _, _ in active), default=0)
         return changed

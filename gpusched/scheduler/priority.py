@@ -11,7 +11,8 @@ A rank is a tuple that sorts smaller first:
 The order `response_ratio` has a measure of its own, in three parts:
 
     band      how much of their share its user has used, in steps of `fairshare_step`, so that users who have used less
-              go first whatever their jobs are like; a job that has waited `max_wait_s` is in the first band
+              go first whatever their jobs are like; a job that has waited `max_wait_s` is in the first band, if no
+              job of its user runs: endless jobs of others keep nobody waiting, nor does a flood pay
     patience  jobs that have waited long enough for a reservation, wide ones first, then by their wait over their
               user's share
     ratio     the others by their wait over their expected run time: it has no scale of its own, serves short jobs
@@ -254,7 +255,7 @@ class Ranking:
         waited long enough for a reservation."""
         entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
         band = entity.band
-        if waited_s >= self.settings.priority.max_wait_s:
+        if entity.is_idle and waited_s >= self.settings.priority.max_wait_s:
             band = min(band, self._fairshare.first_band)
         if ages and waited_s >= job_class.patience_s * entity.patience:
             return band, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
