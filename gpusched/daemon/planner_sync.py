@@ -71,7 +71,8 @@ class PlannerSync:
         world.take_changed_classes()
         world.take_changed_fences()
         world.take_charged()
-        self._planner = Planner.from_snapshot(snapshot, settings, extensions)
+        kept = () if self._planner is None else tuple(self._planner.kept.items())
+        self._planner = Planner.from_snapshot(replace(snapshot, kept=kept), settings, extensions)
         return self._planner
 
     def _tell_runs(self, planner: Planner, world: World) -> None:

@@ -146,6 +146,8 @@ class Snapshot(Value, gc=True):
     used: tuple[Usage, ...] | None = None
     """What everybody had used when ranks were last worked out, open runs included, where the caller keeps that; None:
     it is worked out from `usage` and `allocations`."""
+    kept: tuple[tuple[int, Placement], ...] = ()
+    """Jobs that nothing passes any more, and where room was last reserved for them."""
     name_of: Callable[[int], str] = str
     """What people call the job with this id: a task of an array `42_7`."""
 

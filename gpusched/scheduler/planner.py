@@ -121,7 +121,7 @@ class Planner(PlannerState):
                 made.job_class = classes.get(one.job_class, one.job_class)
         twin.tasks = self.tasks.copy()
         twin._usage, twin._absent, twin._recounted = self._usage.copy(), self._absent.copy(), self._recounted.copy()
-        twin.fences, twin._outlived = self.fences.copy(), self._outlived.copy()
+        twin.fences, twin.kept, twin._outlived = self.fences.copy(), self.kept.copy(), self._outlived.copy()
         twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
         twin._tentative, twin._undo, twin._planned, twin._confirmed = [], [], [], set()
         twin._cycle = twin._steps = None
@@ -181,7 +181,7 @@ class Planner(PlannerState):
         self._tentative.clear()
         if self.fences:
             for start in starts:
-                self.fences.pop(start.job_id, None)
+                self._forget_fence(start.job_id)
         for one in cycle.reservations if cycle is not None else ():
             if one.fence_at is not None:
                 self.fences.setdefault(one.job_id, one.fence_at)

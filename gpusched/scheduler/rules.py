@@ -244,10 +244,19 @@ class CycleRules:
     def _reserve_room(
         self, entry: Entry, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
     ) -> Reservation | None:
-        """Reserve room for a job at the earliest instant; once it is fenced for long, where it stays reserved."""
+        """Reserve room for a job at the earliest instant; where nothing passes it any more, where that stays reserved.
+
+        Predictions of what runs on one node and the other change with each end. A job that followed them from node to
+        node would have drained many of them in vain.
+        """
         fence_at, fence_s = self.planner.fences.get(entry[1]), self.settings.priority.fence_s
-        if fence_at is not None and self.now >= self.settled_at(fence_at):
-            reservation = self.timeline.reserve_for_good(entry[1], need, duration_s, guard, only)
+        if fence_at is not None and self.now >= fence_at:
+            if guard is None and only is None and not self.timeline.reservations:
+                reservation = self._keep_room(entry, need, duration_s, fence_at)
+            elif self.now >= self.settled_at(fence_at):
+                reservation = self.timeline.reserve_for_good(entry[1], need, duration_s, guard, only)
+            else:
+                reservation = self.timeline.reserve(entry[1], need, duration_s, guard, only)
         else:
             reservation = self.timeline.reserve(entry[1], need, duration_s, guard, only)
         if reservation is None or fence_s == inf:
@@ -258,6 +267,28 @@ class CycleRules:
             reservation.pass_until = -inf
         reservation.fence_at = fence_at
         return reservation
+
+    def _keep_room(self, entry: Entry, need: Need, duration_s: float, fence_at: float) -> Reservation | None:
+        """Reserve the place of the last cycle, or one that is free in less than half the time, if it may move yet."""
+        planner, timeline, job_id = self.planner, self.timeline, entry[1]
+        placement = planner.kept.get(job_id)
+        place = None if placement is None else self.layout.booking(need.uid, placement)
+        if place is not None and self.layout.placement(place) != placement:
+            # A card of it has left the machine.
+            place = None
+        found = timeline.reserve(job_id, need, duration_s)
+        if found is not None and place is not None and found.booking != place:
+            found_at = found.start[0]
+            timeline.take_back(found)
+            kept = timeline.reserve(job_id, need, duration_s, None, place)
+            may_move = self.now < self.settled_at(fence_at)
+            if kept is not None and may_move and 2 * (found_at - self.now) < kept.start[0] - self.now:
+                timeline.take_back(kept)
+                kept = None
+            found = kept or timeline.reserve(job_id, need, duration_s)
+        if found is not None:
+            planner.kept[job_id] = self.layout.placement(found.booking)
+        return found
 
     def _reserved(
         self, job_class: JobClass, number: int, reservation: Reservation, reason: Reason | None = None

@@ -14,6 +14,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import (
     ClassKey,
+    Placement,
     Snapshot,
     Start,
     Usage,
@@ -90,6 +91,8 @@ class PlannerState:
         """What else the last plan has changed."""
         self.fences: dict[int, float] = {}
         """From when on nothing passes pending jobs that had a reservation, by job."""
+        self.kept: dict[int, Placement] = {}
+        """Where room was last reserved for pending jobs that nothing passes any more, by job."""
         self._outlived: list[tuple[float, int]] = []
         """When runs without a limit are to be taken to run on for longer, and some that have ended, as a heap."""
         self._set_nodes(tuple(sorted(nodes, key=lambda node: node.name)))
@@ -189,6 +192,7 @@ class PlannerState:
                 at = ranked_at(snapshot.now, settings)
                 used = usage_now(snapshot, self.layout, settings, at)
                 self.fairshare.reset(Usage(*mark, amount, at) for mark, amount in used.items())
+        self.kept = dict(snapshot.kept)
         ordered = sorted(snapshot.allocations, key=lambda held: (held.start_at, held.job_id))
         for _, held in groupby(ordered, lambda one: one.job_id):
             self._hold(tuple(held), snapshot.now)
@@ -212,6 +216,7 @@ class PlannerState:
             usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
             windows=self.windows,
             used=self.fairshare.used() if self.fairshare.counts_use else None,
+            kept=tuple(sorted(self.kept.items())),
             name_of=self.name_of,
         )
 
@@ -263,6 +268,10 @@ class PlannerState:
         found = self.queue.class_with(key)
         return [] if found is None else [(queued_at, job_id) for queued_at, job_id, _ in found.jobs]
 
+    def _forget_fence(self, job_id: int) -> None:
+        if self.fences.pop(job_id, None) is not None:
+            self.kept.pop(job_id, None)
+
     def _job_fenced(self, event: events.JobFenced) -> None:
         self.settle()
         if event.job_id in self.queue and self.fences.get(event.job_id) != event.fence_at:
@@ -275,7 +284,7 @@ class PlannerState:
     def job_left(self, job_id: int) -> None:
         """A job is not pending any more: it was cancelled, held or changed."""
         self._changes()
-        self.fences.pop(job_id, None)
+        self._forget_fence(job_id)
         self.queue.forget(self.queue.remove(job_id))
 
     def _job_left(self, event: events.JobLeft) -> None:
@@ -293,7 +302,7 @@ class PlannerState:
         if self._confirm(event.allocations):
             return
         self._changes()
-        self.fences.pop(job_id, None)
+        self._forget_fence(job_id)
         if job_id in self.queue:
             self.queue.forget(self.queue.remove(job_id))
         self._run_changed(event)
@@ -315,7 +324,7 @@ class PlannerState:
             if len(planned) != len(allocations) or not all(map(is_as_planned, planned, allocations)):
                 return False
             run.tell(allocations)
-            self.fences.pop(first.job_id, None)
+            self._forget_fence(first.job_id)
             del self._tentative[number]
             if run.entity is not None:
                 self._confirmed.add(run.entity)

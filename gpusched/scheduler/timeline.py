@@ -347,6 +347,10 @@ class Timeline:
         self.reservations.append(made)
         return made
 
+    def take_back(self, one: Reservation) -> None:
+        """Undo `reserve`, of the only one."""
+        self.reservations.remove(one)
+
     def reserve_for_good(
         self, job_id: int, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
     ) -> Reservation | None:
@@ -512,7 +516,9 @@ class _Cursor:
 
     def earliest(self, need: Need, now: float, only: Booking | None) -> Booking | None:
         """The best place at the first instant with room where nothing is reserved, to which it goes; None for never."""
-        state, self._only = self.cleared(), only
+        state = self.cleared()
+        if only is not self._only:
+            self._only, self.place, self._none_sooner = only, None, None
         self._release(state, self._instant_after(self.ended, now))
         if self._best(state, need) is None:
             if not self._move_on(state, need) or self._best(state, need) is None:
