@@ -35,6 +35,7 @@ from gpusched.scheduler.priority import class_key
 _WEEK_S = 7 * 86400.0
 _HOUR_S = 3600.0
 _WEIGHT = "weight_"
+_BY_RESPONSE = "response_ratio"
 
 
 # --- priorities ---------------------------------------------------------------------------------
@@ -49,15 +50,16 @@ async def priorities(request: web.Request) -> web.Response:
     masked = {job.shown_id for job in jobs if not viewer.sees_all_of(job)}
     for row in rows:
         if row["id"] in masked:
-            row.update(name="-", parts={})
+            row.update(name="-", parts={}, response=None)
     return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
 
 
 def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Waiting jobs, the higher tier and then the higher priority first."""
+    """Waiting jobs as they stand in the queue; where weights order it, the higher tier and priority first."""
     ranking, world = scheduler.ranking(), scheduler.world
+    is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
     rows: list[dict[str, Any]] = []
-    for job in sorted(jobs, key=lambda job: job.id):
+    for job in sorted(jobs, key=lambda job: job.id) if is_by_weight else scheduler.in_queue_order(jobs):
         if job.state is not JobState.PENDING:
             continue
         key = world.class_of(job.id) or class_key(job)
@@ -72,10 +74,32 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
                 "priority": found.total,
                 "tier": ranking.tier(key),
                 "parts": dict(found.parts),
+                "response": _response_json(scheduler, job),
             }
         )
-    rows.sort(key=lambda row: (-row["tier"], -row["priority"]))
+    if is_by_weight:
+        rows.sort(key=lambda row: (-row["tier"], -row["priority"]))
     return rows
+
+
+def _response_json(scheduler: Scheduler, job: Job) -> dict[str, Any] | None:
+    """Of an eligible job what its place in the order `response_ratio` is made of; None where it has another order."""
+    planner, key = scheduler.planner(), scheduler.world.class_of(job.id)
+    if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
+        return None
+    found = planner.ranking.response_standing(planner.class_of_key(key), key, job.queued_at)
+    kept = next((one for one in scheduler.plan.reservations if one.job_id == job.id), None)
+    return {
+        "share": found.share,
+        "turn": found.turn,
+        "waited_s": found.waited_s,
+        "expected_s": found.expected_s,
+        "urgency": found.urgency,
+        "ratio": found.ratio,
+        "is_reserved": kept is not None,
+        "reserves_at": found.reserves_at,
+        "fence_at": None if kept is None else kept.fence_at,
+    }
 
 
 def weights_of(settings: Settings) -> dict[str, float]:

@@ -79,6 +79,21 @@ def instant(at: float, now: float) -> str:
     return time.strftime("%H:%M" if local[:3] == today[:3] else "%Y-%m-%dT%H:%M", local)
 
 
+BOUNDS = ("reserves_at", "delay_ends_at")
+"""Facts of `why` that get a line of their own: until when others may start before a job, or delay it."""
+
+
+def _bound(facts: dict[str, Any], now: float) -> list[str]:
+    """Until when others may start before a job, or delay it; nothing once that is over."""
+    reserves_at, delay_ends_at = (facts.get(name) for name in BOUNDS)
+    if reserves_at is not None and reserves_at > now:
+        at = instant(_up(reserves_at, now), now)
+        return [f"others may start before it until {at}; then room is reserved for it"]
+    if delay_ends_at is not None and delay_ends_at > now:
+        return [f"others may delay it until {instant(_up(delay_ends_at, now), now)} at most"]
+    return []
+
+
 def why_lines(why: dict[str, Any], now: float) -> list[str]:
     """Lines of `gq --why` about what is to come; none for a job that does not wait."""
     if why["state"] != "PENDING":
@@ -89,6 +104,7 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     condition = " and what it waits for succeeds" if why["reason"] == "Dependency" else ""
     lines.append(f"start: {_start(why.get('start'), now, condition)}")
     lines.extend(_likely(why.get("start"), now))
+    lines.extend(_bound(why.get("facts", {}), now))
     accuracy = why.get("accuracy")
     if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
         lines.append(

@@ -214,8 +214,10 @@ def _why(client: Client, values: Values) -> int:
     reason = f" ({why['reason']})" if why["reason"] not in (None, "None") else ""
     text = f": {printable(why['text'])}" if why["text"] != f"is {why['state']}" else ""
     sys.stdout.write(f"job {why['id']} is {why['state']}{reason}{text}\n")
+    from gpusched.cli.ahead import BOUNDS, why_lines
+
     for key, value in why["facts"].items():
-        if value in (None, {}, []):
+        if value in (None, {}, []) or key in BOUNDS:
             continue
         if key == "unavailable":
             sys.stdout.write("".join(f"  {key}: {printable(str(one['why']))}\n" for one in value))
@@ -224,8 +226,6 @@ def _why(client: Client, values: Values) -> int:
     if why["priority"]:
         parts = ", ".join(f"{key} {value:.1f}" for key, value in why["priority"].items() if key != "total")
         sys.stdout.write(f"  priority: {why['priority']['total']:.1f} ({parts})\n")
-    from gpusched.cli.ahead import why_lines
-
     sys.stdout.write("".join(f"  {printable(line)}\n" for line in why_lines(why, time.time())))
     return 0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.query import quote
 from gpusched.errors import UsageError
-from gpusched.model.units import format_amount, format_size_mib, plural, printable
+from gpusched.model.units import format_amount, format_duration, format_size_mib, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def priorities_view(client: Client, asked: str, values: Values) -> str | dict[st
         return answer
     if values.get("quiet"):
         return "".join(f"{row['id']}\n" for row in rows)
+    if answer["order"] == "response_ratio":
+        return _responses(rows, header=not values.get("noheader"))
     # Plug-ins may add a part for some jobs only.
     parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
     lines = [
@@ -42,6 +45,33 @@ def priorities_view(client: Client, asked: str, values: Values) -> str | dict[st
     if answer["order"] != "multifactor":
         output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
     shown = tables.table(titles, lines, right=right, header=not values.get("noheader"), cut={1: 6})
+    return "".join(f"{line}\n" for line in shown)
+
+
+def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
+    """What places in the order `response_ratio` are made of; `-` for jobs that are not eligible."""
+    from gpusched.cli.ahead import instant
+
+    now = time.time()
+    lines = []
+    for row in rows:
+        found = row["response"]
+        if found is None:
+            parts = ["-"] * 7
+        else:
+            is_due = found["reserves_at"] <= now
+            parts = [
+                f"{found['share']:.2f}",
+                str(found["turn"]),
+                format_duration(found["waited_s"]),
+                "unknown" if found["expected_s"] is None else format_duration(found["expected_s"]),
+                f"{found['urgency']:.2f}",
+                f"{found['ratio']:.2f}",
+                "yes" if found["is_reserved"] else "next" if is_due else instant(found["reserves_at"], now),
+            ]
+        lines.append((row["id"], printable(row["user"]), *parts, str(row["tier"])))
+    titles = ("ID", "USER", "SHARE", "TURN", "WAITED", "EXPECTED", "URGENCY", "RATIO", "RESERVED", "TIER")
+    shown = tables.table(titles, lines, right=frozenset({2, 3, 4, 5, 6, 7, 9}), header=header, cut={1: 6})
     return "".join(f"{line}\n" for line in shown)
 
 

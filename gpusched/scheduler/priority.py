@@ -129,6 +129,24 @@ class Responding(Protocol):
     is_wide: bool
 
 
+class ResponseStanding(Value):
+    """What a job's place in the order `response_ratio` is made of."""
+
+    share: float
+    """What its user has used of their share: 1 as much as others who are active, 2 twice that."""
+    turn: int
+    """1: users who have used least, and jobs that have waited `max_wait_s`; each step of `fairshare_step` one later."""
+    waited_s: float
+    expected_s: float | None
+    """None: nothing is known of jobs like it."""
+    urgency: float
+    """What its wait is multiplied with, by nice, QOS, queue, deadline and plug-ins; 1 without any."""
+    ratio: float
+    """Wait over expected run time, as the order counts both."""
+    reserves_at: float
+    """From when on it has waited long enough for a reservation, as long as its user's share stays what it is."""
+
+
 class Ranking:
     """Ranks classes of pending jobs by the settings, and by what is held and has been used."""
 
@@ -260,6 +278,21 @@ class Ranking:
         if ages and waited_s >= job_class.patience_s * entity.patience:
             return band, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
         return band, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
+
+    def response_standing(self, job_class: Responding, key: ClassKey, queued_at: float) -> ResponseStanding:
+        """What a job's place in the order `response_ratio` is made of."""
+        entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
+        is_overdue = waited_s >= self.settings.priority.max_wait_s
+        length_s = expected_s(key)
+        return ResponseStanding(
+            share=entity.share,
+            turn=1 if is_overdue else max(1, entity.band - self._fairshare.first_band + 1),
+            waited_s=waited_s,
+            expected_s=None if length_s == inf else length_s,
+            urgency=job_class.urgency,
+            ratio=(1.0 + waited_s) * job_class.urgency / job_class.ratio_s,
+            reserves_at=queued_at + job_class.patience_s * entity.patience,
+        )
 
     def has_patience(self, job_class: Responding, queued_at: float) -> bool:
         """Whether a job has waited long enough for a reservation."""

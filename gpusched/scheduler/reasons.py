@@ -205,7 +205,7 @@ class Explainer:
         if kept.fence_at is None or self._cycle.settings.priority.backfill_by != "prediction":
             return ""
         at = self._cycle.settled_at(kept.fence_at)
-        facts["delayed_until"] = at
+        facts["delay_ends_at"] = at
         if at <= self._now:
             return "; nothing delays it any more but the jobs that run there"
         return f"; others may delay it for {about(at - self._now)} at most"

@@ -6,19 +6,20 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from lab import ANN, BOB, Lab
+from lab import ANN, BOB, ROOT, Lab
 from shell import Shell, compare
 from support import wait_until
 
 from gpusched.api import jobs, policy, sight, site
 from gpusched.api.calendar import listing
 from gpusched.api.service import SERVICE, Service
-from gpusched.cli import gctl, ghist, ginfo, gq
+from gpusched.cli import ahead, gctl, ghist, ginfo, gq, standing
 from gpusched.engine.simulated import Outcome
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
 from gpusched.testing import request
@@ -62,24 +63,8 @@ class Direct:
 Type = Callable[..., str]
 
 
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
-    """Types a command at a lab where queue nlp has borrowed from vision and three jobs wait."""
-    lab = Lab(
-        4,
-        outcome=Outcome(runs_s=36000),
-        queue=QUEUES,
-        account=ACCOUNTS,
-        qos=QOS,
-        priority=PrioritySettings(order="multifactor", weight_size=100.0, weight_deadline=100.0),
-    )
-    lab.submit(request=request(3, cpus=1.5, mem_mib=4096), queue="nlp", account="inner")
-    lab.turn(3600)
-    lab.ask(lab.submission(BOB, request=request(1), queue="rest", account="other"))
-    lab.submit(request=request(4), queue="vision", account="inner", nice=250)
-    lab.submit(request=request(1), queue="rest", account="other", qos="high")
-    lab.submit(request=request(1), queue="nlp", account="other", time_limit_s=600, deadline_at=lab.clock.now() + 9000)
-    lab.turn(1800)
+def typing(lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Types commands at a lab."""
     client = Direct(lab)
 
     @contextmanager
@@ -100,6 +85,64 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return captured.out + "".join(f"[stderr] {text}\n" for text in captured.err.splitlines())
 
     return do
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Types a command at a lab where queue nlp has borrowed from vision and three jobs wait."""
+    lab = Lab(
+        4,
+        outcome=Outcome(runs_s=36000),
+        queue=QUEUES,
+        account=ACCOUNTS,
+        qos=QOS,
+        priority=PrioritySettings(order="multifactor", weight_size=100.0, weight_deadline=100.0),
+    )
+    lab.submit(request=request(3, cpus=1.5, mem_mib=4096), queue="nlp", account="inner")
+    lab.turn(3600)
+    lab.ask(lab.submission(BOB, request=request(1), queue="rest", account="other"))
+    lab.submit(request=request(4), queue="vision", account="inner", nice=250)
+    lab.submit(request=request(1), queue="rest", account="other", qos="high")
+    lab.submit(request=request(1), queue="nlp", account="other", time_limit_s=600, deadline_at=lab.clock.now() + 9000)
+    lab.turn(1800)
+    return typing(lab, monkeypatch, capsys)
+
+
+def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ann has used much: Bob's jobs go first, and room is reserved for the one that has waited long enough."""
+    monkeypatch.setattr(ahead, "instant", lambda at, now: f"{round((at - lab.clock.now()) / 3600)} h from now")
+    lab = Lab(4, outcome=Outcome(runs_s=360_000), priority=PrioritySettings(), qos=QOS)
+    lab.submit(request=request(4))
+    lab.turn(3600)
+    monkeypatch.setattr(standing, "time", SimpleNamespace(time=lab.clock.now))
+    lab.ask(lab.submission(BOB, request=request(4), time_limit_s=1800))
+    lab.turn(7200)
+    lab.submit(request=request(1), time_limit_s=36_000)
+    lab.submit(request=request(1), time_limit_s=3600, nice=1000)
+    lab.ask(lab.submission(BOB, request=request(1), time_limit_s=36_000))
+    lab.submit(request=request(1), hold=True)
+    lab.turn(3600)
+    do = typing(lab, monkeypatch, capsys)
+    seen_by_ann = {row["id"]: row["response"] for row in json.loads(do("gq --priority --json"))["priorities"]}
+    assert seen_by_ann["2"] is None, "what others have used is not for everybody"
+    monkeypatch.setattr(sight, "caller_of", lambda request: ROOT)
+    shown = [
+        f"$ {line}\n{do(line)}" for line in ("gq --priority", "gq --priority --noheader 3", "gq --priority --quiet")
+    ]
+    compare("priorities-response.txt", "\n".join(shown))
+    rows = json.loads(do("gq --priority --json"))["priorities"]
+    found = {row["id"]: row["response"] for row in rows}
+    assert found["6"] is None
+    assert found["2"]["is_reserved"]
+    assert found["2"]["fence_at"] == lab.scheduler.world.fences[2]
+    assert not found["3"]["is_reserved"]
+    assert found["3"]["fence_at"] is None
+    assert found["5"]["turn"] == 1 < found["3"]["turn"]
+    # Half an hour, for a whole node a little less.
+    assert found["2"]["ratio"] == pytest.approx((1 + 10_760) / 1800 * 2**0.3)
+    assert found["4"]["urgency"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

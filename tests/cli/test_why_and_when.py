@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from shell import Shell
+from conftest import stopped
+from shell import Shell, compare
 
 from gpusched.cli.ahead import instant, when, why_lines
 
@@ -194,6 +195,46 @@ def of_a_loop_s() -> float:
     return time.process_time() - began
 
 
+def waits_for(own: Shell, settings: str) -> str:
+    """The second of two jobs that each want both cards, with these settings of [priority]."""
+    with (own.home / "config.toml").open("a") as file:
+        file.write(f"[priority]\n{settings}\n")
+    own.submit("-g", "2", "--", "sleep", "600")
+    return own.submit("-g", "2", "-t", "1h", "--", "true")
+
+
+BOUNDED = {
+    "before anything is reserved": "",
+    "once room is reserved": "reserve_after_s = 0\nreserve_after_runs = 0",
+    "past the bound": "reserve_after_s = 0\nreserve_after_runs = 0\nfence_s = 0.01",
+}
+
+
+def test_until_when_others_may_delay_a_job_is_said(tmp_path: Path, own: Shell) -> None:
+    shown = []
+    for number, (title, settings) in enumerate(BOUNDED.items()):
+        home, work = tmp_path / f"home{number}", tmp_path / f"work{number}"
+        home.mkdir()
+        work.mkdir()
+        (home / "config.toml").write_text((own.home / "config.toml").read_text())
+        sh = Shell(home, work, GPUSCHED_FAKE_GPUS="2x24GiB")
+        try:
+            job = waits_for(sh, settings)
+            deadline = time.monotonic() + 20
+            while title == "past the bound" and "nothing delays it any more" not in sh.ok("gq", "--why", job):
+                assert time.monotonic() < deadline, sh.ok("gq", "--why", job)
+                # Something else to plan for, so that the plan is of a later instant.
+                sh.submit("-g", "2", "-t", "2h", "--", "true")
+            facts = json.loads(sh.ok("gq", "--why", job, "--json"))["why"]["facts"]
+            instants = sorted(name for name in facts if name in ("reserves_at", "delay_ends_at"))
+            text = re.sub(r" of \d+\n", " of N\n", sh.ok("gq", "--why", job))
+            text = re.sub(r"(\d{4}-\d\d-\d\dT)?(?<!\d)\d\d:\d\d(?!\d)", "<TIME>", text)
+            shown.append(f"# {title}: {', '.join(instants)}\n" + re.sub(r"  priority: .*\n", "", text))
+        finally:
+            stopped(sh)
+    compare("gq-why-bounds.txt", "\n".join(shown))
+
+
 # --- the words ----------------------------------------------------------------------------------------
 
 
@@ -292,6 +333,15 @@ def test_how_long_a_job_is_expected_to_run_is_said_with_what_that_goes_by(parts:
 
 def test_of_a_job_of_somebody_else_no_more_than_the_length_is_said() -> None:
     assert why_lines(asked(expected={"length_s": 600}), NOW)[1:] == ["expected to run 10:00"]
+
+
+def test_a_bound_is_an_instant_and_gone_once_it_is_over() -> None:
+    later = why_lines(asked(facts={"reserves_at": NOW + 600}), NOW)[1:]
+    assert later == ["others may start before it until 12:11; then room is reserved for it"]
+    (line,) = why_lines(asked(facts={"delay_ends_at": NOW + 86_400}), NOW)[1:]
+    assert line == "others may delay it until 2026-03-06T12:01 at most"
+    assert why_lines(asked(facts={"delay_ends_at": NOW - 1}), NOW)[1:] == []
+    assert why_lines(asked(facts={"reserves_at": NOW - 1}), NOW)[1:] == []
 
 
 def test_both_ends_are_explained() -> None:

@@ -211,3 +211,24 @@ def test_runs_outlive_the_daemon_and_keep_their_codes(daemon: Daemon, tmp_path: 
     daemon.start()
     assert [job["exit_code"] for job in daemon.wait(*ids)] == [0, 3, 9]
     assert [job["run"] for job in daemon.wait(*ids)] == [1, 1, 1]
+
+
+AT_ONCE = "[priority]\nreserve_after_s = 0\nreserve_after_runs = 0\n"
+
+
+def test_how_long_others_may_delay_a_job_outlives_the_daemon(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(fake_gpus="1x24GiB", config=AT_ONCE)
+    daemon.submit("sleep", "600", gpus=1)
+    waiting = daemon.submit("true", gpus=1)
+
+    def bound() -> float | None:
+        facts = daemon.call("GET", f"/v1/jobs/{waiting}/why")["why"]["facts"]
+        return facts.get("delay_ends_at")  # type: ignore[no-any-return]
+
+    wait_until(lambda: bound() is not None, what="room is reserved for the job")
+    before = bound()
+    for _ in range(2):
+        daemon.kill()
+        daemon.start()
+        wait_until(lambda: bound() is not None, what="room is reserved for it again")
+        assert bound() == before
