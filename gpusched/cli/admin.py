@@ -106,8 +106,8 @@ def simulate(
             "--policy",
             metavar="NAMES",
             help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
-            "(best, first, spread), :prediction (last2, similar, mixed, exact); fair, throughput, fifo, slurm: the "
-            "presets; default, present: with the settings of --config, of this machine; several with commas.",
+            "(best, first, spread), :prediction (last2, similar, mixed, mean, exact); fair, throughput, fifo, slurm: "
+            "the presets; default, present: with the settings of --config, of this machine; several with commas.",
         ),
     ] = None,
     predict: options.Predict = None,

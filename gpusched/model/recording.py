@@ -140,6 +140,9 @@ def decode(document: Any) -> Recording:
     return Recording(_named(snapshot, found.names), found.settings, found.release, found.plugins, found.names)
 
 
+_LATEST = 253402214400.0
+"""The last day of the year 9999: calendars do not go further."""
+
 _LARGEST = 1 << 63
 """No count, size or id is beyond; whole numbers of thousands of digits take long to add and are no floats."""
 
@@ -158,6 +161,8 @@ def _check_numbers(part: Any) -> None:
 
 def _check(snapshot: Snapshot) -> None:
     """What the policy takes for granted. Raises: ValueError."""
+    if not 0 <= snapshot.now < _LATEST:
+        raise ValueError(f"now is {snapshot.now:g}, which is no instant")
     nodes = [node.name for node in snapshot.nodes]
     if len(set(nodes)) < len(nodes):
         raise ValueError("it has two nodes of one name")

@@ -243,13 +243,21 @@ class FairShare:
         self.hold(entity, rate)
 
     def end(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
+        """One run of theirs has ended, and they hold this much less from now on."""
+        self.leave(entity)
+        self.charge(entity, rate, now)
+
+    def leave(self, entity: FairShareEntity) -> None:
+        """One run of theirs has ended; what it has used is yet to be charged."""
+        entity.running -= 1
+        if self._ranks_shares and not entity.running:
+            self.is_due = True
+
+    def charge(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """They hold this much less from now on; nothing after the last run, whatever the sums have lost in digits."""
         if entity.ranked_at != self._at:
             self._rank(entity)
         self._move(entity, now)
-        entity.running -= 1
-        if self._ranks_shares and not entity.running:
-            self.is_due = True
         gpus, vram_mib, cpus, mem_mib = entity.rate
         less = gpus - rate[0], vram_mib - rate[1], cpus - rate[2], mem_mib - rate[3]
         entity.rate = less if entity.running else NO_AMOUNTS

@@ -549,6 +549,8 @@ class PlannerState:
                 self.fairshare.end(one.entity, one.rate, self._now)
                 self._recounted[one.entity.mark] = None
             else:
+                # Others are compared without them at once; what they held counts until the next plan.
+                self.fairshare.leave(one.entity)
                 self._gone.append((one.entity, one.rate))
         self.placements.epoch += 1
 
@@ -650,7 +652,7 @@ class PlannerState:
             self._is_stale, queue.forces_places = True, False
             self.timeline.forget_places()
         for entity, rate in self._gone:
-            self.fairshare.end(entity, rate, now)
+            self.fairshare.charge(entity, rate, now)
         self._gone.clear()
         # What was predicted and has not come true says nothing of what is to come.
         late, ends = 0, self.timeline.ends

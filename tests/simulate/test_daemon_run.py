@@ -81,6 +81,7 @@ def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RIGID, min_size=1, max_size=25))
 @example([(0, 1, 1, gpus) for gpus in (1, 1, 1, 6, 1, 2, 1, 1, 1, 2)])
+@example([(0, 17, 17, 6), (1, 1, 1, 4), (1, 1, 1, 5), (1, 1, 1, 5), (0, 18, 18, 7)])
 def test_jobs_of_several_users_start_alike_where_use_counts_at_once(rows):
     jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
     rules = Settings(priority=PrioritySettings(calc_period_s=0.0))

@@ -210,9 +210,10 @@ def test_the_daemons_policy_is_simulated_with_the_daemons_predictions(tmp_path):
     assert found == ["own", "none", None, "last2", None]
 
 
-def test_without_limits_the_daemon_goes_by_those_most_alike():
+def test_without_limits_the_daemon_goes_by_the_mean_of_those_most_alike():
     jobs = [replace(job, estimate_s=job.run_s) for job in some_jobs(Random(5), 200)]
-    assert schedule(jobs, "spf+easy", "own") == schedule(jobs, "spf+easy", "similar")
+    assert schedule(jobs, "spf+easy", "own") == schedule(jobs, "spf+easy", "mean")
+    assert schedule(jobs, "spf+easy", "own") != schedule(jobs, "spf+easy", "similar")
     assert schedule(jobs, "spf+easy", "own") != schedule(jobs, "spf+easy", "exact")
 
 

@@ -275,6 +275,17 @@ def test_nothing_that_a_file_names_is_loaded(tmp_path, monkeypatch):
 VALUES = (None, True, -1, 0, 1, 1e308, 1 << 62, "x", "Infinity", "-Infinity", [], {}, 0.5)
 
 
+@pytest.mark.parametrize("now", [1e308, -1.0])
+def test_an_instant_that_no_calendar_has_is_refused(tmp_path, monkeypatch, capsys, now):
+    document = encode(some_recording())
+    document["snapshot"]["now"] = now
+    path = tmp_path / "odd.json"
+    path.write_text(quickjson.dumps(document))
+    code, shown = typed(monkeypatch, capsys, path)
+    assert code == 1
+    assert f"the snapshot is damaged: now is {now:g}, which is no instant" in shown.err
+
+
 def test_no_change_of_a_file_is_answered_by_more_than_a_sentence(tmp_path, monkeypatch, capsys):
     whole = quickjson.loads(
         quickjson.dumps(encode(some_recording(usage=[Usage("a", "ann", Resources(gpus=5.0), NOW)])))
