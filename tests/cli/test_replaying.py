@@ -10,6 +10,8 @@ from support import wait_until
 
 
 def test_what_the_daemon_sees_is_written_and_decided_on_again(own: Shell) -> None:
+    config = own.home / "config.toml"
+    config.write_text(f"{config.read_text()}[priority]\nreserve_after_s = 0\nreserve_after_runs = 0\n")
     own.ok("gpusched", "daemon", "start")
     first = own.submit("-g", "2", "-t", "1h", "--", "sleep", "600")
     wait_until(lambda: '"RUNNING"' in own.ok("gq", "--json"), what="the first job to run")

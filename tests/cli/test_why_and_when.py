@@ -21,7 +21,9 @@ NOW = time.mktime((2026, 3, 5, 12, 0, 30, 0, 0, -1))
 
 @pytest.fixture
 def lab(own: Shell) -> Shell:
-    """Two cards: job 1 has one for two hours, job 2 wants both, job 3 wants one for three hours."""
+    """Two cards: job 1 has one for two hours, both are reserved for job 2 at once, job 3 wants one for three hours."""
+    config = own.home / "config.toml"
+    config.write_text(f"{config.read_text()}[priority]\nreserve_after_s = 0\nreserve_after_runs = 0\n")
     own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
     own.submit("-g", "2", "-t", "1h", "-J", "wide", "--", "sleep", "600")
     own.submit("-g", "1", "-t", "3h", "-J", "long", "--", "sleep", "600")

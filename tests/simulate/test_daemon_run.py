@@ -372,7 +372,7 @@ def test_a_job_without_a_limit_is_planned_with_what_others_like_it_took():
         replace(gpu_job("wide", base + 1, 400, 4), spec=wide),
         replace(gpu_job("filler", base + 2, 100, 2), spec=short[0]),
     ]
-    rules = PrioritySettings(predict=False, weight_short=0.0, backfill_by="prediction")
+    rules = PrioritySettings(order="fifo", predict=False, backfill_by="prediction")
     blind = daemon_run.run(jobs, ONE, Settings(priority=rules))
     told = daemon_run.run(jobs, ONE, Settings(priority=replace(rules, predict=True)))
     # Who knows that the filler takes 100 s lets it run while the wide one waits for the long one.
