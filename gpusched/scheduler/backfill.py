@@ -165,7 +165,7 @@ class Cycle(CycleRules):
             else:
                 if shape not in fitting:
                     continue
-                end_at = now + job_class.relied_s
+                end_at = now + self.relied_on(job_class)
                 is_known = only is not None and shape.passes_of == placements.epoch and not shape.passes
                 if is_known and only is not None and end_at > only.pass_until:
                     continue
@@ -248,7 +248,7 @@ class Cycle(CycleRules):
         shape = job_class.shape
         if self.reservations and not self.has_backfill:
             return BLOCKED
-        booking = self.placements.place(shape, self.now + job_class.relied_s)
+        booking = self.placements.place(shape, self.now + self.relied_on(job_class))
         if booking is not None:
             self._start(job_class, number, booking)
             return STARTED

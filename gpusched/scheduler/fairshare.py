@@ -52,6 +52,7 @@ _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
 _PER_OCTAVE = 8
 """So many values are told apart between a share and its double."""
 
+
 _LEAST_PATIENCE = 0.1
 """The part of the wait for a reservation that is left to users who have used least of their share."""
 
@@ -335,10 +336,10 @@ class FairShare:
         return changed
 
     def _compare_with_nobody(self) -> Collection[FairShareEntity]:
-        alone = [one for one in self._pending if one.factor != 1.0 or one.share != 1.0]
+        alone = [one for one in self._pending if (one.factor, one.share, one.patience) != (1.0, 1.0, 1.0)]
         self.first_band = 0
         for entity in alone:
-            entity.factor, entity.points = 1.0, self._first
+            entity.factor, entity.points, entity.patience = 1.0, self._first, 1.0
             self._set_share(entity, 1.0)
         return alone
 
@@ -359,6 +360,13 @@ class FairShare:
                 entity.is_idle = not entity.running
                 changed.add(entity)
         self.first_band = min((one.band for one, _, _ in active), default=0)
+        last_band = max((one.band for one, _, _ in active), default=0)
+        for entity, _, _ in active:
+            # Whoever has used less than others who have jobs now is not asked for patience with them.
+            patience = 0.0 if entity.band < last_band else min(1.0, max(_LEAST_PATIENCE, entity.share))
+            if patience != entity.patience:
+                entity.patience = patience
+                changed.add(entity)
         return changed
 
     def _active(self) -> list[tuple[FairShareEntity, float, float]]:
@@ -383,7 +391,7 @@ class FairShare:
     def _set_share(self, entity: FairShareEntity, share: float) -> bool:
         if share == entity.share:
             return False
-        entity.share, entity.patience = share, min(1.0, max(_LEAST_PATIENCE, share))
+        entity.share = share
         step = self._settings.priority.fairshare_step
         entity.band = floor(log2(share) / log2(step) + 0.5) if step > 1 else 0
         return True

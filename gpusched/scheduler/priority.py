@@ -96,7 +96,7 @@ DOUBLING_POINTS = 1000.0
 _WIDE_PART = 4
 """A job that needs whole nodes, or this part of all GPUs or cores, is a wide one."""
 
-_WIDE_EXPONENT = 0.3
+_WIDE_EXPONENT = 0.6
 
 _MOST_REQUESTS = 10_000
 """What as many requests will hold is remembered."""

@@ -49,6 +49,8 @@ class CycleRules:
     """A class with more jobs than are shown, all of which were started."""
     left: Sequence[JobClass] = ()
     """Classes that were not looked at, since the queue was cut short."""
+    reserved_band: float = inf
+    """The first band of those for whom something is reserved."""
     has_passed = False
     """Whether one started that is still there when something reserved begins, or that puts others elsewhere."""
     is_continued = False
@@ -294,6 +296,8 @@ class CycleRules:
         self, job_class: JobClass, number: int, reservation: Reservation, reason: Reason | None = None
     ) -> None:
         self.reservations.append(reservation)
+        if job_class.order == "response_ratio":
+            self.reserved_band = min(self.reserved_band, job_class.entity.band)
         entry = job_class.jobs[number]
         self.last_reserved = self.queue.rank(job_class, entry[0], entry[1])
         if job_class not in self.blocked:
@@ -531,7 +535,17 @@ class CycleRules:
     def relied_end_of(self, key: ClassKey) -> float:
         """When it is relied upon to have ended, by those for whom something is reserved."""
         lasts_s = self._relied_s(key)
+        if self.reserved_band < inf and self.planner.fairshare.of(key.account, key.user).band > self.reserved_band:
+            lasts_s = key.time_limit_s
         return inf if lasts_s is None else self.now + lasts_s
+
+    def relied_on(self, job_class: JobClass) -> float:
+        """For how long one of these is relied upon to hold what it takes.
+
+        A guess may be wrong at the cost of those for whom something is reserved. It does not let jobs pass whose users
+        have used more of their shares than theirs have; the time limit does, which they are held to.
+        """
+        return job_class.limit_s if job_class.entity.band > self.reserved_band else job_class.relied_s
 
     def _relied_s(self, key: ClassKey) -> int | None:
         by = self.settings.priority.backfill_by
