@@ -47,8 +47,7 @@ def test_a_light_user_does_not_wait_behind_the_backlog_of_a_heavy_one():
     assert verdict.holds, verdict.text
 
 
-@NOT_YET
-@pytest.mark.parametrize("shares", [(1.0, 1.0), (2.0, 1.0)], ids=["1:1", "2:1"])
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (2.0, 1.0), (1.0, 2.0)], ids=["1:1", "2:1", "1:2"])
 def test_accounts_are_served_by_their_shares(shares):
     verdict = fair.judge_group_shares(DEFAULT, *shares)
     assert verdict.holds, verdict.text
@@ -59,7 +58,6 @@ def test_a_flood_does_not_make_the_others_wait_longer():
     assert together.holds, together.text
 
 
-@NOT_YET
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_every_fairness_case_holds():
