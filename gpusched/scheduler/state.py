@@ -277,7 +277,7 @@ class PlannerState:
         if event.job_id in self.queue and self.fences.get(event.job_id) != event.fence_at:
             self._changes()
             if event.fence_at is None:
-                del self.fences[event.job_id]
+                self._forget_fence(event.job_id)
             else:
                 self.fences[event.job_id] = event.fence_at
 
