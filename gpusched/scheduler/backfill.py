@@ -218,29 +218,38 @@ class Cycle(CycleRules):
 
     def continue_with(self, arrivals: Sequence[Entry]) -> None:
         """Go on with jobs that have come since, all of them behind the last for whom something is reserved."""
-        if len(arrivals) > 1:
-            arrivals = self._in_order(arrivals)
-        for entry in arrivals:
+        left, is_filling = self._last_first(arrivals), self._is_filling
+        while left:
+            entry = left.pop()
             job_class = entry[2]
             if job_class in self.closed:
                 continue
             if job_class.must_see or self.is_general:
-                number = bisect_left(job_class.jobs, entry)
-                if self.schedule_job(job_class, number) == BLOCKED:
-                    continue
+                self.schedule_job(job_class, bisect_left(job_class.jobs, entry))
             elif len(self.reservations) < self.depth or (
                 self.has_backfill and self.placements.may_fit(job_class.shape)
             ):
                 self._backfill(job_class, bisect_left(job_class.jobs, entry))
+            if self._is_filling != is_filling:
+                is_filling, left = True, self._last_first(left)
 
-    def _in_order(self, arrivals: Sequence[Entry]) -> list[Entry]:
-        queue = self.queue
-        is_filling = queue.has_gap_order and len(self.reservations) >= self.depth
+    @property
+    def _is_filling(self) -> bool:
+        """Whether all reservations are made, and others have an order of their own from then on."""
+        return self.queue.has_gap_order and len(self.reservations) >= self.depth
+
+    def _last_first(self, arrivals: Sequence[Entry]) -> list[Entry]:
+        """These in the order in which they are dealt with, from behind."""
+        if len(arrivals) <= 1:
+            return list(arrivals)
+        queue, is_filling = self.queue, self._is_filling
         ranked = []
         for entry in arrivals:
-            head = queue.rank(entry[2], entry[0], entry[1]), 0, entry[2]
-            ranked.append(((queue.in_gaps(head) if is_filling else head)[0], entry))
-        ranked.sort()
+            rank = queue.rank(entry[2], entry[0], entry[1])
+            if is_filling:
+                rank = queue.in_gaps((rank, bisect_left(entry[2].jobs, entry), entry[2]))[0]
+            ranked.append((rank, entry))
+        ranked.sort(reverse=True)
         return [entry for _, entry in ranked]
 
     def _backfill(self, job_class: JobClass, number: int) -> int:

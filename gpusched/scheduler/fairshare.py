@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from math import floor, inf, log2
+from math import floor, fsum, inf, log2
 
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
@@ -336,8 +336,10 @@ class FairShare:
         return changed
 
     def _compare_with_nobody(self) -> Collection[FairShareEntity]:
-        alone = [one for one in self._pending if (one.factor, one.share, one.patience) != (1.0, 1.0, 1.0)]
-        self.first_band = 0
+        # Jobs that have waited `max_wait_s` stand in the first band, whosever they are.
+        is_moved, self.first_band = self.first_band != 0, 0
+        usual = (1.0, 1.0, 1.0)
+        alone = [one for one in self._pending if is_moved or (one.factor, one.share, one.patience) != usual]
         for entity in alone:
             entity.factor, entity.points, entity.patience = 1.0, self._first, 1.0
             self._set_share(entity, 1.0)
@@ -347,7 +349,8 @@ class FairShare:
         """Work out how much of their share each user has used who has a job; those for whom that has changed."""
         changed = set[FairShareEntity]()
         active = self._active()
-        used, shares = sum(usage for _, usage, _ in active), sum(part for _, _, part in active)
+        # Exact sums: the order in which users came must not show.
+        used, shares = fsum(usage for _, usage, _ in active), fsum(part for _, _, part in active)
         for entity, usage, part in active:
             share = 1.0
             if used > 0 and part > 0:
@@ -359,7 +362,7 @@ class FairShare:
             if is_other or entity.is_idle is bool(entity.running):
                 entity.is_idle = not entity.running
                 changed.add(entity)
-        self.first_band = min((one.band for one, _, _ in active), default=0)
+        first_band = min((one.band for one, _, _ in active), default=0)
         last_band = max((one.band for one, _, _ in active), default=0)
         for entity, _, _ in active:
             # Whoever has used less than others who have jobs now is not asked for patience with them.
@@ -367,6 +370,10 @@ class FairShare:
             if patience != entity.patience:
                 entity.patience = patience
                 changed.add(entity)
+        if first_band != self.first_band:
+            # Jobs that have waited `max_wait_s` stand there, whosever they are.
+            self.first_band = first_band
+            changed.update(self._pending)
         return changed
 
     def _active(self) -> list[tuple[FairShareEntity, float, float]]:
@@ -374,7 +381,7 @@ class FairShare:
         active = [one for one in self._entities.values() if one.pending or one.running]
         accounts = self._settings.account
         if accounts or any(one.account for one in active):
-            parts = AccountTree(accounts, self._ranked(), self._capacity, self._entities).parts()
+            parts = AccountTree(accounts, self._ranked(), self._capacity, ()).parts()
             return [(one, *parts[one.mark]) for one in active]
         found = []
         for entity in active:

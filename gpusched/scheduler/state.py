@@ -652,6 +652,7 @@ class PlannerState:
             self._is_stale, queue.forces_places = True, False
             self.timeline.forget_places()
         for entity, rate in self._gone:
+            # Only now: what was used counts as of the last whole period.
             self.fairshare.charge(entity, rate, now)
         self._gone.clear()
         # What was predicted and has not come true says nothing of what is to come.

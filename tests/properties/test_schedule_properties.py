@@ -71,7 +71,11 @@ def some_settings(dice: Random) -> Settings:
     queues = {"default": QueueSettings("default", max_running_per_user=2)} if dice.random() < 0.1 else {}
     return Settings(
         priority=PrioritySettings(
-            order=dice.choice(["fifo", "sjf", "saf", "spf", "multifactor", "multifactor", "multifactor", "fairshare"]),
+            order=dice.choice(["fifo", "sjf", "saf", "spf", "fairshare", *["multifactor", "response_ratio"] * 3]),
+            reserve_after_s=dice.choice([0.0, 0.0, 3.0, 25.0]),
+            reserve_after_runs=dice.choice([0.0, 0.0, 0.001, 0.01]),
+            fence_s=dice.choice([0.5, 3.0, 25.0, 1e6]),
+            fairshare_step=dice.choice([1.0, 1.01, 1.4, 4.0]),
             weight_age=dice.choice([0.0, 1000.0]),
             weight_fairshare=dice.choice([0.0, 100.0, 10000.0]),
             weight_size=dice.choice([0.0, 100.0]),
@@ -158,7 +162,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
 
 def test_what_is_kept_moves_when_others_insist_on_its_cards():
     nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
-    planner = Planner(nodes, Settings())
+    planner = Planner(nodes, Settings(priority=PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0)))
 
     def arrives(number, **asked):
         key = ClassKey(1000, "", "default", 0, 100, Request(cpus=0.0, gpus=2, **asked), "u")

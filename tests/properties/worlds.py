@@ -55,6 +55,7 @@ CLUSTER = (
 )
 CHOICES = (
     *("order", "weights", "periods", "short max wait", "no backfill", "backfill depth", "one place"),
+    *("patience", "short fences", "fair-share steps"),
     *("shortest first", "backfill by prediction", "strategy", "ceilings", "oversubscription", "licenses"),
     *("queues", "guarantees", "maxima", "queue orders", "queue tree", "cells", "per-user limits"),
     *("QOS", "QOS limits", "accounts", "no preemption", "suspension", "no reclaim"),
@@ -237,8 +238,18 @@ class World:
                 self._stop(one.job_id)
         for resumed in plan.resumes:
             self._resume(resumed.job_id)
+        self._fence(plan)
 
     # --- what happens ---------------------------------------------------------------------------
+
+    def _fence(self, plan: Plan) -> None:
+        """Keep the fences of those that have a reservation."""
+        for one in plan.reservations:
+            found = self.waiting.get(one.job_id)
+            if found is not None and one.fence_at is not None and found[1].fence_at != one.fence_at:
+                self.waiting[one.job_id] = found[0], replace(found[1], fence_at=one.fence_at)
+                self.tell("JobFenced", one.job_id, one.fence_at)
+            self.seen["passed fences"] += one.fence_at is not None and one.fence_at <= self.now
 
     def _queue(self, key: ClassKey, job: PendingJob) -> None:
         self.waiting[job.id] = key, job
@@ -568,6 +579,15 @@ def settings_of(story: Story) -> Settings:
     priority: dict[str, Any] = {"calc_period_s": 7.0, "half_life_s": 1000.0}
     if has("order"):
         priority["order"] = dice("order").choice(ORDERS)
+    patience = dice("patience")
+    priority |= {
+        "reserve_after_s": patience.choice([0.0, 3.0, 25.0]) if has("patience") else 0.0,
+        "reserve_after_runs": patience.choice([0.0, 0.001, 0.01]) if has("patience") else 0.0,
+    }
+    if has("short fences"):
+        priority["fence_s"] = dice("short fences").choice([0.5, 3.0, 25.0])
+    if has("fair-share steps"):
+        priority["fairshare_step"] = dice("fair-share steps").choice([1.0, 1.01, 4.0])
     if has("weights"):
         priority |= _some_weights(dice("weights"))
     if has("periods"):

@@ -1,0 +1,104 @@
+"""In the order `response_ratio`, a planner that goes on from its last cycle plans as one made from its snapshot."""
+
+from __future__ import annotations
+
+from gpusched.model.job import Request
+from gpusched.model.resources import Resources
+from gpusched.model.settings import AccountSettings, PreemptSettings, PrioritySettings, QueueSettings, Settings
+from gpusched.model.snapshot import ClassKey, Usage
+from gpusched.scheduler.fairshare import FairShare
+from gpusched.scheduler.planner import Planner, decide
+from gpusched.testing import NOW, node
+
+AT_ONCE = PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0, calc_period_s=0.0)
+HOUR = 3600
+
+
+def key(user: str = "ann", cpus: float = 1.0, limit_s: int = 60, **parts: object) -> ClassKey:
+    """Of jobs that take cores."""
+    fields = {"account": "", "queue": "default", **parts}
+    return ClassKey(uid=1000, nice=0, time_limit_s=limit_s, request=Request(cpus=cpus), user=user, **fields)
+
+
+def queue_all(planner: Planner, *jobs: tuple[int, ClassKey, float]) -> None:
+    """Jobs by id, key and the time they have waited by now."""
+    for number, wanted, waited_s in jobs:
+        planner.job_queued(planner.class_of_key(wanted), NOW - waited_s, number)
+
+
+def starts_of(planner: Planner, now: float = NOW) -> list[int]:
+    """Ids of the jobs that it starts, which are those that a planner made from its snapshot starts."""
+    expected = [start.job_id for start in decide(planner.fork().snapshot(now), planner.settings).starts]
+    assert [start.job_id for start in planner.schedule(now)] == expected
+    return expected
+
+
+def test_arrivals_that_fill_gaps_start_by_their_ratio():
+    planner = Planner((node(cpus=8.0),), Settings(priority=AT_ONCE))
+    queue_all(planner, (1, key(cpus=2.0, limit_s=2 * HOUR), 0.0))
+    assert starts_of(planner) == [1]
+    long, short = key(limit_s=2 * HOUR), key()
+    # The older long one goes first among those that could get a reservation, but not among those that fill gaps.
+    queue_all(planner, (2, key(cpus=8.0), 500.0), (3, long, 100.0), (4, long, 0.0), (5, short, 50.0), (6, short, 40.0))
+    assert starts_of(planner) == [5, 6, 3, 4]
+
+
+def test_jobs_of_guaranteed_queues_fill_gaps():
+    queues = {name: QueueSettings(name, guaranteed_cpus=4.0) for name in ("nlp", "vision")}
+    planner = Planner((node(cpus=8.0),), Settings(priority=AT_ONCE, queue=queues, preempt=PreemptSettings(mode="off")))
+    queue_all(planner, (1, key(cpus=5.0, limit_s=2 * HOUR, queue="nlp"), 0.0))
+    assert starts_of(planner) == [1]
+    small = [(3, key(queue="nlp"), 10.0), (4, key("bob", queue="vision"), 10.0), (5, key("eve", queue="nlp"), 10.0)]
+    queue_all(planner, (2, key(cpus=4.0, queue="vision"), 500.0), *small)
+    assert sorted(starts_of(planner)) == [3, 4, 5]
+
+
+def test_users_whose_last_run_has_ended_are_compared_with_nobody():
+    planner = Planner((node(cpus=2.0),), Settings(priority=AT_ONCE))
+    planner.fairshare.reset(
+        Usage("", user, Resources(cpus=hours * HOUR), NOW) for user, hours in (("ann", 1.0), ("bob", 2.0), ("eve", 1e6))
+    )
+    queue_all(planner, (1, key("eve", cpus=2.0), 0.0))
+    assert starts_of(planner) == [1]
+    queue_all(planner, (2, key("bob", cpus=2.0), 100.0), (3, key("ann", cpus=2.0), 0.0))
+    assert starts_of(planner) == []
+    planner.run_ended(1)
+    # Beside eve's use, that of ann and bob would be the same.
+    assert starts_of(planner, NOW + 1) == [3]
+
+
+def test_users_who_have_left_take_no_part_of_their_accounts_shares():
+    accounts = {name: AccountSettings(name) for name in ("lab", "vision")}
+
+    def shares(has_guest: bool) -> list[float]:
+        fairshare = FairShare(Settings(account=accounts), Resources(cpus=8.0))
+        users = [fairshare.of("lab", "ann"), fairshare.of("vision", "bob")]
+        fairshare.reset(Usage(one.account, one.user, Resources(cpus=100.0), NOW) for one in users)
+        for one in users:
+            fairshare.add_pending(one)
+        if has_guest:
+            guest = fairshare.of("lab", "eve")
+            fairshare.add_pending(guest)
+            fairshare.remove_pending(guest)
+        fairshare.compare(NOW)
+        return [one.share for one in users]
+
+    assert shares(has_guest=True) == shares(has_guest=False) == [1.0, 1.0]
+
+
+def test_jobs_that_have_waited_long_stand_in_the_first_band_of_now():
+    fairshare = FairShare(Settings(), Resources(cpus=8.0))
+    light, middle, heavy = users = [fairshare.of("", user) for user in ("light", "middle", "heavy")]
+    fairshare.reset(
+        Usage("", one.user, Resources(cpus=used), NOW) for one, used in zip(users, (0.0, 1e4, 2e4), strict=True)
+    )
+    for one in users:
+        fairshare.add_pending(one)
+    fairshare.compare(NOW)
+    assert middle.share == 1.0
+    assert fairshare.first_band < middle.band
+    for one in (light, heavy):
+        fairshare.remove_pending(one)
+    # The share of the last one stays, but old jobs no longer stand before the band of others.
+    assert list(fairshare.compare(NOW)) == [middle]
+    assert fairshare.first_band == middle.band
