@@ -61,7 +61,8 @@ SPARING_STRATEGIES = frozenset({"pack", "outlook"})
 
 
 class PrioritySettings(Value):
-    """How waiting jobs are ordered: priority = sum of weight x factor, each factor in [0, 1]."""
+    """How pending jobs are ordered, and for which of them room is reserved. Weights count in `multifactor`: priority = sum
+    of weight x factor, each factor in [0, 1]."""
 
     preset: Annotated[str, OneOf(PRESET_NAMES)] = "fair"
     """Defaults of the settings below that the file does not state: `fair`, `throughput`, `fifo`, `slurm`, or `auto`,
@@ -79,7 +80,8 @@ class PrioritySettings(Value):
     fits may start before it."""
     reserve_after_runs: Annotated[float, Range(0, 1000)] = 10.0
     """The same in multiples of how long the job is expected to run: draining GPUs costs most where jobs are long.
-    Users who have used less than their share wait less for it, down to a tenth."""
+    Users who have used less than their share wait less for it, down to a tenth, and not at all while users who have
+    used more by a step have jobs."""
     fence_s: Annotated[float, SOME_TIME] = 2 * 86400.0
     """How long jobs that are expected to end in time, but may not, can delay a reserved job: once its first expected
     start, or this time since it was first reserved if that is later, is over, none starts on what is reserved for it;
