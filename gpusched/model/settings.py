@@ -61,8 +61,8 @@ SPARING_STRATEGIES = frozenset({"pack", "outlook"})
 
 
 class PrioritySettings(Value):
-    """How pending jobs are ordered, and for which of them room is reserved. Weights count in `multifactor`: priority = sum
-    of weight x factor, each factor in [0, 1]."""
+    """How pending jobs are ordered, and for which of them room is reserved. Weights count in `multifactor`: priority =
+    sum of weight x factor, each factor in [0, 1]."""
 
     preset: Annotated[str, OneOf(PRESET_NAMES)] = "fair"
     """Defaults of the settings below that the file does not state: `fair`, `throughput`, `fifo`, `slurm`, or `auto`,
