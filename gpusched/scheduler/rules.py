@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 SETTLED_FENCES = 2
 """So many times `fence_s` after its fence what is reserved for a job stays where it is."""
 
+_DOUBTED_BANDS = 3
+"""For how many bands the guesses of users who have used more are doubled."""
+
 STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
 """What became of a job: its class goes on with the next; so it does though this one waits; all of its class wait."""
 
@@ -535,17 +538,22 @@ class CycleRules:
     def relied_end_of(self, key: ClassKey) -> float:
         """When it is relied upon to have ended, by those for whom something is reserved."""
         lasts_s = self._relied_s(key)
-        if self.reserved_band < inf and self.planner.fairshare.of(key.account, key.user).band > self.reserved_band:
-            lasts_s = key.time_limit_s
-        return inf if lasts_s is None else self.now + lasts_s
+        relied_s = inf if lasts_s is None else float(lasts_s)
+        if self.reserved_band < inf:
+            limit_s = inf if key.time_limit_s is None else key.time_limit_s
+            relied_s = self._doubted(relied_s, limit_s, self.planner.fairshare.of(key.account, key.user).band)
+        return self.now + relied_s
 
     def relied_on(self, job_class: JobClass) -> float:
-        """For how long one of these is relied upon to hold what it takes.
+        """For how long one of these is relied upon to hold what it takes."""
+        return self._doubted(job_class.relied_s, job_class.limit_s, job_class.entity.band)
 
-        A guess may be wrong at the cost of those for whom something is reserved. It does not let jobs pass whose users
-        have used more of their shares than theirs have; the time limit does, which they are held to.
+    def _doubted(self, relied_s: float, limit_s: float, band: int) -> float:
+        """A guess may be wrong at the cost of those for whom something is reserved: where their users have used less,
+        it counts twice for each band between them, up to the time limit, which jobs are held to.
         """
-        return job_class.limit_s if job_class.entity.band > self.reserved_band else job_class.relied_s
+        bands = min(_DOUBTED_BANDS, band - self.reserved_band)
+        return relied_s if bands <= 0 else min(limit_s, relied_s * 2.0**bands)
 
     def _relied_s(self, key: ClassKey) -> int | None:
         by = self.settings.priority.backfill_by
