@@ -270,15 +270,23 @@ def foreseen(snapshot, **lengths):
 
 
 @pytest.mark.parametrize(
-    ("usage_h", "limit", "starts"),
-    [((10, 10), None, True), ((100, 1), None, False), ((100, 1), 30 * MINUTE, True), ((1, 100), None, True)],
-    ids=["users alike", "a lighter user's job is not passed by a guess", "but by a limit", "a heavier user's is"],
+    ("usage_h", "guess", "limit", "starts"),
+    [
+        ((10, 10), 4 * HOUR, None, True),
+        ((100, 1), 4 * HOUR, None, False),
+        ((100, 1), 38 * MINUTE, None, False),
+        ((100, 1), 37 * MINUTE, None, True),
+        ((100, 1), 4 * HOUR, 4 * HOUR, True),
+        ((1, 100), 4 * HOUR, None, True),
+    ],
+    ids=["users alike", "a lighter user's job", "by a guess of an eighth", "by less", "by a limit", "a heavier user's"],
 )
-def test_who_passes_what_is_reserved_for_bob_by_a_prediction(usage_h, limit, starts):
+def test_who_passes_what_is_reserved_for_bob_in_five_hours(usage_h, guess, limit, starts):
+    """The guesses of users who have used more count twice for each band, up to eight times."""
     held = [running(90, "n1:0,1,2", ends_in=5 * HOUR, since=1.0, **ANN)]
     waiting = [wants(1, 4, limit=HOUR, waited=DAY, **BOB), wants(2, 1, limit=limit, waited=MINUTE, **ANN)]
     snapshot = Scenario(FOUR, waiting, held, usage=used(ann=usage_h[0], bob=usage_h[1])).snapshot()
-    plan = decide(foreseen(snapshot, job2=30 * MINUTE), by_default())
+    plan = decide(foreseen(snapshot, job2=guess), by_default())
     assert ([start.job_id for start in plan.starts] == [2]) is starts
     assert 1 in {one.job_id for one in plan.reservations}
 
