@@ -20,7 +20,7 @@ from gpusched.policy.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job, node
 
-FIRST_COME = Settings(priority=PrioritySettings(weight_short=0.0, weight_whole=0.0))
+FIRST_COME = Settings(priority=PrioritySettings(order="multifactor", weight_short=0.0, weight_whole=0.0))
 """Without these a job that came later goes before the wide one only by passing it."""
 
 WIDE = 1
