@@ -22,9 +22,9 @@ from gpusched.testing import NOW
 def test_the_same_jobs_start_at_the_same_instants(cluster, seed):
     dice = Random(seed)
     chosen = some_settings(dice)
-    # What has been used counts on in the one play, and is as in the present in the other.
-    chosen = replace(chosen, queue={}, priority=replace(chosen.priority, weight_fairshare=0.0))
-    if chosen.priority.order == "fairshare":
+    # What has been used, and what is fenced, counts on in the one play, and is as in the present in the other.
+    chosen = replace(chosen, queue={}, priority=replace(chosen.priority, weight_fairshare=0.0, fence_s=float("inf")))
+    if chosen.priority.order in ("fairshare", "response_ratio"):
         return
     planner = Planner(CLUSTERS[cluster], chosen)
     now, last = NOW, 0
