@@ -23,7 +23,7 @@ from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import Usage
+from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.model.value import Value
 
@@ -51,6 +51,8 @@ class Changes:
     """Node name or GPU UUID -> the message it is drained with; None undrains."""
     fences: dict[int, float | None] = field(default_factory=dict)
     """From when on nothing passes a pending job that room was reserved for, by job; None takes it back."""
+    kept_places: dict[int, Placement | None] = field(default_factory=dict)
+    """Where room stays reserved for a pending job past its fence, by job; None takes it back."""
     clearances: dict[str, Clearance] = field(default_factory=dict)
     """GPUs that somebody said are well, by UUID."""
     usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Changes:
             or self.payloads
             or self.drains
             or self.fences
+            or self.kept_places
             or self.clearances
             or self.usage
             or self.reservations
@@ -151,6 +154,9 @@ class Store(Archive, Protocol):
 
     def load_fences(self) -> dict[int, float]:
         """From when on nothing passes pending jobs that have had a reservation, by job."""
+
+    def load_kept_places(self) -> dict[int, Placement]:
+        """Where room was last reserved for pending jobs past their fence, by job."""
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""

@@ -71,8 +71,7 @@ class PlannerSync:
         world.take_changed_classes()
         world.take_changed_fences()
         world.take_charged()
-        kept = () if self._planner is None else tuple(self._planner.kept.items())
-        self._planner = Planner.from_snapshot(replace(snapshot, kept=kept), settings, extensions)
+        self._planner = Planner.from_snapshot(snapshot, settings, extensions)
         return self._planner
 
     def _tell_runs(self, planner: Planner, world: World) -> None:
@@ -139,7 +138,7 @@ def table_differences(memory: World, table: World) -> list[str]:
     Args: table: what a restart would load at the instant of the last tick.
     """
     found: list[str] = []
-    for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar", "fences"):
+    for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar", "fences", "kept"):
         unequal = _unequal(getattr(memory, name), getattr(table, name))
         found += [f"the memory has another row of {name.replace('_', ' ')}: {_named(mark)}" for mark in unequal]
     eligible = [{job_id for job_id in one.jobs if one.class_of(job_id) is not None} for one in (memory, table)]

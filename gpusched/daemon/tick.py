@@ -313,6 +313,7 @@ class Scheduler:
             allocations=tuple(sorted(self.world.holds.values(), key=lambda held: held.job_id)),
             pending=self.world.pending_views(),
             usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
+            kept=tuple(sorted(self.world.kept.items())),
             windows=self._windows.at(self.world.calendar, now),
             name_of=self.world.name_of,
         )
@@ -654,6 +655,7 @@ class Scheduler:
             (changes.runs, {run.id: run for run in runs}),
             (changes.drains, store.load_drains()),
             (changes.fences, store.load_fences()),
+            (changes.kept_places, store.load_kept_places()),
             (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
             (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
             (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
@@ -742,6 +744,7 @@ class Scheduler:
             changes.jobs
             or changes.drains
             or changes.fences
+            or changes.kept_places
             or changes.clearances
             or changes.payloads
             or changes.usage
@@ -793,6 +796,9 @@ class Scheduler:
             for reservation in self.plan.reservations:
                 if reservation.fence_at is not None and reservation.job_id not in self.world.fences:
                     turn.fence(reservation.job_id, reservation.fence_at)
+            for job_id, place in planner.kept.items():
+                if job_id in self.world.fences and self.world.kept.get(job_id) != place:
+                    turn.keep_place(job_id, place)
             for start in self.plan.starts:
                 if start.placement.gpus and self._is_reading_old(turn.now):
                     # Until the next one comes in, its place is kept from the others of this plan and nothing more.

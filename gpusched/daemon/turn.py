@@ -10,7 +10,7 @@ from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Usage
+from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
@@ -111,6 +111,12 @@ class Turn:
         """Record from when on nothing passes a pending job; None: the next reservation for it begins a new wait."""
         self.changes.fences[job_id] = fence_at
         self.world.set_fence(job_id, fence_at)
+        if fence_at is None and self.world.kept.pop(job_id, None) is not None:
+            self.changes.kept_places[job_id] = None
+
+    def keep_place(self, job_id: int, place: Placement) -> None:
+        """Record where room stays reserved for a pending job past its fence."""
+        self.changes.kept_places[job_id] = self.world.kept[job_id] = place
 
     def _settle_fences(self, before: Job, job: Job) -> None:
         """Take the fence of a job that does not wait any more, or waits for something else; of an array, its tasks'."""

@@ -14,7 +14,7 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, Clearance
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Prediction, Reason, Urgency, Usage
+from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.policy.life import arrays, lifecycle
@@ -129,6 +129,8 @@ class World:
         """How often a job was put into the line of its class."""
         self.fences: dict[int, float] = {}
         """From when on nothing passes pending jobs that have had a reservation, tasks without a row among them."""
+        self.kept: dict[int, Placement] = {}
+        """Where room was last reserved for those past their fence."""
         self._changed_fences: dict[int, None] = {}
         self._lines = Lines(self.fences)
         self._timed = Alarms()
@@ -150,6 +152,7 @@ class World:
         world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.fences.update(store.load_fences())
+        world.kept = store.load_kept_places()
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
         open_ids = {run.id for run in runs}

@@ -240,6 +240,7 @@ def _hold(copy: sqlite3.Connection, by: str) -> tuple[int, ...]:
     copy.executemany("UPDATE jobs SET hold = 'user' WHERE id = ?", [(job_id,) for job_id in ids])
     if "fences" in _tables(copy):
         copy.execute("DELETE FROM fences")
+        copy.execute("DELETE FROM kept_places")
     copy.executemany(
         "INSERT INTO job_events (job_id, at, kind, text) VALUES (?, ?, 'held', ?)", [(one, now, text) for one in ids]
     )

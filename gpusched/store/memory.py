@@ -14,7 +14,7 @@ from gpusched.model.cluster import Clearance, GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import Usage
+from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
@@ -35,6 +35,7 @@ class MemoryStore:
         self._drains: dict[str, str] = {}
         self._clearances: dict[str, Clearance] = {}
         self._fences: dict[int, float] = {}
+        self._kept_places: dict[int, Placement] = {}
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
         self._estimates: dict[int, Estimate] = {}
@@ -59,6 +60,10 @@ class MemoryStore:
     def load_fences(self) -> dict[int, float]:
         """From when on nothing passes pending jobs that have had a reservation, by job."""
         return dict(sorted(self._fences.items()))
+
+    def load_kept_places(self) -> dict[int, Placement]:
+        """Where room was last reserved for pending jobs past their fence, by job."""
+        return dict(sorted(self._kept_places.items()))
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
@@ -120,6 +125,11 @@ class MemoryStore:
                 self._fences.pop(job_id, None)
             else:
                 self._fences[job_id] = fence_at
+        for job_id, place in changes.kept_places.items():
+            if place is None:
+                self._kept_places.pop(job_id, None)
+            else:
+                self._kept_places[job_id] = place
         self._clearances.update(changes.clearances)
         self._usage.update(changes.usage)
         for name, entry in changes.reservations.items():

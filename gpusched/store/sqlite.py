@@ -17,10 +17,11 @@ from gpusched.errors import GpuschedError, NotReady, StoreBroken
 from gpusched.model.alerts import Alert
 from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance, GpuReading
+from gpusched.model.codec import decode
 from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import Usage
+from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import failures, rows
@@ -98,6 +99,10 @@ class SqliteStore(SqliteArchive):
         """From when on nothing passes pending jobs that have had a reservation, by job."""
         return dict(self._rows(_fence, sql.FENCES))
 
+    def load_kept_places(self) -> dict[int, Placement]:
+        """Where room was last reserved for pending jobs past their fence, by job."""
+        return dict(self._rows(_kept_place, sql.KEPT_PLACES))
+
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
         return sorted(self._rows(rows.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
@@ -146,6 +151,11 @@ class SqliteStore(SqliteArchive):
                     db.execute(sql.DROP_FENCE, (job_id,))
                 else:
                     db.execute(sql.PUT_FENCE, (job_id, fence_at))
+            for job_id, place in changes.kept_places.items():
+                if place is None:
+                    db.execute(sql.DROP_KEPT_PLACE, (job_id,))
+                else:
+                    db.execute(sql.PUT_KEPT_PLACE, (job_id, rows.pack(place)))
             if changes.clearances:
                 db.executemany(sql.PUT_CLEARANCE, map(rows.CLEARANCES.row, changes.clearances.values()))
             if changes.usage:
@@ -478,6 +488,11 @@ def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> 
     found.mem_mib_s += mem_mib_s
     found.wait_s += wait_s
     found.started += started
+
+
+def _kept_place(row: rows.Row) -> tuple[int, Placement]:
+    job_id, place = row
+    return int(job_id), decode(place, Placement)
 
 
 def _fence(row: rows.Row) -> tuple[int, float]:

@@ -35,6 +35,8 @@ DRAIN = _upsert("drains", ("target", "message"), ("target",))
 UNDRAIN = "DELETE FROM drains WHERE target = ?"
 PUT_FENCE = _upsert("fences", ("job_id", "fence_at"), ("job_id",))
 DROP_FENCE = "DELETE FROM fences WHERE job_id = ?"
+PUT_KEPT_PLACE = _upsert("kept_places", ("job_id", "place"), ("job_id",))
+DROP_KEPT_PLACE = "DELETE FROM kept_places WHERE job_id = ?"
 PUT_CLEARANCE = _upsert("gpu_clearances", CLEARANCE_COLUMNS, CLEARANCE_COLUMNS[:1])
 
 PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
@@ -66,6 +68,7 @@ PAYLOAD_BYTES_OF_USER = """
         UNION SELECT json_extract(launch, '$.env_sha') FROM jobs WHERE uid = :uid)
 """
 FENCES = "SELECT job_id, fence_at FROM fences ORDER BY job_id"
+KEPT_PLACES = "SELECT job_id, place FROM kept_places ORDER BY job_id"
 CLEARANCES = f"SELECT {', '.join(CLEARANCE_COLUMNS)} FROM gpu_clearances ORDER BY uuid"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """

@@ -12,6 +12,7 @@ from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.pipeline import Pipeline
+from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
@@ -382,6 +383,15 @@ def test_fences_are_set_replaced_and_taken_back(store: Store) -> None:
     store.commit(Changes(fences={7: 5.5, 3: 1e9}))
     store.commit(Changes(fences={7: None, 8: None, 3: 2e9}))
     assert store.load_fences() == {3: 2e9}
+
+
+def test_kept_places_are_set_replaced_and_taken_back(store: Store) -> None:
+    assert store.load_kept_places() == {}
+    other = Placement("n2", (), 1.0, 0)
+    place = Placement("n1", (GpuShare("GPU-a", 0),), 2.0, 512, others=(other,))
+    store.commit(Changes(kept_places={7: place, 3: other}))
+    store.commit(Changes(kept_places={7: None, 8: None, 3: place}))
+    assert store.load_kept_places() == {3: place}
 
 
 def test_drains_are_set_replaced_and_lifted(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lab import ANN, Lab
+from lab import ANN, ROOT, Lab
 from planners import check_planner
 
 from gpusched.daemon.commands import Cancel, Hold, Release, Update
@@ -40,6 +40,7 @@ def check(lab: Lab) -> None:
     scheduler = lab.scheduler
     assert scheduler.check_planner() == []
     assert lab.store.load_fences() == scheduler.world.fences
+    assert lab.store.load_kept_places() == scheduler.world.kept == scheduler.planner().kept
     check_planner(lab)
 
 
@@ -165,4 +166,34 @@ def test_tasks_of_an_array_have_fences_before_they_have_rows() -> None:
     check(lab)
     lab.ask(Hold(ANN, (array_id,)))
     assert lab.store.load_fences() == {}
+    check(lab)
+
+
+def test_where_room_stays_reserved_past_the_fence_outlives_a_restart() -> None:
+    lab = Lab(
+        gpus=2,
+        outcome=Outcome(runs_s=100 * HOUR),
+        priority=replace(PrioritySettings(), **{**AT_ONCE, "fence_s": 60.0}),
+    )
+    lab.submit(request=Request(gpus=1), time_limit_s=10 * 3600)
+    lab.submit(request=Request(gpus=1), time_limit_s=5 * 3600)
+    job_id = waiting(lab, request=Request(gpus=1))
+    assert lab.store.load_kept_places() == {}, "before its fence room may be reserved elsewhere"
+    # Its first expected start is its fence; the run there goes on for longer.
+    lab.ask(Update(ROOT, (2,), {"time_limit_s": 20 * 3600}))
+    assert lab.scheduler.plan.reservations[0].placement.gpus[0].index == 0
+    lab.clock.advance(6 * HOUR)
+    lab.scheduler._look_again = True
+    lab.turn()
+    (place,) = lab.store.load_kept_places().values()
+    assert list(lab.store.load_kept_places()) == [job_id]
+    # Now the other card would be free first, but room is reserved here.
+    lab.ask(Update(ROOT, (2,), {"time_limit_s": 9 * 3600}))
+    for _ in range(2):
+        assert lab.scheduler.plan.reservations[0].placement == place
+        check(lab)
+        lab.restart()
+        lab.turn(60)
+    lab.ask(Hold(ANN, (job_id,)))
+    assert lab.store.load_kept_places() == {}
     check(lab)
