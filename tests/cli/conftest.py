@@ -6,15 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shell import Shell
-
-
-def stopped(shell: Shell) -> None:
-    shell.type("gcancel", "--all", "-y")
-    ids = shell.type("gq", "--quiet").out.split()
-    if ids:
-        shell.type("gwait", "--timeout", "60s", *ids)
-    shell.type("gpusched", "daemon", "stop")
+from shell import Shell, stopped
 
 
 @pytest.fixture(scope="session")

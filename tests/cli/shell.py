@@ -57,6 +57,15 @@ class Shell:
         return self.ok("gsub", "--parsable", *words).strip()
 
 
+def stopped(shell: Shell) -> None:
+    """End all jobs and the daemon."""
+    shell.type("gcancel", "--all", "-y")
+    ids = shell.type("gq", "--quiet").out.split()
+    if ids:
+        shell.type("gwait", "--timeout", "60s", *ids)
+    shell.type("gpusched", "daemon", "stop")
+
+
 def compare(name: str, text: str) -> None:
     """Compare with a stored text; GPUSCHED_UPDATE_GOLDEN=1 stores it anew."""
     path = GOLDEN / name

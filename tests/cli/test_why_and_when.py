@@ -11,8 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import stopped
-from shell import Shell, compare
+from shell import Shell, compare, stopped
 
 from gpusched.cli.ahead import instant, when, why_lines
 
