@@ -11,6 +11,7 @@ from support import wait_until
 
 CONFIG = """
 [priority]
+order = "multifactor"
 weight_age = 0
 weight_nice = 0
 weight_fairshare = 100000
