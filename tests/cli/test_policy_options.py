@@ -141,7 +141,7 @@ def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
     assert found["3"]["fence_at"] is None
     assert found["5"]["turn"] == 1 < found["3"]["turn"]
     # Half an hour, for a whole node a little less.
-    assert found["2"]["ratio"] == pytest.approx((1 + 10_760) / 1800 * 2**0.3)
+    assert found["2"]["ratio"] == pytest.approx((1 + 10_760) / 1800 * 2**0.6)
     assert found["4"]["urgency"] == pytest.approx(0.5)
 
 
