@@ -140,8 +140,9 @@ def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
     assert not found["3"]["is_reserved"]
     assert found["3"]["fence_at"] is None
     assert found["5"]["turn"] == 1 < found["3"]["turn"]
-    # Half an hour, for a whole node a little less.
-    assert found["2"]["ratio"] == pytest.approx((1 + 10_760) / 1800 * 2**0.6)
+    # Of whole nodes the length counts a little less.
+    assert found["2"]["ratio"] > (1 + found["2"]["waited_s"]) / 1800
+    assert found["5"]["ratio"] == pytest.approx((1 + found["5"]["waited_s"]) / 36_000)
     assert found["4"]["urgency"] == pytest.approx(0.5)
 
 
