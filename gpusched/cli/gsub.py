@@ -231,11 +231,12 @@ def _say_limits(answer: dict[str, Any], values: Values) -> None:
 
 def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:
     """Whether the job waits and nobody has said how long it may run; not where the rest of the output is awaited."""
-    job = answer["job"]
-    if job["state"] != "PENDING" or job["hold"] or job["time_limit_source"] not in (None, "default", "maximum"):
-        return False
     is_awaited = any(values.get(name) for name in ("quiet", "json", "wait", "follow"))
-    return not (is_awaited or answer.get("existing")) and sys.stdout.isatty()
+    if is_awaited or answer.get("existing") or not sys.stdout.isatty():
+        return False
+    job = answer["job"]
+    is_limited = job["time_limit_source"] not in (None, "default", "maximum")
+    return job["state"] == "PENDING" and not (job["hold"] or is_limited)
 
 
 def _print_batch(answer: dict[str, Any], values: Values) -> int:
